@@ -1,0 +1,19 @@
+"""Entry point of `coppice` and `python -m coppice.cli`."""
+
+from __future__ import annotations
+
+import typer
+
+from coppice.cli import train
+
+app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`coppice train`: the recipes behind the bundled models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.bundled import MODELS
+
+app = typer.Typer(
+    help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True
+)
+
+Corpus = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Directory of Python sources; repeatable. Default: standard library and installed packages."
+    ),
+]
+Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
+
+
+@app.command()
+def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
+    """Train the byte-level BPE tokenizer."""
+    from training.corpus import default_roots, read_corpus
+    from training.tokenizer import train_tokenizer
+
+    train_tokenizer(read_corpus(corpus or default_roots()), out)
+
+
+@app.command()
+def target(
+    corpus: Corpus = None,
+    out: Path = MODELS / "target",
+    tokenizer_dir: Annotated[Path, typer.Option("--tokenizer")] = MODELS / "tokenizer",
+    steps: int = 2000,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Train the bundled target model."""
+    set_threads(threads)
+    from training.corpus import default_roots
+    from verifier_svc.training.target import TargetRecipe, train_target
+
+    train_target(corpus or default_roots(), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
+
+
+def set_threads(threads: int) -> None:
+    """Set torch's threads before it is imported; waiting threads sleep, so a busy neighbour costs little."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_num_threads(threads or os.cpu_count() or 1)

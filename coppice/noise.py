@@ -1,0 +1,81 @@
+"""The request's noise: Gumbel numbers that are a pure function of (seed, position, token id).
+
+Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Philox4x32 with ten rounds.
+
+    key     = (seed mod 2^32, seed div 2^32)
+    counter = (token_id div 4, position mod 2^32, position div 2^32, 0)
+    word    = philox(counter, key)[token_id mod 4]
+    u       = (word + 0.5) / 2^32            in float64, never 0 or 1
+    G       = -log(-log(u))                  in float64
+
+`tests/unit/coppice/test_noise.py` holds the test vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+WordArray = npt.NDArray[np.uint64]
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+# Positions are filled in blocks of this many: one vectorised call for several rounds to come.
+BLOCK = 8
+
+
+def philox4x32(
+    counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[int, int]
+) -> list[WordArray]:
+    """Ten rounds of Philox4x32 over arrays of counters; every word is a uint64 below 2^32."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0, c2 = (product1 >> _SHIFT) ^ c1 ^ np.uint64(k0), (product0 >> _SHIFT) ^ c3 ^ np.uint64(k1)
+        c1, c3 = product1 & _LOW, product0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) -> FloatArray:
+    """Gumbel noise [num_positions, vocab_size] for consecutive absolute positions."""
+    groups = -(-vocab_size // 4)
+    positions = np.arange(first_position, first_position + num_positions, dtype=np.uint64)[:, None]
+    shape = (num_positions, groups)
+    counter = (
+        np.broadcast_to(np.arange(groups, dtype=np.uint64)[None], shape),
+        np.broadcast_to(positions & _LOW, shape),
+        np.broadcast_to(positions >> _SHIFT, shape),
+        np.zeros(shape, np.uint64),
+    )
+    words = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
+    uniform = (words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64) + 0.5) / 2.0**32
+    noise: FloatArray = -np.log(-np.log(uniform))
+    return noise
+
+
+class NoiseStream:
+    """One request's noise by position, computed in blocks and forgotten behind the last position asked for."""
+
+    def __init__(self, seed: int, vocab_size: int) -> None:
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._blocks: dict[int, FloatArray] = {}
+
+    def at(self, position: int) -> FloatArray:
+        """Noise [vocab_size] of an absolute position."""
+        index, offset = divmod(position, BLOCK)
+        block = self._blocks.get(index)
+        if block is None:
+            for old in [key for key in self._blocks if key < index - 1]:
+                del self._blocks[old]
+            block = gumbel(self._seed, index * BLOCK, BLOCK, self._vocab_size)
+            self._blocks[index] = block
+        row: FloatArray = block[offset]
+        return row

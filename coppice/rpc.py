@@ -1,0 +1,183 @@
+"""Building gRPC servers and channels, and the one place that turns errors into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.any_pb2 import Any as ProtoAny
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+
+logger = logging.getLogger(__name__)
+
+# Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MIN_PING_INTERVAL_MS = 10_000
+KEEPALIVE_MS = 30_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+RECONNECT_MIN_MS = 100
+RECONNECT_MAX_MS = 5_000
+
+_COMMON_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
+    # A second server on the same port must fail, not silently take half of the traffic.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+)
+_CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+)
+
+_GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in grpc.StatusCode}
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel with keepalive and quick reconnects."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def error_status(error: CoppiceError) -> status_pb2.Status:
+    """The error as a google.rpc.Status with BadRequest or RetryInfo details."""
+    details: Message | None = None
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.description
+        )
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+    elif isinstance(error, OverloadedError):
+        delay = Duration()
+        delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        details = error_details_pb2.RetryInfo(retry_delay=delay)
+    status = status_pb2.Status(code=_GRPC_TO_RPC_CODE[error.status], message=str(error))
+    if details is not None:
+        packed = ProtoAny()
+        packed.Pack(details)
+        status.details.append(packed)
+    return status
+
+
+@contextlib.asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Abort the call with the status that an error stands for; the text of an unexpected one stays in our log."""
+    try:
+        yield
+    except CoppiceError as error:
+        await context.abort_with_status(rpc_status.to_status(error_status(error)))
+    except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError):
+        raise
+    except Exception:
+        incident = uuid.uuid4().hex[:12]
+        logger.exception("unexpected error, incident %s", incident)
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
+
+
+def unary(method: Handler) -> Handler:
+    """Wrap a unary servicer method so that its errors become statuses."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with errors_as_status(context):
+            return await method(self, request, context)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def streaming(method: Handler) -> Handler:
+    """Wrap a response-streaming servicer method (an async generator) so that its errors become statuses."""
+
+    @functools.wraps(method)
+    async def wrapped(
+        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        async with errors_as_status(context):
+            responses = method(self, request, context)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+
+    return wrapped  # type: ignore[return-value]
+
+
+class Server:
+    """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop."""
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._names = ["", *service_names]
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, self.grpc)
+
+    async def start(self, address: str) -> int:
+        """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`."""
+        port: int = self.grpc.add_insecure_port(address)
+        await self.set_serving(False)
+        await self.grpc.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of every service."""
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if serving else kinds.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Leave the load balancer, let calls in flight finish for `grace_s`, then cancel the rest."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+async def stop_signal() -> None:
+    """Return when the process is asked to stop by SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a service's main coroutine on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        asyncio.run(_await(main))
+    else:
+        uvloop.run(_await(main))
+
+
+async def _await(main: Callable[[], Awaitable[None]]) -> None:
+    await main()
+
+
+def status_code_name(code: int) -> str:
+    """The name of a google.rpc.Code."""
+    return code_pb2.Code.Name(code)  # type: ignore[arg-type]

@@ -1,0 +1,99 @@
+"""The target's tokenizer without torch: text to ids, ids to text piece by piece, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+# A multi-byte character can be spread over tokens; until it is complete, decoding shows this.
+_INCOMPLETE = "\ufffd"
+
+
+def load_tokenizer_json(model_dir: Path) -> bytes:
+    """The `tokenizer.json` of a checkpoint directory.
+
+    Raises:
+        FileNotFoundError: the directory holds none.
+    """
+    return (model_dir / "tokenizer.json").read_bytes()
+
+
+def fingerprint(tokenizer_json: bytes) -> str:
+    """A hash of everything that decides which ids a text becomes and which text ids become.
+
+    Special-token templates, padding and truncation are left out: they change no draft.
+    """
+    content = json.loads(tokenizer_json)
+    parts = {
+        key: content.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
+    }
+    canonical = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class TargetTokenizer:
+    """Encodes prompts and makes detokenizers."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.fingerprint = fingerprint(tokenizer_json)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer itself adds."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of a single token, special or not."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer for what follows `context`."""
+        return Detokenizer(self, context)
+
+
+class Detokenizer:
+    """Turns a growing list of token ids into text, piece by piece.
+
+    Text is held back while it ends in an incomplete character. The joined pieces equal the text of all tokens
+    together after the context. Decoding works on a short window, so that the cost of a piece does not grow.
+    """
+
+    # Enough tokens of context for a decoder that looks at its neighbours (leading spaces, byte fallback).
+    _WINDOW = 6
+
+    def __init__(self, tokenizer: TargetTokenizer, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = list(context[-self._WINDOW :])
+        self._shown = len(self._tokens)
+        self._offset = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that is complete now."""
+        self._tokens.extend(token_ids)
+        before = self._tokenizer.decode(self._tokens[self._offset : self._shown])
+        after = self._tokenizer.decode(self._tokens[self._offset :])
+        if after.endswith(_INCOMPLETE) or len(after) <= len(before):
+            return ""
+        self._offset = max(self._offset, self._shown - self._WINDOW)
+        self._shown = len(self._tokens)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        """Whatever is still held back, incomplete characters included."""
+        before = self._tokenizer.decode(self._tokens[self._offset : self._shown])
+        after = self._tokenizer.decode(self._tokens[self._offset :])
+        self._shown = len(self._tokens)
+        return after[len(before) :]

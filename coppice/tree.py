@@ -1,0 +1,140 @@
+"""Token trees: plain immutable data, valid by construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from coppice.errors import InvalidTreeError
+
+# The parent of a root's child. The root is the last committed token; it is not a node.
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Draft tokens, parents before children, as parallel arrays of one entry per node.
+
+    `log_probs[i]` estimates log P(the target's token is `token_ids[i]` | the parent is right).
+    `sources[i]` has bit j set when `source_names[j]` proposed the node.
+
+    Raises:
+        InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, a positive or
+            non-finite log-probability, two children of one parent with the same token, or an unknown source.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    source_names: tuple[str, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if len(self.parents) != count or len(self.log_probs) != count:
+            raise InvalidTreeError(
+                f"{count} token ids, {len(self.parents)} parents and {len(self.log_probs)} log-probabilities"
+            )
+        if self.sources and len(self.sources) != count:
+            raise InvalidTreeError(f"{count} nodes but {len(self.sources)} source masks")
+        seen: set[tuple[int, int]] = set()
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if not ROOT <= parent < node:
+                raise InvalidTreeError(f"node {node} names parent {parent}, not an earlier node")
+            if (parent, token) in seen:
+                raise InvalidTreeError(f"node {node} repeats token {token} of a sibling")
+            seen.add((parent, token))
+        for node, value in enumerate(self.log_probs):
+            if not (value <= 0 and math.isfinite(value)):
+                raise InvalidTreeError(
+                    f"node {node} has log-probability {value}, not a finite number up to 0"
+                )
+        if any(mask >> len(self.source_names) for mask in self.sources):
+            raise InvalidTreeError("a source mask names an unknown source")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for the empty tree."""
+        return max(self.depths, default=0)
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """The child of (parent, token id), where there is one."""
+        return {key: node for node, key in enumerate(zip(self.parents, self.token_ids, strict=True))}
+
+    @cached_property
+    def path_log_probs(self) -> tuple[float, ...]:
+        """Sum of log-probabilities along each node's path."""
+        sums: list[float] = []
+        for parent, value in zip(self.parents, self.log_probs, strict=True):
+            sums.append(value + (sums[parent] if parent != ROOT else 0.0))
+        return tuple(sums)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def sources_of(self, node: int) -> tuple[str, ...]:
+        """Names of the sources that proposed a node; all of them when the tree carries no masks."""
+        if not self.sources:
+            return self.source_names
+        return tuple(name for bit, name in enumerate(self.source_names) if self.sources[node] >> bit & 1)
+
+    def select(self, nodes: Iterable[int]) -> TokenTree:
+        """The tree of the given nodes alone.
+
+        Raises:
+            InvalidTreeError: a node's parent is not among them.
+        """
+        kept = sorted(set(nodes))
+        renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
+        if any(self.parents[old] not in renumbered for old in kept):
+            raise InvalidTreeError("a selected node has a parent that is not selected")
+        return TokenTree(
+            token_ids=tuple(self.token_ids[old] for old in kept),
+            parents=tuple(renumbered[self.parents[old]] for old in kept),
+            log_probs=tuple(self.log_probs[old] for old in kept),
+            source_names=self.source_names,
+            sources=tuple(self.sources[old] for old in kept) if self.sources else (),
+        )
+
+    def prune(self, max_nodes: int) -> TokenTree:
+        """Keep the `max_nodes` likeliest nodes by path probability.
+
+        A node is never likelier than its parent and ties go to the earlier node, so the kept set is a tree.
+        """
+        if len(self) <= max_nodes:
+            return self
+        ranked = sorted(range(len(self)), key=lambda node: (-self.path_log_probs[node], node))
+        return self.select(ranked[:max_nodes])
+
+    def paths(self) -> Iterator[tuple[int, ...]]:
+        """The token ids along every root-to-node path, in node order."""
+        for node in range(len(self)):
+            yield tuple(self.token_ids[step] for step in self.path(node))
+
+
+EMPTY_TREE = TokenTree((), (), ())
+
+
+def chain(token_ids: Sequence[int], log_probs: Sequence[float] | None = None) -> TokenTree:
+    """A tree that is a single path."""
+    values = tuple(log_probs) if log_probs is not None else (0.0,) * len(token_ids)
+    return TokenTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), values)

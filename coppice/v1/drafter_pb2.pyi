@@ -1,0 +1,111 @@
+from coppice.v1 import sampling_pb2 as _sampling_pb2
+from coppice.v1 import tree_pb2 as _tree_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftRequest(_message.Message):
+    __slots__ = ("sequence_id", "open", "outcome", "expect", "close")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    open: OpenDraft
+    outcome: DraftOutcome
+    expect: Expect
+    close: CloseDraft
+    def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
+
+class OpenDraft(_message.Message):
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _sampling_pb2.SamplingParams
+    max_nodes: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class DraftOutcome(_message.Message):
+    __slots__ = ("base_length", "token_ids", "features", "max_nodes")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    features: bytes
+    max_nodes: int
+    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class Expect(_message.Message):
+    __slots__ = ("base_length", "tree")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    tree: _tree_pb2.TokenTree
+    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ...) -> None: ...
+
+class CloseDraft(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DraftResponse(_message.Message):
+    __slots__ = ("sequence_id", "tree", "error")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    tree: DraftTree
+    error: DraftError
+    def __init__(self, sequence_id: _Optional[int] = ..., tree: _Optional[_Union[DraftTree, _Mapping]] = ..., error: _Optional[_Union[DraftError, _Mapping]] = ...) -> None: ...
+
+class DraftTree(_message.Message):
+    __slots__ = ("base_length", "tree", "assumed_token_ids", "draft_us")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    tree: _tree_pb2.TokenTree
+    assumed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_us: int
+    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., assumed_token_ids: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ...) -> None: ...
+
+class DraftError(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class DrafterServiceDescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrafterServiceDescribeResponse(_message.Message):
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_BY_RANK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    model: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    needs_features: bool
+    feature_size: int
+    acceptance_by_rank: _containers.RepeatedScalarFieldContainer[float]
+    version: str
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ...) -> None: ...

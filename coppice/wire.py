@@ -1,0 +1,113 @@
+"""Conversion between our types and protobuf; the only module that knows both."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.v1 import sampling_pb2, tree_pb2
+
+Value = TypeVar("Value")
+
+
+def tree_to_proto(tree: TokenTree) -> tree_pb2.TokenTree:
+    """A tree as a message."""
+    return tree_pb2.TokenTree(
+        token_ids=tree.token_ids,
+        parents=tree.parents,
+        log_probs=tree.log_probs,
+        sources=tree.sources,
+        source_names=tree.source_names,
+    )
+
+
+def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
+    """A message as a tree; missing log-probabilities count as 0.
+
+    Raises:
+        InvalidTreeError: the message is not a valid tree.
+    """
+    if not message.token_ids and not message.parents:
+        return EMPTY_TREE
+    return TokenTree(
+        token_ids=tuple(message.token_ids),
+        parents=tuple(message.parents),
+        log_probs=tuple(message.log_probs) or (0.0,) * len(message.token_ids),
+        source_names=tuple(message.source_names),
+        sources=tuple(message.sources),
+    )
+
+
+def sampling_from_proto(message: sampling_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
+    """Sampling parameters, with defaults for what is unset.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    defaults = SamplingParams()
+    return SamplingParams(
+        temperature=_or(message, "temperature", defaults.temperature),
+        top_k=_or(message, "top_k", defaults.top_k),
+        top_p=_or(message, "top_p", defaults.top_p),
+        min_p=_or(message, "min_p", defaults.min_p),
+        repetition_penalty=_or(message, "repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=_or(message, "presence_penalty", defaults.presence_penalty),
+        frequency_penalty=_or(message, "frequency_penalty", defaults.frequency_penalty),
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_ids=tuple(message.bad_token_ids),
+        seed=_or(message, "seed", default_seed),
+    )
+
+
+def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    """Sampling parameters as a message, every knob set."""
+    return sampling_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        allowed_token_ids=params.allowed_token_ids,
+        bad_token_ids=params.bad_token_ids,
+        seed=params.seed,
+    )
+
+
+def stopping_from_proto(message: sampling_pb2.StoppingOptions) -> StoppingOptions:
+    """Stopping options, with defaults for what is unset.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    return StoppingOptions(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=_or(message, "min_tokens", 0),
+        stop_strings=tuple(message.stop_strings),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=_or(message, "ignore_eos", False),
+    )
+
+
+def stopping_to_proto(options: StoppingOptions) -> sampling_pb2.StoppingOptions:
+    """Stopping options as a message."""
+    return sampling_pb2.StoppingOptions(
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        stop_strings=options.stop_strings,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def _or(message: Message, name: str, default: Value) -> Value:
+    if not message.HasField(name):
+        return default
+    value: Value = getattr(message, name)
+    return value

@@ -1,0 +1,98 @@
+"""Writing a checkpoint: safetensors in bf16, the tokenizer beside it, and a card that says how it came to be."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from training.loop import TrainingLoop
+from training.token_store import TokenStore
+
+CARD = """# {title}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| data | {train_tokens:,} training tokens of Python sources (standard library and installed packages); files whose name hashes into the held-out split were never trained on |
+| held-out | {bits_per_byte:.4f} bits per byte ({held_out_loss:.4f} nats per token over {held_out_tokens:,} held-out tokens' windows) |
+| command | `{command}` |
+| seed | {seed} |
+| steps | {steps} |
+| training time | {minutes:.0f} minutes on {machine} |
+| versions | {versions} |
+| date | {date} |
+| licence | weights Apache-2.0; trained on sources under their own licences |
+{extra}
+`recipe.json` beside this card holds every setting and the validation curve (`validation_curve.png`).
+"""
+
+
+def save_checkpoint(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    out: Path,
+    *,
+    title: str,
+    recipe: Any,
+    store: TokenStore,
+    loop: TrainingLoop,
+    extra: str = "",
+) -> None:
+    """Write weights (bf16), tokenizer, `recipe.json`, the validation curve and the card to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.eval().to(torch.bfloat16).save_pretrained(out)  # type: ignore[arg-type]
+    tokenizer.save_pretrained(out)
+    last = loop.curve[-1]
+    bits_per_byte = last["held_out"] / math.log(2) / store.held_out_bytes_per_token
+    facts = {
+        "title": title,
+        "command": "coppice " + shlex.join(sys.argv[1:]),
+        "seed": recipe.seed,
+        "steps": recipe.steps,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "train_tokens": len(store.train),
+        "held_out_tokens": len(store.held_out),
+        "held_out_loss": last["held_out"],
+        "bits_per_byte": bits_per_byte,
+        "minutes": loop.seconds / 60,
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}",
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+    }
+    (out / "README.md").write_text(CARD.format(**facts, extra=extra))
+    record = {**facts, "recipe": asdict(recipe), "curve": loop.curve}
+    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot_curve(loop.curve, out / "validation_curve.png", title)
+
+
+def plot_curve(curve: list[dict[str, float]], path: Path, title: str) -> None:
+    """Draw held-out and training loss against steps."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.5), dpi=80)
+    steps = [entry["step"] for entry in curve]
+    axes.plot(steps, [entry["train"] for entry in curve], label="training batch", alpha=0.5)
+    axes.plot(steps, [entry["held_out"] for entry in curve], label="held out")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.set_title(title)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

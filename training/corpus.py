@@ -1,0 +1,105 @@
+"""The corpus: Python sources that every machine has, split by a hash of the file's name."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# One file in HELD_OUT_ONE_IN is never trained on. The split depends on the name alone, so that the same
+# file of another Python version lands on the same side.
+HELD_OUT_ONE_IN = 40
+
+# Machine-written tables, vendored copies and tests full of literals teach a code model little.
+SKIPPED_DIRECTORIES = frozenset(
+    {"__pycache__", "_vendor", "encodings", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "testing"}
+)
+SKIPPED_SUFFIXES = ("_pb2.py", "_pb2_grpc.py", "_generated.py")
+MIN_FILE_BYTES = 400
+MAX_FILE_BYTES = 200_000
+# Model definitions that are near copies of each other would leak held-out text into training.
+SKIPPED_FRAGMENTS = ("transformers/models/", "transformers/modeling_", "torch/_inductor/kernel/vendored")
+# No single package may dominate: the rest of its files, in hash order, are left out.
+MAX_BYTES_PER_PACKAGE = 9_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One source file: its name relative to the corpus root, and its text."""
+
+    name: str
+    text: str
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the file belongs to the held-out split."""
+        return name_hash(self.name) % HELD_OUT_ONE_IN == 0
+
+
+def name_hash(name: str) -> int:
+    """A hash of a relative file name that is the same on every machine and in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def default_roots() -> list[Path]:
+    """The standard library and the installed packages of the running interpreter."""
+    paths = sysconfig.get_paths()
+    return [Path(paths["stdlib"]), Path(paths["purelib"])]
+
+
+def standard_library_root() -> Path:
+    """The root of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
+    """All usable files under `roots`, without exact duplicates, in an order that machines agree on.
+
+    Raises:
+        FileNotFoundError: a root is not a directory, or no root holds a usable file.
+    """
+    files: dict[str, SourceFile] = {}
+    for root in roots:
+        if not root.is_dir():
+            raise FileNotFoundError(f"corpus directory {root} does not exist")
+        for file in _limit_packages(_walk(root)):
+            digest = hashlib.sha256(file.text.encode()).hexdigest()
+            files.setdefault(digest, file)
+    if not files:
+        raise FileNotFoundError(f"no usable Python source under {[str(root) for root in roots]}")
+    return sorted(files.values(), key=lambda file: name_hash(file.name))
+
+
+def _walk(root: Path) -> Iterator[SourceFile]:
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if "site-packages" in relative.parts or SKIPPED_DIRECTORIES & set(relative.parts[:-1]):
+            continue
+        name = relative.as_posix()
+        if name.endswith(SKIPPED_SUFFIXES) or any(part in name for part in SKIPPED_FRAGMENTS):
+            continue
+        text = _read_text(path)
+        if text is not None:
+            yield SourceFile(name, text)
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        if not MIN_FILE_BYTES <= path.stat().st_size <= MAX_FILE_BYTES:
+            return None
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"skipping {path}: {error}", file=sys.stderr)
+        return None
+
+
+def _limit_packages(files: Iterable[SourceFile]) -> Iterator[SourceFile]:
+    used: dict[str, int] = {}
+    for file in sorted(files, key=lambda file: name_hash(file.name)):
+        package = file.name.split("/")[0] if "/" in file.name else ""
+        used[package] = used.get(package, 0) + len(file.text)
+        if used[package] <= MAX_BYTES_PER_PACKAGE or file.is_held_out:
+            yield file

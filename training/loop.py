@@ -1,0 +1,171 @@
+"""One training loop for every recipe: seeded, resumable, with a progress bar and a validation curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate by step: linear warm-up, constant, then linear to zero over the last `cooldown_share`."""
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int = 60
+    cooldown_share: float = 0.4
+
+    def at(self, step: int) -> float:
+        """The learning rate of a step."""
+        warmup = min(1.0, (step + 1) / self.warmup_steps)
+        left = (self.steps - step) / max(1.0, self.steps * self.cooldown_share)
+        return self.learning_rate * min(warmup, left, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """How a run is paced: when it evaluates, saves, and where it keeps its state."""
+
+    schedule: Schedule
+    state_dir: Path
+    evaluate_every: int = 100
+    save_every_s: float = 120.0
+    use_compiler: bool = True
+    dtype: torch.dtype = torch.bfloat16
+
+
+class TrainingLoop:
+    """Runs `loss(model, step)` for the scheduled steps; a killed run goes on from its last saved step.
+
+    Matrices inside the layers are trained with Muon, everything else (embeddings, norms) with AdamW.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, int], Tensor],
+        evaluate: Callable[[nn.Module], float],
+        config: LoopConfig,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._evaluate = evaluate
+        self._config = config
+        self._optimizers = _optimizers(model)
+        self._step = 0
+        self._seconds = 0.0
+        self._curve: list[dict[str, float]] = []
+
+    @property
+    def curve(self) -> list[dict[str, float]]:
+        """The validation curve: step, held-out loss in nats per token, seconds of training so far."""
+        return list(self._curve)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, over all resumed runs."""
+        return self._seconds
+
+    def run(self) -> None:
+        """Train to the last scheduled step, from the saved state if there is one."""
+        self._restore()
+        runner = self._compiled()
+        steps = self._config.schedule.steps
+        last_save = time.monotonic()
+        with tqdm(total=steps, initial=self._step, unit="step", mininterval=5) as bar:
+            while self._step < steps:
+                started = time.monotonic()
+                value = self._train_step(runner)
+                self._seconds += time.monotonic() - started
+                self._step += 1
+                bar.update()
+                if self._step % self._config.evaluate_every == 0 or self._step == steps:
+                    held_out = self._record(runner, value)
+                    bar.set_postfix(loss=f"{value:.3f}", held_out=f"{held_out:.3f}")
+                if time.monotonic() - last_save > self._config.save_every_s or self._step == steps:
+                    self._save()
+                    last_save = time.monotonic()
+
+    def _train_step(self, runner: nn.Module) -> float:
+        rate = self._config.schedule.at(self._step)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        device = next(self._model.parameters()).device.type
+        with torch.autocast(device, self._config.dtype):
+            loss = self._loss(runner, self._step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(f"loss is {value} at step {self._step}")
+        return value
+
+    def _record(self, runner: nn.Module, train_loss: float) -> float:
+        self._model.eval()
+        device = next(self._model.parameters()).device.type
+        with torch.no_grad(), torch.autocast(device, self._config.dtype):
+            held_out = self._evaluate(runner)
+        self._model.train()
+        entry = {"step": self._step, "train": train_loss, "held_out": held_out, "seconds": self._seconds}
+        self._curve.append(entry)
+        return held_out
+
+    def _compiled(self) -> nn.Module:
+        # Compiling needs a C++ compiler; without one the same run is slower, not different in kind.
+        if self._config.use_compiler and shutil.which("g++"):
+            return torch.compile(self._model)  # type: ignore[return-value]
+        return self._model
+
+    def _save(self) -> None:
+        directory = self._config.state_dir
+        directory.mkdir(parents=True, exist_ok=True)
+        state = {
+            "model": self._model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "step": self._step,
+            "seconds": self._seconds,
+            "curve": self._curve,
+        }
+        temporary = directory / "state.tmp"
+        torch.save(state, temporary)
+        temporary.replace(directory / "state.pt")
+        schedule = asdict(self._config.schedule)
+        (directory / "progress.json").write_text(
+            json.dumps({"step": self._step, "schedule": schedule, "curve": self._curve}, indent=1)
+        )
+
+    def _restore(self) -> None:
+        path = self._config.state_dir / "state.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, weights_only=True)
+        self._model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._step = state["step"]
+        self._seconds = state["seconds"]
+        self._curve = state["curve"]
+
+
+def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
+    others = [p for p in trained if p.ndim != 2 or id(p) in embeddings]
+    return [
+        torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]

@@ -1,0 +1,60 @@
+"""The corpus as two arrays of token ids, cached beside the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from training.corpus import SourceFile
+
+TokenArray = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStore:
+    """Token ids of both splits, documents joined by the end-of-text token."""
+
+    train: TokenArray
+    held_out: TokenArray
+    held_out_bytes: int
+
+    @property
+    def held_out_bytes_per_token(self) -> float:
+        """Bytes of held-out text per token: turns nats per token into bits per byte."""
+        return self.held_out_bytes / len(self.held_out)
+
+    @classmethod
+    def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerFast, cache: Path) -> Self:
+        """Tokenize `files`, or read what an earlier run cached under `cache`."""
+        path = cache / "tokens.npz"
+        if not path.exists():
+            arrays = {}
+            for split, held_out in (("train", False), ("held_out", True)):
+                texts = [file.text for file in files if file.is_held_out == held_out]
+                encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+                eos = tokenizer.eos_token_id
+                arrays[split] = np.concatenate([np.array([*ids, eos], np.uint16) for ids in encoded])
+            num_bytes = sum(len(file.text.encode()) for file in files if file.is_held_out)
+            cache.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **arrays, held_out_bytes=np.array(num_bytes))
+        loaded = np.load(path)
+        return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
+
+    def training_batch(self, seed: int, step: int, rows: int, length: int) -> torch.Tensor:
+        """Random windows [rows, length]; a function of (seed, step) alone, so that a resumed run repeats none."""
+        generator = np.random.default_rng([seed, step])
+        starts = generator.integers(0, len(self.train) - length, rows)
+        return torch.from_numpy(np.stack([self.train[s : s + length] for s in starts]).astype(np.int64))
+
+    def held_out_batches(self, windows: int, rows: int, length: int) -> list[torch.Tensor]:
+        """The same evenly spaced held-out windows every time, as batches [rows, length]."""
+        starts = np.linspace(0, len(self.held_out) - length - 1, windows).astype(int)
+        data = np.stack([self.held_out[s : s + length] for s in starts]).astype(np.int64)
+        return list(torch.from_numpy(data).split(rows))

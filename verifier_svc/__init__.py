@@ -1,0 +1,1 @@
+"""The verifier: owns the target model, verifies token trees in batched passes."""
