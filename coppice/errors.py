@@ -6,7 +6,8 @@ CoppiceError
 ├── IncompatibleError        two parts that cannot work together (tokenizers differ, model not supported)
 ├── UnsupportedError         a valid request for what this version does not offer
 ├── OverloadedError          no room now; retry after a pause
-└── UnavailableError         a peer is gone; a retry may help
+├── UnavailableError         a peer is gone; a retry may help
+└── DeadlineError            the time for the work is over
 """
 
 from __future__ import annotations
@@ -64,3 +65,9 @@ class UnavailableError(CoppiceError):
     """A peer is gone; a retry may help."""
 
     status = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineError(CoppiceError):
+    """The time for the work is over."""
+
+    status = grpc.StatusCode.DEADLINE_EXCEEDED

@@ -1,6 +1,7 @@
 """The request's noise: Gumbel numbers that are a pure function of (seed, position, token id).
 
-Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Philox4x32 with ten rounds.
+Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Philox4x32 with
+ten rounds.
 
     key     = (seed mod 2^32, seed div 2^32)
     counter = (token_id div 4, position mod 2^32, position div 2^32, 0)
@@ -28,9 +29,7 @@ _SHIFT = np.uint64(32)
 BLOCK = 8
 
 
-def philox4x32(
-    counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[int, int]
-) -> list[WordArray]:
+def philox4x32(counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[int, int]) -> list[WordArray]:
     """Ten rounds of Philox4x32 over arrays of counters; every word is a uint64 below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -55,13 +54,14 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
         np.zeros(shape, np.uint64),
     )
     words = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
-    uniform = (words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64) + 0.5) / 2.0**32
+    words = words.reshape(num_positions, groups * 4)[:, :vocab_size]
+    uniform = (words.astype(np.float64) + 0.5) / 2.0**32
     noise: FloatArray = -np.log(-np.log(uniform))
     return noise
 
 
 class NoiseStream:
-    """One request's noise by position, computed in blocks and forgotten behind the last position asked for."""
+    """One request's noise by position, computed in blocks; forgotten behind the last position asked for."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._seed = seed

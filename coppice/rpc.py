@@ -49,7 +49,6 @@ _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
-    ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
 )
 
 _GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in grpc.StatusCode}
@@ -57,18 +56,17 @@ _GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel with keepalive and quick reconnects."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def open_channel(address: str, max_reconnect_ms: int = RECONNECT_MAX_MS) -> grpc.aio.Channel:
+    """A plaintext channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart."""
+    options = (*_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_reconnect_ms))
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def error_status(error: CoppiceError) -> status_pb2.Status:
     """The error as a google.rpc.Status with BadRequest or RetryInfo details."""
     details: Message | None = None
     if isinstance(error, InvalidRequestError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.description
-        )
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.description)
         details = error_details_pb2.BadRequest(field_violations=[violation])
     elif isinstance(error, OverloadedError):
         delay = Duration()
@@ -84,7 +82,7 @@ def error_status(error: CoppiceError) -> status_pb2.Status:
 
 @contextlib.asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Abort the call with the status that an error stands for; the text of an unexpected one stays in our log."""
+    """Abort the call with the status that an error stands for; an unexpected one's text stays in our log."""
     try:
         yield
     except CoppiceError as error:
@@ -112,9 +110,7 @@ def streaming(method: Handler) -> Handler:
     """Wrap a response-streaming servicer method (an async generator) so that its errors become statuses."""
 
     @functools.wraps(method)
-    async def wrapped(
-        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Any]:
+    async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with errors_as_status(context):
             responses = method(self, request, context)
             async with contextlib.aclosing(responses):
@@ -180,4 +176,5 @@ async def _await(main: Callable[[], Awaitable[None]]) -> None:
 
 def status_code_name(code: int) -> str:
     """The name of a google.rpc.Code."""
-    return code_pb2.Code.Name(code)  # type: ignore[arg-type]
+    name: str = code_pb2.Code.Name(code)
+    return name

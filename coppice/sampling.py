@@ -39,9 +39,7 @@ class SamplingParams:
         _require("top_k", self.top_k >= 0, self.top_k, "at least 0")
         _require("top_p", 0 < self.top_p <= 1, self.top_p, "in (0, 1]")
         _require("min_p", 0 <= self.min_p <= 1, self.min_p, "in [0, 1]")
-        _require(
-            "repetition_penalty", 0 < self.repetition_penalty <= 100, self.repetition_penalty, "in (0, 100]"
-        )
+        _require("repetition_penalty", 0 < self.repetition_penalty <= 100, self.repetition_penalty, "in (0, 100]")
         _require("presence_penalty", -2 <= self.presence_penalty <= 2, self.presence_penalty, "in [-2, 2]")
         _require("frequency_penalty", -2 <= self.frequency_penalty <= 2, self.frequency_penalty, "in [-2, 2]")
         for token, bias in self.logit_bias.items():
@@ -91,11 +89,11 @@ class StoppingOptions:
             raise InvalidRequestError("stopping.stop_strings", f"at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop_strings:
             if not 1 <= len(text.encode()) <= MAX_STOP_STRING_BYTES:
-                raise InvalidRequestError(
-                    "stopping.stop_strings", f"each must have 1 to {MAX_STOP_STRING_BYTES} bytes"
-                )
+                raise InvalidRequestError("stopping.stop_strings", f"each must have 1 to {MAX_STOP_STRING_BYTES} bytes")
         if len(self.stop_token_ids) > MAX_TOKEN_LIST:
             raise InvalidRequestError("stopping.stop_token_ids", f"at most {MAX_TOKEN_LIST} are allowed")
+        if self.min_tokens < 0:
+            raise InvalidRequestError("stopping.min_tokens", f"must be at least 0, got {self.min_tokens}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 "stopping.min_tokens", f"{self.min_tokens} is more than max_tokens {self.max_tokens}"
@@ -106,9 +104,7 @@ def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> N
     """Raise InvalidRequestError for the first id that is not in the vocabulary."""
     for index, token in enumerate(token_ids):
         if not 0 <= token < vocab_size:
-            raise InvalidRequestError(
-                name, f"entry {index} is {token}, outside the vocabulary of {vocab_size}"
-            )
+            raise InvalidRequestError(name, f"entry {index} is {token}, outside the vocabulary of {vocab_size}")
 
 
 def _require(name: str, holds: bool, value: float, rule: str) -> None:

@@ -14,13 +14,17 @@ class StopStringMatcher:
         self.match: str | None = None
 
     def push(self, text: str) -> str:
-        """Text that is safe to show now; ends before the earliest match, after which `match` is set."""
+        """Text that is safe to show now; ends before the match, after which `match` is set.
+
+        The match is the stop string that is complete first, the longest where several end together. How the text
+        was cut into pieces makes no difference.
+        """
         if self.match is not None:
             return ""
         self._held += text
         found = [(self._held.find(stop), stop) for stop in self._stop_strings if stop in self._held]
         if found:
-            start, self.match = min(found, key=lambda item: (item[0], -len(item[1])))
+            start, self.match = min(found, key=lambda item: (item[0] + len(item[1]), item[0]))
             shown, self._held = self._held[:start], ""
             return shown
         keep = self._longest_partial()

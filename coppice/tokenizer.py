@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,9 +29,7 @@ def fingerprint(tokenizer_json: bytes) -> str:
     Special-token templates, padding and truncation are left out: they change no draft.
     """
     content = json.loads(tokenizer_json)
-    parts = {
-        key: content.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
-    }
+    parts = {key: content.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
     canonical = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -67,33 +66,55 @@ class TargetTokenizer:
 class Detokenizer:
     """Turns a growing list of token ids into text, piece by piece.
 
-    Text is held back while it ends in an incomplete character. The joined pieces equal the text of all tokens
-    together after the context. Decoding works on a short window, so that the cost of a piece does not grow.
+    Text is held back while it ends in an incomplete character; one that the context ends in counts as not shown yet.
+    The joined pieces equal the text of all tokens together after the context. Decoding works on a short window, so
+    that the cost of a piece does not grow.
     """
 
     # Enough tokens of context for a decoder that looks at its neighbours (leading spaces, byte fallback).
     _WINDOW = 6
+    # A character has at most four bytes, each perhaps a token: so many tokens at a cut may belong to a cut character.
+    _MAX_CUT = 3
 
     def __init__(self, tokenizer: TargetTokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._tokens = list(context[-self._WINDOW :])
-        self._shown = len(self._tokens)
-        self._offset = 0
+        self._tokens = list(context[-(self._WINDOW + 2 * self._MAX_CUT) :])
+        start, self._shown = self._whole_characters()
+        # Where decoding may begin: in the middle of a character, decoders spoil what follows. The first is in use.
+        self._starts = deque([start, self._shown])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that is complete now."""
         self._tokens.extend(token_ids)
-        before = self._tokenizer.decode(self._tokens[self._offset : self._shown])
-        after = self._tokenizer.decode(self._tokens[self._offset :])
+        before, after = self._texts()
         if after.endswith(_INCOMPLETE) or len(after) <= len(before):
             return ""
-        self._offset = max(self._offset, self._shown - self._WINDOW)
         self._shown = len(self._tokens)
+        self._starts.append(self._shown)
+        while self._starts[1] <= self._shown - self._WINDOW:
+            self._starts.popleft()
         return after[len(before) :]
 
     def flush(self) -> str:
         """Whatever is still held back, incomplete characters included."""
-        before = self._tokenizer.decode(self._tokens[self._offset : self._shown])
-        after = self._tokenizer.decode(self._tokens[self._offset :])
+        before, after = self._texts()
         self._shown = len(self._tokens)
         return after[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        start = self._starts[0]
+        return self._decode(start, self._shown), self._decode(start, len(self._tokens))
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._tokens[start:end])
+
+    def _whole_characters(self) -> tuple[int, int]:
+        """Where a window begins, and how far the context is shown: no character is cut at either end."""
+        count = len(self._tokens)
+        for end in range(count, max(-1, count - self._MAX_CUT - 1), -1):
+            latest = max(0, end - self._WINDOW)
+            for start in range(latest, max(-1, latest - self._MAX_CUT - 1), -1):
+                text = self._decode(start, end)
+                if not (text.startswith(_INCOMPLETE) or text.endswith(_INCOMPLETE)):
+                    return start, end
+        return max(0, count - self._WINDOW), count

@@ -48,9 +48,7 @@ class TokenTree:
             seen.add((parent, token))
         for node, value in enumerate(self.log_probs):
             if not (value <= 0 and math.isfinite(value)):
-                raise InvalidTreeError(
-                    f"node {node} has log-probability {value}, not a finite number up to 0"
-                )
+                raise InvalidTreeError(f"node {node} has log-probability {value}, not a finite number up to 0")
         if any(mask >> len(self.source_names) for mask in self.sources):
             raise InvalidTreeError("a source mask names an unknown source")
 
@@ -101,9 +99,11 @@ class TokenTree:
         """The tree of the given nodes alone.
 
         Raises:
-            InvalidTreeError: a node's parent is not among them.
+            InvalidTreeError: a node's parent is not among them, or there is no such node.
         """
         kept = sorted(set(nodes))
+        if kept and not 0 <= kept[0] <= kept[-1] < len(self):
+            raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
         renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
         if any(self.parents[old] not in renumbered for old in kept):
             raise InvalidTreeError("a selected node has a parent that is not selected")
@@ -123,7 +123,7 @@ class TokenTree:
         if len(self) <= max_nodes:
             return self
         ranked = sorted(range(len(self)), key=lambda node: (-self.path_log_probs[node], node))
-        return self.select(ranked[:max_nodes])
+        return self.select(ranked[: max(0, max_nodes)])
 
     def paths(self) -> Iterator[tuple[int, ...]]:
         """The token ids along every root-to-node path, in node order."""

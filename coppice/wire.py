@@ -30,7 +30,7 @@ def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
     Raises:
         InvalidTreeError: the message is not a valid tree.
     """
-    if not message.token_ids and not message.parents:
+    if not message.ByteSize():
         return EMPTY_TREE
     return TokenTree(
         token_ids=tuple(message.token_ids),

@@ -1,4 +1,4 @@
-"""Regenerate `coppice/v1` from the .proto files: `python protos/generate.py [OUT]`, where OUT defaults to the repo."""
+"""Regenerate `coppice/v1` from the .proto files: `python protos/generate.py [OUT]`, OUT being the repo."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def generate(out: Path) -> None:
     package.mkdir(parents=True, exist_ok=True)
     for stale in package.glob("*_pb2*"):
         stale.unlink()
-    (package / "__init__.py").write_text(
-        '"""Generated from protos/coppice/v1 by `make proto`; do not edit."""\n'
-    )
+    (package / "__init__.py").write_text('"""Generated from protos/coppice/v1 by `make proto`; do not edit."""\n')
     sources = sorted(path.relative_to(PROTOS).as_posix() for path in PROTOS.glob("coppice/v1/*.proto"))
     well_known = files("grpc_tools") / "_proto"
     arguments = ["protoc", f"-I{PROTOS}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: safetensors in bf16, the tokenizer beside it, and a card that says how it came to be."""
+"""Writing a checkpoint: safetensors in bf16, the tokenizer beside it, and a card on how it was made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.loop import TrainingLoop
 from training.token_store import TokenStore
@@ -25,8 +25,10 @@ CARD = """# {title}
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| data | {train_tokens:,} training tokens of Python sources (standard library and installed packages); files whose name hashes into the held-out split were never trained on |
-| held-out | {bits_per_byte:.4f} bits per byte ({held_out_loss:.4f} nats per token over {held_out_tokens:,} held-out tokens' windows) |
+| data | {train_tokens:,} training tokens of Python sources (standard library and installed packages); \
+files whose name hashes into the held-out split were never trained on |
+| held-out | {bits_per_byte:.4f} bits per byte ({held_out_loss:.4f} nats per token over windows of \
+{held_out_tokens:,} held-out tokens) |
 | command | `{command}` |
 | seed | {seed} |
 | steps | {steps} |
@@ -41,7 +43,7 @@ CARD = """# {title}
 
 def save_checkpoint(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     out: Path,
     *,
     title: str,
@@ -52,7 +54,9 @@ def save_checkpoint(
 ) -> None:
     """Write weights (bf16), tokenizer, `recipe.json`, the validation curve and the card to `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    model.eval().to(torch.bfloat16).save_pretrained(out)  # type: ignore[arg-type]
+    model.train(False)
+    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     last = loop.curve[-1]
     bits_per_byte = last["held_out"] / math.log(2) / store.held_out_bytes_per_token

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
+import logging
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 # One file in HELD_OUT_ONE_IN is never trained on. The split depends on the name alone, so that the same
 # file of another Python version lands on the same side.
@@ -92,7 +94,7 @@ def _read_text(path: Path) -> str | None:
             return None
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        print(f"skipping {path}: {error}", file=sys.stderr)
+        logger.warning("skipping %s: %s", path, error)
         return None
 
 

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from training.corpus import SourceFile
 
@@ -31,11 +31,11 @@ class TokenStore:
         return self.held_out_bytes / len(self.held_out)
 
     @classmethod
-    def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerFast, cache: Path) -> Self:
+    def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase, cache: Path) -> Self:
         """Tokenize `files`, or read what an earlier run cached under `cache`."""
         path = cache / "tokens.npz"
         if not path.exists():
-            arrays = {}
+            arrays: dict[str, TokenArray] = {}
             for split, held_out in (("train", False), ("held_out", True)):
                 texts = [file.text for file in files if file.is_held_out == held_out]
                 encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -43,12 +43,12 @@ class TokenStore:
                 arrays[split] = np.concatenate([np.array([*ids, eos], np.uint16) for ids in encoded])
             num_bytes = sum(len(file.text.encode()) for file in files if file.is_held_out)
             cache.mkdir(parents=True, exist_ok=True)
-            np.savez(path, **arrays, held_out_bytes=np.array(num_bytes))
+            np.savez(path, train=arrays["train"], held_out=arrays["held_out"], held_out_bytes=np.array(num_bytes))
         loaded = np.load(path)
         return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
 
     def training_batch(self, seed: int, step: int, rows: int, length: int) -> torch.Tensor:
-        """Random windows [rows, length]; a function of (seed, step) alone, so that a resumed run repeats none."""
+        """Random windows [rows, length]; a function of (seed, step), so that a resumed run repeats none."""
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self.train) - length, rows)
         return torch.from_numpy(np.stack([self.train[s : s + length] for s in starts]).astype(np.int64))
@@ -57,4 +57,4 @@ class TokenStore:
         """The same evenly spaced held-out windows every time, as batches [rows, length]."""
         starts = np.linspace(0, len(self.held_out) - length - 1, windows).astype(int)
         data = np.stack([self.held_out[s : s + length] for s in starts]).astype(np.int64)
-        return list(torch.from_numpy(data).split(rows))
+        return list(torch.split(torch.from_numpy(data), rows))

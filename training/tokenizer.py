@@ -14,8 +14,8 @@ VOCAB_SIZE = 4096
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
 
-# A line break and the indentation after it can be one token, all but the last space, which belongs to the next
-# word; digits split one by one.
+# A line break and the indentation after it can be one token, all but the last space, which belongs to the
+# next word; digits split one by one.
 SPLIT_PATTERN = r"\n[\n ]*(?= )|\n+| +(?= )| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|[0-9]| +|\s+"
 
 

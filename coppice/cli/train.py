@@ -10,15 +10,11 @@ import typer
 
 from coppice.bundled import MODELS
 
-app = typer.Typer(
-    help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True
-)
+app = typer.Typer(help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True)
 
 Corpus = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="Directory of Python sources; repeatable. Default: standard library and installed packages."
-    ),
+    typer.Option(help="Directory of Python sources; repeatable. Default: standard library and installed packages."),
 ]
 Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
 
@@ -47,6 +43,25 @@ def target(
     from verifier_svc.training.target import TargetRecipe, train_target
 
     train_target(corpus or default_roots(), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
+
+
+@app.command("small-lm")
+def small_lm(
+    corpus: Corpus = None,
+    out: Path = MODELS / "small-lm",
+    target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
+    steps: int = 1500,
+    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 8192,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Distil the small LM from the target's own continuations."""
+    set_threads(threads)
+    from drafter_svc.training.small_lm import SmallLmRecipe, train_small_lm
+    from training.corpus import default_roots
+
+    recipe = SmallLmRecipe(steps=steps, sample_rows=samples, seed=seed)
+    train_small_lm(corpus or default_roots(), target_dir, out, recipe)
 
 
 def set_threads(threads: int) -> None:

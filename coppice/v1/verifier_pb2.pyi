@@ -61,18 +61,20 @@ class CloseSequence(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("sequence_id", "outcome", "finished", "error", "load")
+    __slots__ = ("sequence_id", "outcome", "finished", "error", "load", "draft_rejected")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REJECTED_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     outcome: Outcome
     finished: SequenceFinished
     error: SequenceError
     load: Load
-    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    draft_rejected: DraftRejected
+    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "accepted_nodes", "draft_nodes", "draft_depth", "redraft", "features", "log_probs", "pass_rows", "pass_us", "linger_us", "stale_drafts")
@@ -121,6 +123,18 @@ class SequenceError(_message.Message):
     message: str
     field: str
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
+class DraftRejected(_message.Message):
+    __slots__ = ("base_length", "code", "message", "field")
+    BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    base_length: int
+    code: int
+    message: str
+    field: str
+    def __init__(self, base_length: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("batch_size", "rows", "pass_us", "queued_sequences", "free_kv_blocks")

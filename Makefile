@@ -1,0 +1,40 @@
+# Every target sets up what it needs. PYTHON names the interpreter that creates the environment (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# One thread that sleeps while it waits: a busy neighbour must not turn a 10 ms pass into half a second.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TORCH_INDEX
+export SYSTEM_SITE_PACKAGES
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format proto bench
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Create .venv with everything installed; seconds when nothing changed
+	@$(PYTHON) scripts/setup_venv.py --venv $(VENV)
+
+demo: setup ## Complete a few prompts with and without speculation, side by side
+	@$(BIN)/coppice demo $(DEMO_ARGS)
+
+test: setup ## Run the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff, mypy --strict, buf lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@scripts/lint_protos.sh $(VENV)/buf
+
+format: setup ## Format the Python code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: setup ## Regenerate coppice/v1 from the .proto files
+	$(BIN)/python protos/generate.py
+
+bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
+	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)

@@ -1,0 +1,1 @@
+"""What `coppice bench` runs: prompts, contenders, measurement, summary, report; one idea per module."""

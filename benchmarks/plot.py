@@ -1,0 +1,63 @@
+"""The result as a picture: tokens per second, and acceptance by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+FIGURE_INCHES = (11, 4.2)
+DPI = 90
+# What all bars of one contender take of the space between two contenders.
+GROUP_WIDTH = 0.8
+
+
+def plot_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the latency benchmark's rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, (speed, depth) = plt.subplots(1, 2, figsize=FIGURE_INCHES, dpi=DPI)
+    _draw_speed(speed, rows)
+    _draw_depth(depth, rows)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _draw_speed(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    width = GROUP_WIDTH / len(temperatures)
+    for offset, temperature in enumerate(temperatures):
+        group = [row for row in rows if row["temperature"] == temperature]
+        places = [contenders.index(row["contender"]) + offset * width for row in group]
+        medians = [row["tokens_per_s"] for row in group]
+        below = [row["tokens_per_s"] - row["tokens_per_s_min"] for row in group]
+        above = [row["tokens_per_s_max"] - row["tokens_per_s"] for row in group]
+        bars = axes.bar(places, medians, width, yerr=(below, above), capsize=3, label=f"T={temperature:g}")
+        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+    middle = GROUP_WIDTH / 2 - width / 2
+    axes.set_xticks([place + middle for place in range(len(contenders))])
+    axes.set_xticklabels(contenders, rotation=20, ha="right")
+    axes.set_ylabel("tokens/s")
+    axes.set_title("One stream: median of runs, bars from min to max")
+    axes.legend()
+
+
+def _draw_depth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        shares = row["acceptance_by_depth"]
+        if shares:
+            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=row["name"])
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("depth in the tree")
+    axes.set_ylabel("share of rounds")
+    axes.set_title("Rounds that accepted this deep, of those drafted so deep")
+    if axes.lines:
+        axes.legend()

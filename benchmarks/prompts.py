@@ -1,0 +1,135 @@
+"""Prompts: read from a file of JSON lines, or cut from files that no bundled model was trained on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import IO
+
+from training.corpus import SourceFile, read_corpus, standard_library_root
+
+# Long enough to say what the file is about, short enough to leave the time to decoding.
+MIN_PROMPT_CHARS = 600
+MAX_PROMPT_CHARS = 900
+# What has to follow a cut for it to lie inside a file.
+MIN_REST_CHARS = 200
+# Cuts in one file are this far apart at first (no overlap); it is halved while too few are found.
+MIN_SPACING_CHARS = 50
+
+
+class PromptsError(ValueError):
+    """A prompt file that cannot be used; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and where it comes from."""
+
+    text: str
+    origin: str
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a JSON-lines file, gzipped or not: `prompt`, or the first of Spec-Bench's `turns`.
+
+    Raises:
+        PromptsError: the file cannot be read, a line is not of these shapes, or there is none.
+    """
+    try:
+        with _open_text(path) as lines:
+            prompts = [_parse(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise PromptsError(f"{path}: {error}") from error
+    if not prompts:
+        raise PromptsError(f"{path}: holds no prompt")
+    return prompts
+
+
+def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
+    """Write prompts as JSON lines that `read_prompts` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"prompt": prompt.text, "origin": prompt.origin}, ensure_ascii=False) for prompt in prompts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def held_out_prompts(num_prompts: int, seed: int, files: Sequence[SourceFile] | None = None) -> list[Prompt]:
+    """Prompts cut from held-out files, by default of this interpreter's standard library.
+
+    Raises:
+        PromptsError: the held-out files have no room for that many different cuts.
+    """
+    files = read_corpus([standard_library_root()]) if files is None else files
+    held_out = [file for file in files if file.is_held_out]
+    spacing = MAX_PROMPT_CHARS
+    while spacing >= MIN_SPACING_CHARS:
+        rng = random.Random(seed)
+        cuts = [[(file, cut) for cut in _cuts(file.text, spacing, rng)] for file in held_out]
+        # In turn from every file, so that a few prompts are not all from the largest one.
+        chosen = [item for item in chain.from_iterable(zip_longest(*cuts)) if item is not None]
+        if len(chosen) >= num_prompts:
+            return [_cut_prompt(file, cut, rng) for file, cut in chosen[:num_prompts]]
+        spacing //= 2
+    raise PromptsError(f"the held-out files have no room for {num_prompts} prompts")
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _parse(line: str, path: Path, number: int) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptsError(f"{path}:{number}: not JSON: {error.msg}") from error
+    text = _text_of(record)
+    if not isinstance(text, str) or not text:
+        raise PromptsError(f"{path}:{number}: needs a non-empty `prompt` string or `turns` list of strings")
+    origin = record.get("origin")
+    return Prompt(text, origin if isinstance(origin, str) else f"{path.name}:{number}")
+
+
+def _text_of(record: object) -> object:
+    if not isinstance(record, dict):
+        return None
+    if "prompt" in record:
+        return record["prompt"]
+    turns = record.get("turns")
+    return turns[0] if isinstance(turns, list) and turns else None
+
+
+def _line_starts(text: str) -> Iterator[int]:
+    position = text.find("\n") + 1
+    while position:
+        yield position
+        position = text.find("\n", position) + 1
+
+
+def _cuts(text: str, spacing: int, rng: random.Random) -> list[int]:
+    """Line starts inside the text in random order, any two at least `spacing` apart."""
+    last = len(text) - MIN_REST_CHARS
+    candidates = [start for start in _line_starts(text) if MIN_PROMPT_CHARS <= start <= last]
+    rng.shuffle(candidates)
+    cuts: list[int] = []
+    for candidate in candidates:
+        if all(abs(candidate - cut) >= spacing for cut in cuts):
+            cuts.append(candidate)
+    return cuts
+
+
+def _cut_prompt(file: SourceFile, cut: int, rng: random.Random) -> Prompt:
+    """What precedes a cut, from a line start on.
+
+    The line break at the cut is left to the model: tokenizers of code join it with the indentation after it.
+    """
+    earliest = max(0, cut - rng.randint(MIN_PROMPT_CHARS, MAX_PROMPT_CHARS))
+    start = 0 if earliest == 0 else file.text.find("\n", earliest, cut) + 1 or earliest
+    line = file.text.count("\n", 0, cut) + 1
+    return Prompt(file.text[start:cut].rstrip(), f"{file.name}:{line}")

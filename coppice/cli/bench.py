@@ -1,0 +1,195 @@
+"""`coppice bench`: how fast this is, and beside what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coppice.bundled import MODELS
+from coppice.cli.child import ChildError
+from coppice.cli.options import Threads
+from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
+from coppice.cli.topology import DrafterSpec, Topology, TopologySpec
+
+if TYPE_CHECKING:
+    from benchmarks.latency_suite import LatencySuite
+    from benchmarks.prompts import Prompt
+
+app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
+
+MAX_NODES_VARIABLE = "MAX_NODES"
+MAX_SWEPT_NODES = 1024
+
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with `prompt` or `turns`, .gz too. "
+        "Default: cut from standard-library files that no bundled model was trained on."
+    ),
+]
+NumPrompts = Annotated[int, typer.Option(min=1, help="How many prompts to use; fewer if the file has fewer.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
+
+
+@app.command()
+def prompts(
+    out: Annotated[Path, typer.Option(help="The file to write, JSON lines.")],
+    num_prompts: NumPrompts = 20,
+    seed: Seed = 0,
+) -> None:
+    """Write code prompts cut from the held-out files of this interpreter's standard library."""
+    from benchmarks.prompts import write_prompts
+
+    chosen = _choose_prompts(None, num_prompts, seed)
+    write_prompts(chosen, out)
+    typer.echo(f"wrote {len(chosen)} prompts to {out}")
+
+
+@app.command()
+def latency(
+    prompts: PromptsFile = None,
+    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    drafter: Annotated[
+        str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
+    ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
+    out: Annotated[Path, typer.Option(help="Directory for latency.json and latency.png.")] = Path("benchmarks/results"),
+    num_prompts: NumPrompts = 20,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 128,
+    runs: Annotated[int, typer.Option(min=1, help="Passes over all prompts; at least 3 to be quoted.")] = 3,
+    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable. Default: 0 and 1.")] = None,
+    threads: Threads = 0,
+    seed: Seed = 0,
+    sweep_nodes: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Measure speculation with these node budgets as well.")
+    ] = "",
+) -> None:
+    """One stream: transformers, transformers assisted, and us with speculation off and on, in turn.
+
+    Exit code 1 when our output with speculation on is not what it is with speculation off.
+    """
+    # Before torch is imported: while another contender works, our waiting threads must sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    small_lm = _small_lm_directory(drafter)
+    _require_checkpoint(target, "--target")
+    _require_checkpoint(small_lm, "--drafter")
+    budgets = _node_budgets(sweep_nodes)
+    chosen = _choose_prompts(prompts, num_prompts, seed)
+    temperatures = _temperatures(temperature)
+
+    from benchmarks.latency import Plan
+    from benchmarks.latency_suite import LatencySuite
+
+    spec = TopologySpec(str(target), (DrafterSpec(SMALL_LM, str(small_lm)),), threads=threads)
+    plan = Plan(runs, max_tokens, temperatures, seed)
+    # The services' own default, which they take for 0 threads.
+    num_threads = threads or os.cpu_count() or 1
+    default_nodes = _allow_nodes(budgets)
+    suite = LatencySuite(target, small_lm, tuple(chosen), plan, num_threads, default_nodes, budgets)
+    _report(_measure_or_exit(suite, spec), out)
+
+
+def _measure_or_exit(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
+    from benchmarks.contenders import BenchmarkError
+
+    try:
+        return asyncio.run(_measure(suite, spec))
+    except (BenchmarkError, ChildError) as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+async def _measure(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
+    """Run the suite in a thread, beside services whose failure ends it: without a drafter it would mean nothing."""
+    topology = Topology(spec)
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        await topology.start()
+        measured = asyncio.create_task(asyncio.to_thread(suite.run, topology.address))
+        failed = asyncio.create_task(topology.failed())
+        tasks = [measured, failed]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+        return measured.result()
+    finally:
+        # The thread ends with the first call to a server that is gone.
+        await topology.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(report: dict[str, Any], out: Path) -> None:
+    from benchmarks.plot import plot_latency
+    from benchmarks.report import write_json
+    from benchmarks.table import print_report
+
+    write_json(report, out / "latency.json")
+    plot_latency(report["rows"], out / "latency.png")
+    print_report(report)
+    typer.echo(f"wrote {out / 'latency.json'} and {out / 'latency.png'}")
+    if report["mismatches"]:
+        raise typer.Exit(1)
+
+
+def _allow_nodes(budgets: Sequence[int]) -> int | None:
+    """Let the services, which inherit our environment, take the largest budget that is swept.
+
+    Returns the budget that requests without one had until then, or None where nothing has changed.
+    """
+    from orchestrator.config import Config
+
+    limit = int(os.environ.get(MAX_NODES_VARIABLE, Config.max_nodes))
+    if max(budgets, default=0) <= limit:
+        return None
+    os.environ[MAX_NODES_VARIABLE] = str(max(budgets))
+    return limit
+
+
+def _choose_prompts(path: Path | None, num_prompts: int, seed: int) -> list[Prompt]:
+    from benchmarks.prompts import PromptsError, held_out_prompts, read_prompts
+
+    try:
+        return held_out_prompts(num_prompts, seed) if path is None else read_prompts(path)[:num_prompts]
+    except PromptsError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _small_lm_directory(drafter: str) -> Path:
+    try:
+        spec = DrafterSpec.parse(drafter)
+    except ValueError as error:
+        raise typer.BadParameter(f"--drafter: {error}") from error
+    if spec.kind != SMALL_LM:
+        # It is transformers' assistant too, which has to be a language model.
+        raise typer.BadParameter(f"--drafter: this suite takes a {SMALL_LM}, got {drafter!r}")
+    return Path(spec.model)
+
+
+def _require_checkpoint(directory: Path, option: str) -> None:
+    if not (directory / "config.json").is_file():
+        raise typer.BadParameter(f"{option}: no checkpoint in {directory}")
+
+
+def _temperatures(chosen: list[float] | None) -> tuple[float, ...]:
+    temperatures = tuple(dict.fromkeys(chosen or (0.0, 1.0)))
+    for value in temperatures:
+        if not 0 <= value <= 100:
+            raise typer.BadParameter(f"--temperature: must be in [0, 100], got {value}")
+    return temperatures
+
+
+def _node_budgets(text: str) -> tuple[int, ...]:
+    try:
+        budgets = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise typer.BadParameter(f"--sweep-nodes: needs numbers such as 4,8,16, got {text!r}") from None
+    for nodes in budgets:
+        if not 1 <= nodes <= MAX_SWEPT_NODES:
+            raise typer.BadParameter(f"--sweep-nodes: {nodes} is not in [1, {MAX_SWEPT_NODES}]")
+    return budgets

@@ -1,0 +1,114 @@
+"""`coppice generate`: one completion."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.cli.child import ChildError
+from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.topology import TopologySpec, running
+from coppice.client import Client, Options, RequestFailedError, build_request
+from coppice.completion import Completion
+from coppice.v1.inference_pb2 import GenerateRequest
+
+Prompt = str | list[int]
+
+
+def generate(
+    address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
+    prompt: Annotated[str | None, typer.Option(help="Text to complete.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="File with the text to complete; - for stdin.")] = None,
+    token_ids: Annotated[str | None, typer.Option(metavar="1,2,3", help="Token ids to complete.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy decoding, the default.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, in (0, 1].")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the noise. Default: random.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")] = None,
+    speculation: Annotated[
+        str, typer.Option(metavar="auto|off|KIND,KIND", help="Whether to draft, and with which drafters.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that the request may take.")] = 600.0,
+    target: Target = DEFAULT_TARGET,
+    drafter: Drafters = None,
+    device: Device = "",
+    threads: Threads = 0,
+) -> None:
+    """Complete one prompt, streamed to stdout; with --json one object at the end."""
+    options = Options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        speculation=speculation,
+    )
+    try:
+        request = build_request(read_prompt(prompt, prompt_file, token_ids), options)
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"not valid text: {error}") from error
+    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
+    try:
+        completion = asyncio.run(_complete(address, spec, request, timeout, streams=not as_json))
+    except (RequestFailedError, ChildError) as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(json.dumps(completion.as_json(), ensure_ascii=False) if as_json else "")
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | None) -> Prompt:
+    """The prompt that the options give.
+
+    Raises:
+        typer.BadParameter: not exactly one was given, or it cannot be read.
+    """
+    if sum(given is not None for given in (prompt, prompt_file, token_ids)) != 1:
+        raise typer.BadParameter("give exactly one of --prompt, --prompt-file and --token-ids")
+    if prompt is not None:
+        return prompt
+    if prompt_file is not None:
+        return _read_file(prompt_file)
+    try:
+        ids = [int(part) for part in (token_ids or "").split(",") if part.strip()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--token-ids") from error
+    if any(not 0 <= token < 2**32 for token in ids):
+        raise typer.BadParameter("token ids are unsigned 32-bit numbers", param_hint="--token-ids")
+    return ids
+
+
+def _read_file(path: Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--prompt-file") from error
+
+
+async def _complete(
+    address: str, spec: TopologySpec | None, request: GenerateRequest, timeout_s: float, *, streams: bool
+) -> Completion:
+    async with contextlib.AsyncExitStack() as stack:
+        if spec is not None:
+            address = await stack.enter_async_context(_private(spec))
+        client = await stack.enter_async_context(Client(address))
+        stream = client.stream_request(request, timeout_s)
+        async for chunk in stream:
+            if streams:
+                typer.echo(chunk.text, nl=False)
+        return stream.result()
+
+
+@contextlib.asynccontextmanager
+async def _private(spec: TopologySpec) -> AsyncIterator[str]:
+    async with running(spec) as topology:
+        yield topology.address

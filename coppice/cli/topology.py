@@ -1,0 +1,159 @@
+"""The whole system on this machine: verifier, drafters and orchestrator as separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from coppice.bundled import MODELS
+from coppice.cli.child import Child, ChildError, Echo
+
+# A foreign checkpoint may have to be downloaded first.
+START_TIMEOUT_S = 600.0
+# How long the orchestrator may let requests finish, and then each service take to go.
+GRACE_S = 10.0
+STOP_TIMEOUT_S = 15.0
+LOCAL = "127.0.0.1"
+DEFAULT_KIND = "small-lm"
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """One drafter: its kind and its checkpoint."""
+
+    kind: str
+    model: str
+
+    @classmethod
+    def parse(cls, text: str) -> DrafterSpec:
+        """From KIND or KIND=PATH_OR_HUB_ID; without a checkpoint, the bundled one of that kind.
+
+        Raises:
+            ValueError: there is no kind.
+        """
+        kind, _, model = text.partition("=")
+        if not kind:
+            raise ValueError(f"a drafter is KIND or KIND=PATH_OR_HUB_ID, got {text!r}")
+        return cls(kind, model or str(MODELS / kind))
+
+
+def parse_drafters(texts: Sequence[str] | None) -> tuple[DrafterSpec, ...]:
+    """Drafters as the command line names them: none given means the bundled one, "none" means no drafter.
+
+    Raises:
+        ValueError: one of them is not a drafter.
+    """
+    named = list(texts or [DEFAULT_KIND])
+    if NO_DRAFTER in named:
+        if len(named) > 1:
+            raise ValueError(f"{NO_DRAFTER!r} cannot be combined with other drafters")
+        return ()
+    return tuple(DrafterSpec.parse(text) for text in named)
+
+
+@dataclass(frozen=True)
+class TopologySpec:
+    """What to run. Port 0 picks a free one; 0 threads leaves them to each service."""
+
+    target: str = str(MODELS / "target")
+    drafters: tuple[DrafterSpec, ...] = field(default_factory=lambda: parse_drafters(None))
+    port: int = 0
+    device: str = ""
+    threads: int = 0
+
+
+class Topology:
+    """Running services; `address` is the orchestrator's."""
+
+    def __init__(self, spec: TopologySpec, echo: Echo | None = None) -> None:
+        self._spec = spec
+        self._echo = echo
+        # In the order in which they were started.
+        self._children: list[Child] = []
+        self.address = ""
+
+    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start every service and wait until the orchestrator serves.
+
+        Raises:
+            ChildError: one of them did not start; the message has its last words.
+        """
+        verifier = await self._launch("verifier", "verifier_svc", self._model_env(self._spec.target))
+        drafters = [
+            await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
+            for drafter in self._spec.drafters
+        ]
+        await _all_ready([verifier, *drafters], timeout_s)
+        orchestrator = await self._launch(
+            "orchestrator",
+            "orchestrator",
+            {
+                "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
+                "VERIFIER_ADDRESS": verifier.address,
+                "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
+                "REQUIRE_DRAFTERS": "true",
+                "GRACE_S": f"{GRACE_S:g}",
+            },
+        )
+        self.address = await orchestrator.ready(timeout_s)
+
+    async def failed(self) -> ChildError:
+        """Wait until a service ends by itself; returns what there is to say about it."""
+        waits = [asyncio.create_task(child.ended()) for child in self._children]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """Stop every service, the orchestrator first, so that running requests can finish."""
+        while self._children:
+            await self._children.pop().stop(STOP_TIMEOUT_S)
+
+    async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:
+        child = Child(name, module, env, self._echo)
+        self._children.append(child)
+        await child.start()
+        return child
+
+    def _model_env(self, model: str) -> dict[str, str]:
+        env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model}
+        if self._spec.device:
+            env["DEVICE"] = self._spec.device
+        if self._spec.threads:
+            env["THREADS"] = str(self._spec.threads)
+        return env
+
+    def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:
+        return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind}
+
+
+async def _all_ready(children: Sequence[Child], timeout_s: float) -> None:
+    """Wait for every child; raises ChildError as soon as one of them fails."""
+    waits = [asyncio.create_task(child.ready(timeout_s)) for child in children]
+    try:
+        await asyncio.gather(*waits)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def running(spec: TopologySpec, echo: Echo | None = None) -> AsyncIterator[Topology]:
+    """A topology that runs while the context is open.
+
+    Raises:
+        ChildError: a service did not start.
+    """
+    topology = Topology(spec, echo)
+    try:
+        await topology.start()
+        yield topology
+    finally:
+        await topology.stop()

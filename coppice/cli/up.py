@@ -1,0 +1,61 @@
+"""`coppice up`: the whole topology on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from coppice.cli.child import ChildError
+from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.topology import Topology, TopologySpec
+from coppice.rpc import stop_signal
+
+
+def up(
+    target: Target = DEFAULT_TARGET,
+    drafter: Drafters = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
+    redis: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Redis prefix cache. Not offered by this version: ignored, with a warning."),
+    ] = "",
+    device: Device = "",
+    threads: Threads = 0,
+) -> None:
+    """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
+
+    Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
+    start or ends by itself.
+    """
+    spec = topology_spec(target, drafter, port, device, threads)
+    if redis:
+        typer.echo("coppice: --redis is not offered by this version, going on without a prefix cache", err=True)
+    if error := asyncio.run(serve(spec)):
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1)
+
+
+async def serve(spec: TopologySpec) -> ChildError | None:
+    """Run a topology until the process is asked to stop; returns the error that ended it before that."""
+    topology = Topology(spec, echo=lambda line: typer.echo(line, err=True))
+    stopped = asyncio.create_task(stop_signal())
+    running = asyncio.create_task(_run(topology))
+    try:
+        await asyncio.wait({stopped, running}, return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else None
+    finally:
+        for task in (stopped, running):
+            task.cancel()
+        await asyncio.gather(stopped, running, return_exceptions=True)
+        await topology.stop()
+
+
+async def _run(topology: Topology) -> ChildError:
+    try:
+        await topology.start()
+    except ChildError as error:
+        return error
+    typer.echo(f"ready {topology.address}")
+    return await topology.failed()

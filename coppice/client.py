@@ -1,0 +1,229 @@
+"""A client of the public API: completions and model information, errors with field and retry delay.
+
+async with Client("127.0.0.1:50050") as client:
+    completion = await client.generate("def add(a, b):", Options(max_tokens=32))
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from coppice.completion import Completion, finished
+from coppice.rpc import open_channel
+from coppice.v1 import inference_pb2, inference_pb2_grpc
+
+DEFAULT_TIMEOUT_S = 600.0
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to complete a prompt; what is None is left to the server, meanings as in `sampling.proto`."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool | None = None
+    # "auto", "off", or the names of the drafters to use, separated by commas.
+    speculation: str = "auto"
+    # Most draft nodes of a round.
+    max_nodes: int | None = None
+    # Tokens that an interrupted call has delivered already.
+    resume_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is new since the last chunk."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class RequestFailedError(Exception):
+    """The server refused or failed a request."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(f"{error.code().name}: {error.details()}")
+        self.code: grpc.StatusCode = error.code()
+        self.details = error.details() or ""
+        # The fields that are wrong, for INVALID_ARGUMENT.
+        self.fields: tuple[str, ...] = ()
+        # When to try again, for RESOURCE_EXHAUSTED.
+        self.retry_after_s: float | None = None
+        for detail in _details(error):
+            if isinstance(detail, error_details_pb2.BadRequest):
+                self.fields = tuple(violation.field for violation in detail.field_violations)
+            elif isinstance(detail, error_details_pb2.RetryInfo):
+                self.retry_after_s = detail.retry_delay.ToMilliseconds() / 1000
+
+
+class Stream:
+    """One request's chunks, in order; `completion` is set once the last has been taken."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]) -> None:
+        self._call = call
+        self.completion: Completion | None = None
+
+    def cancel(self) -> None:
+        """Stop the request; the server frees everything that it holds."""
+        self._call.cancel()
+
+    def result(self) -> Completion:
+        """The completion, once every chunk has been taken.
+
+        Raises:
+            RuntimeError: the output has not ended.
+        """
+        if self.completion is None:
+            raise RuntimeError("the stream has not ended with a finished output")
+        return self.completion
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        text: list[str] = []
+        token_ids: list[int] = []
+        request_id, seed = "", 0
+        try:
+            async for message in self._call:
+                text.append(message.text)
+                token_ids.extend(message.token_ids)
+                if message.request_id:
+                    request_id, seed = message.request_id, message.seed
+                if message.text or message.token_ids:
+                    yield Chunk(message.text, tuple(message.token_ids))
+                if message.HasField("finished"):
+                    self.completion = finished("".join(text), tuple(token_ids), request_id, seed, message)
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailedError(error) from error
+        finally:
+            # Does nothing to a call that has ended; one that was left early must not run on.
+            self._call.cancel()
+
+
+class Client:
+    """Talks to one orchestrator over one channel; close it, or use it as an async context manager."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel, and cancel what is running on it."""
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Completion:
+        """Complete a prompt, given as text or as token ids.
+
+        Raises:
+            RequestFailedError: the server refused or failed it.
+        """
+        return await self.send(build_request(prompt, options), timeout_s)
+
+    async def send(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Completion:
+        """Complete a request of any shape.
+
+        Raises:
+            RequestFailedError: the server refused or failed it.
+        """
+        stream = self.stream_request(request, timeout_s)
+        async for _ in stream:
+            pass
+        return stream.result()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Stream:
+        """Complete a prompt, chunk by chunk; iterating raises RequestFailedError when it fails."""
+        return self.stream_request(build_request(prompt, options), timeout_s)
+
+    def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Stream:
+        """As `stream`, for a request of any shape."""
+        return Stream(self._stub.Generate(request, timeout=timeout_s))
+
+    async def model_info(self, timeout_s: float = 30.0) -> inference_pb2.GetModelInfoResponse:
+        """What is served, and its limits.
+
+        Raises:
+            RequestFailedError: the server did not say.
+        """
+        try:
+            info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
+                inference_pb2.GetModelInfoRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise RequestFailedError(error) from error
+        return info
+
+
+def build_request(prompt: str | Sequence[int], options: Options | None = None) -> inference_pb2.GenerateRequest:
+    """The message for a prompt, given as text or as token ids."""
+    options = options or Options()
+    request = inference_pb2.GenerateRequest(resume_token_ids=options.resume_token_ids)
+    if isinstance(prompt, str):
+        request.prompt = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+        request.token_ids.SetInParent()
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        if (value := getattr(options, name)) is not None:
+            setattr(request.sampling, name, value)
+    for name in ("max_tokens", "min_tokens", "ignore_eos"):
+        if (value := getattr(options, name)) is not None:
+            setattr(request.stopping, name, value)
+    request.stopping.stop_strings.extend(options.stop)
+    if options.max_nodes is not None:
+        request.speculation.max_nodes = options.max_nodes
+    _set_speculation(request.speculation, options.speculation)
+    return request
+
+
+def _set_speculation(policy: inference_pb2.SpeculationPolicy, wanted: str) -> None:
+    if wanted == "auto":
+        policy.mode = inference_pb2.SpeculationPolicy.MODE_AUTO
+    elif wanted == "off":
+        policy.mode = inference_pb2.SpeculationPolicy.MODE_OFF
+    else:
+        policy.mode = inference_pb2.SpeculationPolicy.MODE_FORCED
+        policy.sources.extend(name.strip() for name in wanted.split(",") if name.strip())
+
+
+def _details(error: grpc.aio.AioRpcError) -> list[Any]:
+    """The google.rpc details that came with a status."""
+    found: list[Any] = []
+    for key, value in error.trailing_metadata():
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for packed in status_pb2.Status.FromString(value).details:
+            for kind in (error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+                detail = kind()
+                if packed.Unpack(detail):
+                    found.append(detail)
+    return found

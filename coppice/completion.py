@@ -1,0 +1,156 @@
+"""A completion as a client has it: what was produced, how, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coppice.v1 import inference_pb2, sampling_pb2
+
+_REASON_PREFIX = "FINISH_REASON_"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that went in and came out."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """Nodes of one source that were verified, and accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Counts of the rounds, fields as in SpeculationStats of `inference.proto`."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    redraft_tokens: int = 0
+    stale_drafts: int = 0
+    # Tokens committed per round, the target's own included.
+    mean_acceptance_length: float = 0.0
+    sources: Mapping[str, SourceCounts] = field(default_factory=dict)
+    rounds_drafted_by_depth: tuple[int, ...] = ()
+    rounds_accepted_by_depth: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassTiming:
+    """Passes that had the same number of rows."""
+
+    rows: int
+    count: int
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds as the server measured them."""
+
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
+    # Per token after the first; 0 when there was only one.
+    tpot_ms: float = 0.0
+    total_ms: float = 0.0
+    forward_ms: float = 0.0
+    linger_ms: float = 0.0
+    passes: tuple[PassTiming, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished request."""
+
+    request_id: str
+    seed: int
+    text: str
+    token_ids: tuple[int, ...]
+    # "eos", "stop", "length" or "context_length".
+    finish_reason: str
+    stop_match: str | None
+    usage: Usage
+    speculation: Speculation
+    timing: Timing
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `coppice generate --json` prints."""
+        speculation = self.speculation
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "usage": {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+            },
+            "speculation": {
+                "rounds": speculation.rounds,
+                "draft_tokens": speculation.draft_tokens,
+                "accepted_tokens": speculation.accepted_tokens,
+                "mean_acceptance_length": speculation.mean_acceptance_length,
+                "sources": {
+                    name: {"proposed": counts.proposed, "accepted": counts.accepted}
+                    for name, counts in speculation.sources.items()
+                },
+            },
+            "timing": {
+                "ttft_ms": self.timing.ttft_ms,
+                "tpot_ms": self.timing.tpot_ms,
+                "total_ms": self.timing.total_ms,
+            },
+        }
+
+
+def finished(
+    text: str, token_ids: tuple[int, ...], request_id: str, seed: int, last: inference_pb2.GenerateResponse
+) -> Completion:
+    """The completion that ends with the message `last`."""
+    reason = sampling_pb2.FinishReason.Name(last.finished.reason).removeprefix(_REASON_PREFIX).lower()
+    return Completion(
+        request_id=request_id,
+        seed=seed,
+        text=text,
+        token_ids=token_ids,
+        finish_reason=reason,
+        stop_match=last.finished.stop_match if last.finished.HasField("stop_match") else None,
+        usage=Usage(last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_prompt_tokens),
+        speculation=_speculation(last.speculation, last.usage.completion_tokens),
+        timing=_timing(last.timing, last.usage.completion_tokens),
+    )
+
+
+def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) -> Speculation:
+    return Speculation(
+        rounds=stats.rounds,
+        draft_tokens=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
+        redraft_tokens=stats.redraft_tokens,
+        stale_drafts=stats.stale_drafts,
+        mean_acceptance_length=completion_tokens / stats.rounds if stats.rounds else 0.0,
+        sources={source.source: SourceCounts(source.proposed, source.accepted) for source in stats.sources},
+        rounds_drafted_by_depth=tuple(stats.rounds_drafted_by_depth),
+        rounds_accepted_by_depth=tuple(stats.rounds_accepted_by_depth),
+    )
+
+
+def _timing(timing: inference_pb2.Timing, completion_tokens: int) -> Timing:
+    after_first = completion_tokens - 1
+    return Timing(
+        queue_ms=timing.queue_ms,
+        ttft_ms=timing.ttft_ms,
+        tpot_ms=(timing.total_ms - timing.ttft_ms) / after_first if after_first > 0 else 0.0,
+        total_ms=timing.total_ms,
+        forward_ms=timing.forward_ms,
+        linger_ms=timing.linger_ms,
+        passes=tuple(PassTiming(one.rows, one.count, one.total_ms) for one in timing.passes),
+    )

@@ -1,0 +1,1 @@
+"""The drafter service: proposes token trees behind the committed tokens of many sequences."""

@@ -1,0 +1,91 @@
+"""`python -m drafter_svc`: one drafter, configured by environment variables (see `config.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from coppice import rpc
+from coppice.errors import CoppiceError
+from coppice.v1 import drafter_pb2_grpc
+from drafter_svc.config import ConfigError, DrafterConfig
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.service import SERVICE_NAME, DrafterService
+
+logger = logging.getLogger(__name__)
+
+BAD_CONFIGURATION = 2
+# The model thread and the event loop share the interpreter; a message must not wait 5 ms for its turn.
+SWITCH_INTERVAL_S = 1e-4
+
+
+def main() -> int:
+    """Run the service until SIGTERM; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        config = DrafterConfig.from_env(os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_CONFIGURATION
+    set_threads(config.num_threads)
+    try:
+        drafter = load_drafter(config)
+    except (CoppiceError, OSError, ValueError) as error:
+        sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
+        return BAD_CONFIGURATION
+    rpc.run(lambda: serve(config, drafter))
+    return 0
+
+
+def set_threads(num_threads: int) -> None:
+    """Set what OpenMP reads when torch, which no module imported so far needs, is imported.
+
+    A waiting thread must sleep: one that spins holds up every other process on its core.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+
+
+async def serve(config: DrafterConfig, drafter: Drafter) -> None:
+    """Serve the drafter until SIGTERM, then drain."""
+    thread = ModelThread()
+    thread.start()
+    server = rpc.Server([SERVICE_NAME])
+    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
+    try:
+        port = await server.start(config.listen_address)
+        await _finished(thread, drafter.warm_up)
+        await server.set_serving(True)
+        print(f"ready {config.host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
+        await rpc.stop_signal()
+    finally:
+        await server.stop(config.grace_s)
+        await asyncio.to_thread(thread.stop)
+
+
+async def _finished(thread: ModelThread, job: Callable[[], None]) -> None:
+    """Run a job on the model thread and wait for it; its error is ours."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            job()
+        except BaseException as error:
+            loop.call_soon_threadsafe(result.set_exception, error)
+            raise
+        loop.call_soon_threadsafe(result.set_result, None)
+
+    thread.submit(run)
+    await result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

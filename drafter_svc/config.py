@@ -1,0 +1,101 @@
+"""The service's configuration: one frozen dataclass, read from the environment once, in `__main__`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from drafter_svc.drafters.registry import KINDS
+
+DEVICES = ("cpu", "cuda", "auto")
+# More nodes than any target pays for; it bounds what one message can make us compute.
+MAX_NODES_LIMIT = 4096
+
+_PARSERS: dict[str, Callable[[str], str | int | float]] = {"str": str, "int": int, "float": float}
+_NOUNS = {"str": "text", "int": "a whole number", "float": "a number"}
+
+
+class ConfigError(ValueError):
+    """A bad value of an environment variable; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """What one drafter process runs and how much it takes on. Each field is the variable of the same name.
+
+    Raises:
+        ConfigError: a value is missing or out of range.
+    """
+
+    model: str
+    listen_address: str = "127.0.0.1:0"
+    drafter_kind: str = "small-lm"
+    device: str = "auto"
+    # 0 picks: one thread on a CPU. A small drafter's steps are too short to be worth a barrier between threads,
+    # and the verifier wants the other cores.
+    threads: int = 0
+    # Most nodes of one tree, whatever a request asks for.
+    max_nodes: int = 64
+    # Most sequences held at once, over all streams.
+    max_sequences: int = 256
+    # How long streams may go on after SIGTERM.
+    grace_s: float = 5.0
+    # Shape of the search: rows per forward step, most steps behind the root, and the least expected number of
+    # further accepted tokens that a step must promise.
+    draft_width: int = 4
+    draft_steps: int = 7
+    draft_min_gain: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require("MODEL", bool(self.model), "a checkpoint directory or hub id", self.model)
+        _require("LISTEN_ADDRESS", _is_address(self.listen_address), "HOST:PORT", self.listen_address)
+        _require("DRAFTER_KIND", self.drafter_kind in KINDS, f"one of {', '.join(sorted(KINDS))}", self.drafter_kind)
+        _require("DEVICE", self.device in DEVICES, f"one of {', '.join(DEVICES)}", self.device)
+        _require("THREADS", 0 <= self.threads <= 1024, "in 0..1024", self.threads)
+        _require("MAX_NODES", 1 <= self.max_nodes <= MAX_NODES_LIMIT, f"in 1..{MAX_NODES_LIMIT}", self.max_nodes)
+        _require("MAX_SEQUENCES", self.max_sequences >= 1, "at least 1", self.max_sequences)
+        _require("GRACE_S", 0 <= self.grace_s < float("inf"), "at least 0 and finite", self.grace_s)
+        _require("DRAFT_WIDTH", 1 <= self.draft_width <= 256, "in 1..256", self.draft_width)
+        _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
+        _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that a forward pass on the CPU uses."""
+        return self.threads or 1
+
+    @property
+    def host(self) -> str:
+        """The host part of the listen address."""
+        return self.listen_address.rpartition(":")[0]
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> DrafterConfig:
+        """Read the variables named after the fields, in capitals; unset and empty ones take the default.
+
+        Raises:
+            ConfigError: a value is missing, not a number where one is due, or out of range.
+        """
+        values: dict[str, Any] = {"model": ""}
+        for field in fields(cls):
+            if text := env.get(field.name.upper()):
+                values[field.name] = _parse(field.name.upper(), str(field.type), text)
+        return cls(**values)
+
+
+def _parse(name: str, kind: str, text: str) -> str | int | float:
+    try:
+        return _PARSERS[kind](text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be {_NOUNS[kind]}, got {text!r}") from error
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and int(port) < 65536
+
+
+def _require(name: str, holds: bool, rule: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {rule}, got {value!r}")

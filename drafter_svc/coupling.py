@@ -1,0 +1,165 @@
+"""Which tokens the target is likely to draw, given the drafter's logits and the request's own noise. No torch.
+
+    score_v        = logit_v + T * G(seed, position, v)
+    P(v is right)  = softmax(score / sigma)_v
+
+The target draws argmax(its logits / T + G), so the drafter's best guesses are the largest scores. The noise is known,
+so what stays uncertain is by how much the target's log-probabilities differ from the drafter's: `sigma` is that scale,
+calibrated per checkpoint. Without temperature the noise vanishes and the same formula holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.noise import NoiseStream
+from coppice.sampling import SamplingParams
+from drafter_svc.tree_builder import Children
+
+FloatArray = npt.NDArray[np.float32]
+# The nucleus is looked for among this many likeliest tokens: sorting a whole vocabulary would cost more than it gives.
+NUCLEUS_TOKENS = 256
+_NEVER = np.float32(-np.inf)
+
+
+class Coupling:
+    """One request's way from logits to candidate children.
+
+    Penalties look at the committed tokens only, not at the drafted ones: what is skipped costs acceptance alone.
+    """
+
+    def __init__(self, sampling: SamplingParams, vocab_size: int, sigma: float, prompt: Sequence[int]) -> None:
+        self._sampling = sampling
+        self._vocab_size = vocab_size
+        self._sigma = np.float32(sigma)
+        self._bias = _bias(sampling, vocab_size)
+        self._noise = NoiseStream(sampling.seed, vocab_size)
+        # Noise times temperature by position, so that a position is asked of the stream once and in order.
+        self._rows: dict[int, FloatArray] = {}
+        self._seen = np.zeros(vocab_size, bool)
+        self._output_counts = np.zeros(vocab_size, np.float32)
+        if sampling.has_penalties:
+            self._seen[np.asarray(prompt, np.int64)] = True
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Take in committed tokens after the prompt."""
+        if self._sampling.has_penalties and token_ids:
+            index = np.asarray(token_ids, np.int64)
+            self._seen[index] = True
+            np.add.at(self._output_counts, index, np.float32(1))
+
+    def prepare(self, first_position: int, num_positions: int) -> None:
+        """Compute noise for positions to come and forget what lies before them."""
+        if self._sampling.temperature > 0:
+            for position in [old for old in self._rows if old < first_position]:
+                del self._rows[position]
+            for position in range(first_position, first_position + num_positions):
+                self._noise_at(position)
+
+    def children(self, logits: FloatArray, positions: Sequence[int], limit: int) -> list[Children]:
+        """The `limit` likeliest tokens at each position, from logits [rows, vocab]."""
+        scores = self.scores(logits, positions)
+        return top_children(scores, self._sigma, limit)
+
+    def scores(self, logits: FloatArray, positions: Sequence[int]) -> FloatArray:
+        """Processed logits plus noise, [rows, vocab], up to a constant per row."""
+        scores = self._penalised(logits)
+        if self._bias is not None:
+            scores = scores + self._bias
+        if self._sampling.temperature == 0:
+            return scores
+        scores = _truncated(scores, self._sampling)
+        noise = np.stack([self._noise_at(position) for position in positions])
+        return np.add(scores, noise, out=noise)
+
+    def _penalised(self, logits: FloatArray) -> FloatArray:
+        sampling = self._sampling
+        if not sampling.has_penalties:
+            return logits
+        factor = np.float32(sampling.repetition_penalty)
+        repeated = np.where(logits > 0, logits / factor, logits * factor)
+        penalised: FloatArray = np.where(self._seen, repeated, logits)
+        penalised -= np.float32(sampling.frequency_penalty) * self._output_counts
+        penalised -= np.float32(sampling.presence_penalty) * (self._output_counts > 0)
+        return penalised
+
+    def _noise_at(self, position: int) -> FloatArray:
+        row = self._rows.get(position)
+        if row is None:
+            row = (self._noise.at(position) * self._sampling.temperature).astype(np.float32)
+            self._rows[position] = row
+        return row
+
+
+def top_children(scores: FloatArray, sigma: np.float32, limit: int) -> list[Children]:
+    """The `limit` largest scores of each row, largest first, with log softmax(scores / sigma); none that is -inf."""
+    vocab_size = scores.shape[-1]
+    limit = min(limit, vocab_size)
+    if limit < vocab_size:
+        top = np.argpartition(scores, vocab_size - limit, axis=-1)[:, vocab_size - limit :]
+    else:
+        top = np.broadcast_to(np.arange(vocab_size), scores.shape)
+    values = np.take_along_axis(scores, top, -1)
+    order = np.argsort(-values, axis=-1, kind="stable")
+    values = np.take_along_axis(values, order, -1)
+    tokens = np.take_along_axis(top, order, -1)
+    peak = values[:, :1]
+    # A row in which everything is excluded has no children: -inf minus -inf.
+    with np.errstate(invalid="ignore"):
+        total = np.log(np.exp((scores - peak) / sigma).sum(-1, keepdims=True))
+        log_probs = (values - peak) / sigma - total
+    counts = np.isfinite(log_probs).sum(-1).tolist()
+    return [
+        Children(row_tokens[:count], row_log_probs[:count])
+        for row_tokens, row_log_probs, count in zip(tokens.tolist(), log_probs.tolist(), counts, strict=True)
+    ]
+
+
+def _bias(sampling: SamplingParams, vocab_size: int) -> FloatArray | None:
+    """What is added to every row of logits: logit bias, and -inf for tokens that are never drawn."""
+    if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
+        return None
+    bias = np.zeros(vocab_size, np.float32)
+    if sampling.logit_bias:
+        bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
+    if sampling.allowed_token_ids:
+        allowed = np.zeros(vocab_size, bool)
+        allowed[list(sampling.allowed_token_ids)] = True
+        bias[~allowed] = _NEVER
+    bias[list(sampling.bad_token_ids)] = _NEVER
+    return bias
+
+
+def _truncated(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
+    """Logits with -inf outside top-k, top-p and min-p, as the drafter's own distribution has them."""
+    vocab_size = logits.shape[-1]
+    if 0 < sampling.top_k < vocab_size:
+        smallest = np.partition(logits, vocab_size - sampling.top_k, axis=-1)[:, vocab_size - sampling.top_k]
+        logits = np.where(logits < smallest[:, None], _NEVER, logits)
+    if sampling.top_p < 1:
+        logits = _nucleus(logits, sampling)
+    if sampling.min_p > 0:
+        floor = logits.max(-1, keepdims=True) + np.float32(sampling.temperature * np.log(sampling.min_p))
+        logits = np.where(logits < floor, _NEVER, logits)
+    return logits
+
+
+def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
+    """Keep the likeliest tokens up to probability top-p; rows whose nucleus is wider than we look stay whole."""
+    vocab_size = logits.shape[-1]
+    peak = logits.max(-1, keepdims=True)
+    if not np.isfinite(peak).all():
+        return logits
+    weights = np.exp((logits - peak) / np.float32(sampling.temperature))
+    likeliest = -np.partition(-weights, min(NUCLEUS_TOKENS, vocab_size - 1), axis=-1)[:, :NUCLEUS_TOKENS]
+    likeliest = -np.sort(-likeliest, axis=-1)
+    share = likeliest.cumsum(-1) / weights.sum(-1, keepdims=True)
+    # The token that reaches top-p is kept.
+    last = (share < sampling.top_p).sum(-1)
+    found = last < likeliest.shape[-1]
+    smallest = np.take_along_axis(likeliest, np.minimum(last, likeliest.shape[-1] - 1)[:, None], -1)
+    kept: FloatArray = np.where(found[:, None] & (weights < smallest), _NEVER, logits)
+    return kept

@@ -1,0 +1,1 @@
+"""The kinds of drafters, one file each, and what they share."""

@@ -1,0 +1,57 @@
+"""What a drafter kind implements. All of it but `info` is called on the model thread alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What a drafter is and what it needs.
+
+    `max_length` is the longest sequence, in tokens, that it can read. `acceptance_by_rank` is the calibrated
+    probability that a child is right, by its rank among its siblings; empty when it was not measured.
+    """
+
+    kind: str
+    model: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_length: int
+    feature_size: int = 0
+    acceptance_by_rank: tuple[float, ...] = ()
+
+
+class DraftSequence(Protocol):
+    """A drafter's state behind one sequence."""
+
+    def extend(self, token_ids: Sequence[int], features: bytes) -> None:
+        """Take in committed tokens (ids in the vocabulary), with the target's hidden states where it needs them."""
+        ...
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+        ...
+
+    def prepare(self) -> None:
+        """Work that makes the next draft faster; called when nothing else is waiting, after a tree was sent."""
+        ...
+
+
+class Drafter(Protocol):
+    """A loaded drafter."""
+
+    info: DrafterInfo
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> DraftSequence:
+        """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run once whatever is slow the first time."""
+        ...

@@ -1,0 +1,131 @@
+"""Loading a drafter's checkpoint and choosing the fastest forward pass that gives the model's own logits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+
+from coppice.errors import IncompatibleError
+from coppice.tokenizer import fingerprint, load_tokenizer_json
+from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
+from drafter_svc.drafters.llama_forward import LlamaForward, is_supported
+from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+
+logger = logging.getLogger(__name__)
+
+CALIBRATION_FILE = "drafter.json"
+# Largest accepted difference between two ways to the same logits, relative to the largest logit (at least 1).
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured about a checkpoint; `sigma` is the scale of its log-probability errors, in nats."""
+
+    sigma: float = 1.0
+    acceptance_by_rank: tuple[float, ...] = ()
+
+
+def load_model(reference: str, device: torch.device) -> PreTrainedModel:
+    """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
+
+    Raises:
+        OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
+    """
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
+    )
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def load_fingerprint(reference: str) -> str:
+    """The fingerprint of a checkpoint's tokenizer.
+
+    Raises:
+        IncompatibleError: the checkpoint has no tokenizer whose rules can be compared.
+    """
+    if (Path(reference) / "tokenizer.json").is_file():
+        return fingerprint(load_tokenizer_json(Path(reference)))
+    tokenizer: Any = AutoTokenizer.from_pretrained(reference, trust_remote_code=False)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise IncompatibleError(f"the checkpoint {reference} has no tokenizer.json and none can be made")
+    return fingerprint(backend.to_str().encode())
+
+
+def load_calibration(reference: str) -> Calibration:
+    """What `drafter.json` in a checkpoint directory says; defaults where there is none.
+
+    Raises:
+        IncompatibleError: the file is not what it should be.
+    """
+    path = Path(reference) / CALIBRATION_FILE
+    if not path.is_file():
+        return Calibration()
+    try:
+        content = json.loads(path.read_text())
+        calibration = Calibration(
+            float(content.get("sigma", 1.0)), tuple(float(value) for value in content.get("acceptance_by_rank", ()))
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise IncompatibleError(f"{path}: {error}") from error
+    if not (calibration.sigma > 0 and math.isfinite(calibration.sigma)):
+        raise IncompatibleError(f"{path}: sigma must be a finite number above 0, got {calibration.sigma}")
+    return calibration
+
+
+def choose_forward(model: PreTrainedModel) -> Forward[Any]:
+    """The first of lean, cached and plain whose logits on a small tree agree with the model run plainly."""
+    plain = PlainForward(model)
+    expected = probe(plain)
+    bound = TOLERANCES.get(model.dtype, 1e-3) * max(1.0, float(np.abs(expected).max()))
+    candidates: list[type[LlamaForward] | type[CachedForward]] = [CachedForward]
+    if is_supported(model):
+        candidates.insert(0, LlamaForward)
+    for kind in candidates:
+        try:
+            forward: Forward[Any] = _build(kind, model)
+            deviation = float(np.abs(probe(forward) - expected).max())
+        # What models raise when they do not take our mask or cache; anything else is our own mistake.
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+            logger.warning("%s does not work for this model: %s", kind.__name__, error)
+            continue
+        if deviation <= bound:
+            logger.info("forward pass: %s, off by at most %.2g", kind.__name__, deviation)
+            return forward
+        logger.warning("%s is off by %.2g, more than %.2g", kind.__name__, deviation, bound)
+    logger.warning("forward pass: PlainForward, which computes every path from its first token")
+    return plain
+
+
+def probe(forward: Forward[Any]) -> FloatArray:
+    """Logits [rows, vocab] of a short prompt, a tree behind it, and what follows when part of the tree is kept."""
+    tokens = np.random.default_rng(0).integers(0, forward.vocab_size, 16).tolist()
+    # Siblings must differ.
+    first, second = 0, 1
+    cache = TreeCache(forward)
+    logits = [cache.extend(tokens[:6])[None]]
+    logits.append(cache.grow([first, second, tokens[6]], [-1, -1, -1], [1, 1, 1]))
+    logits.append(cache.grow([second, first], [1, 0], [2, 2]))
+    logits.append(cache.grow([tokens[7]], [3], [3]))
+    cache.follow([second, second])
+    logits.append(cache.extend(tokens[8:11])[None])
+    logits.append(cache.grow([first, second], [-1, -1], [1, 1]))
+    return np.concatenate(logits)
+
+
+def _build(kind: type[LlamaForward] | type[CachedForward], model: PreTrainedModel) -> Forward[Any]:
+    if kind is LlamaForward:
+        assert isinstance(model, LlamaForCausalLM)
+        return LlamaForward(model)
+    return CachedForward(model)

@@ -1,0 +1,172 @@
+"""A lean forward pass for models of the Llama architecture.
+
+For small models most of transformers' time per step is overhead. Here query, key and value share one matrix, as do
+gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows.
+
+Axes: R new rows, S cached rows, H query heads, K key heads, G = H / K, D head size, L layers, C capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from drafter_svc.drafters.hf_forward import max_positions, to_numpy
+from drafter_svc.drafters.packed_linear import Linear, make_linear
+from drafter_svc.drafters.tree_cache import FloatArray, Rows
+
+# Capacity is a multiple of this many rows and at least doubles when it is exceeded.
+CAPACITY_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(slots=True)
+class KvStore:
+    """Keys and values [L, 2, K, C, D] of one sequence, of which the first `length` rows count."""
+
+    kv: Tensor
+    length: int = 0
+
+
+def is_supported(model: PreTrainedModel) -> bool:
+    """Whether the model is a Llama without biases, with plain rotary positions and SiLU."""
+    config = model.config
+    return (
+        type(model) is LlamaForCausalLM
+        and config.hidden_act in ("silu", "swish")
+        and (config.rope_parameters or {}).get("rope_type", "default") == "default"
+        and not any(name.endswith("_proj.bias") for name, _ in model.named_parameters())
+    )
+
+
+class LlamaForward:
+    """The pass over a copy of a model's weights. The model must be one that `is_supported`."""
+
+    @torch.inference_mode()
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        config = model.config
+        self.vocab_size = config.vocab_size
+        self.max_positions = max_positions(model)
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads or self._heads
+        self._head_size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps = config.rms_norm_eps
+        self._embedding = model.model.embed_tokens.weight.detach()
+        self._norm = model.model.norm.weight.detach()
+        self._head = make_linear(model.lm_head.weight)
+        self._layers = [_layer(layer) for layer in model.model.layers]
+        self._cos, self._sin = _rotary_tables(model, self.max_positions)
+
+    def new_store(self) -> KvStore:
+        """An empty store."""
+        shape = (len(self._layers), 2, self._kv_heads, 0, self._head_size)
+        return KvStore(self._embedding.new_empty(shape))
+
+    @torch.inference_mode()
+    def run(self, store: KvStore, rows: Rows) -> FloatArray:
+        """Append the rows; returns logits [num_logits, vocab]."""
+        count = len(rows.token_ids)
+        _reserve(store, store.length + count)
+        device = self._embedding.device
+        hidden = F.embedding(torch.from_numpy(rows.token_ids).to(device), self._embedding)
+        positions = torch.from_numpy(rows.positions).to(device)
+        rotation = self._cos[positions], self._sin[positions]
+        mask = self._folded_mask(rows)
+        for index, layer in enumerate(self._layers):
+            hidden = self._attend(layer, store, index, hidden, rotation, mask)
+            normed = F.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
+            gate, up = layer.gate_up(normed).chunk(2, -1)
+            hidden = hidden + layer.down(F.silu(gate).mul_(up))
+        store.length += count
+        last = F.rms_norm(hidden[count - rows.num_logits :], hidden.shape[-1:], self._norm, self._eps)
+        return to_numpy(self._head(last))
+
+    @torch.inference_mode()
+    def keep(self, store: KvStore, first: int, rows: Sequence[int]) -> None:
+        """Keep rows up to `first` and the given ones."""
+        end = first + len(rows)
+        if list(rows) != list(range(first, end)):
+            index = torch.tensor(rows, device=store.kv.device)
+            store.kv[:, :, :, first:end] = store.kv.index_select(3, index)
+        store.length = end
+
+    def _folded_mask(self, rows: Rows) -> Tensor | None:
+        """The mask [G * R, S + R] for folded heads; None where every row sees all."""
+        if not rows.mask.any():
+            return None
+        mask = torch.from_numpy(rows.mask).to(self._embedding.device, self._embedding.dtype)
+        return mask.repeat(self._heads // self._kv_heads, 1)
+
+    def _attend(
+        self,
+        layer: _Layer,
+        store: KvStore,
+        index: int,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Hidden states [R, hidden] after a layer's attention; its keys and values go to the store."""
+        count, heads, kv_heads, size = len(hidden), self._heads, self._kv_heads, self._head_size
+        normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, self._eps)
+        qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, size)
+        cos, signed_sin = rotation
+        turning = qkv[:, : heads + kv_heads]
+        turned = torch.addcmul(turning * cos, turning.roll(size // 2, -1), signed_sin)
+        end = store.length + count
+        kv = store.kv[index, :, :, :end]
+        kv[0, :, store.length :] = turned[:, heads:].transpose(0, 1)
+        kv[1, :, store.length :] = qkv[:, heads + kv_heads :].transpose(0, 1)
+        folded = turned[:, :heads].view(count, kv_heads, -1, size).permute(1, 2, 0, 3)
+        query = folded.reshape(1, kv_heads, -1, size)
+        seen = F.scaled_dot_product_attention(query, kv[0, None], kv[1, None], attn_mask=mask)
+        joined = seen.view(kv_heads, -1, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
+        return hidden + layer.output(joined)
+
+
+def _layer(layer: LlamaDecoderLayer) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    return _Layer(
+        input_norm=layer.input_layernorm.weight.detach(),
+        qkv=make_linear(qkv),
+        output=make_linear(attention.o_proj.weight),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
+        down=make_linear(mlp.down_proj.weight),
+    )
+
+
+def _rotary_tables(model: LlamaForCausalLM, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines [positions, 1, D]: rotated x = x * cos + roll(x, D / 2) * signed sin."""
+    frequencies = model.model.rotary_emb.inv_freq.float()
+    angles = torch.arange(length, device=frequencies.device).float()[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    tables = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return tables[0][:, None].to(model.dtype), tables[1][:, None].to(model.dtype)
+
+
+def _reserve(store: KvStore, length: int) -> None:
+    """Make room for `length` rows."""
+    capacity = store.kv.shape[3]
+    if length <= capacity:
+        return
+    wanted = max(length, 2 * capacity)
+    grown = store.kv.new_empty((*store.kv.shape[:3], -(-wanted // CAPACITY_STEP) * CAPACITY_STEP, store.kv.shape[4]))
+    grown[:, :, :, : store.length] = store.kv[:, :, :, : store.length]
+    store.kv = grown

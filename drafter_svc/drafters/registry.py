@@ -1,0 +1,30 @@
+"""Which drafter kinds there are. A kind is a module with `load(config) -> Drafter`, imported only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from coppice.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from drafter_svc.config import DrafterConfig
+    from drafter_svc.drafters.base import Drafter
+
+KINDS = {"small-lm": "drafter_svc.drafters.small_lm"}
+
+
+def load_drafter(config: DrafterConfig) -> Drafter:
+    """Build the drafter that the configuration names.
+
+    Raises:
+        UnsupportedError: there is no such kind.
+        IncompatibleError: the checkpoint cannot be used by this kind.
+        OSError, ValueError: the checkpoint cannot be read.
+    """
+    if config.drafter_kind not in KINDS:
+        known = ", ".join(sorted(KINDS))
+        raise UnsupportedError(f"there is no drafter kind {config.drafter_kind!r}; there are: {known}")
+    load: Callable[[DrafterConfig], Drafter] = import_module(KINDS[config.drafter_kind]).load
+    return load(config)

@@ -1,0 +1,57 @@
+"""The one thread that runs the model: jobs in order, and idle work when no job waits."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+
+
+class ModelThread:
+    """Runs jobs one after the other, first in first out; idle work only while no job waits.
+
+    A job that raises is logged; it must report its own failure to whoever waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._idle: deque[Job] = deque()
+        self._thread = threading.Thread(target=self._run, name="drafter-model", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Run a job after those that were submitted before it. Any thread may call this."""
+        self._jobs.put(job)
+
+    def submit_idle(self, job: Job) -> None:
+        """Run a job when no other waits. Only a job, on this thread, may call this."""
+        self._idle.append(job)
+
+    def stop(self) -> None:
+        """Finish the submitted jobs, drop the idle ones and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:
+                logger.exception("a job of the model thread failed")
+
+    def _next(self) -> Job | None:
+        if self._idle:
+            try:
+                return self._jobs.get_nowait()
+            except queue.Empty:
+                return self._idle.popleft()
+        return self._jobs.get()

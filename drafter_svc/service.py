@@ -1,0 +1,227 @@
+"""The gRPC face of a drafter: messages in, trees out; the model itself runs on its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.rpc import code_pb2
+
+from coppice import rpc
+from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.v1 import drafter_pb2 as pb
+from coppice.v1 import drafter_pb2_grpc
+from coppice.version import VERSION
+from coppice.wire import sampling_from_proto, tree_to_proto
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.session import (
+    Draft,
+    DuplicateSequenceError,
+    Opening,
+    Outcome,
+    Session,
+    UnknownSequenceError,
+)
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
+
+
+class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
+    """Serves one drafter to any number of streams. `thread` must have been started."""
+
+    def __init__(self, drafter: Drafter, thread: ModelThread, max_nodes: int, max_sequences: int) -> None:
+        self.drafter = drafter
+        self.thread = thread
+        self.max_nodes = max_nodes
+        self._max_sequences = max_sequences
+        self._num_sequences = 0
+
+    @rpc.streaming
+    async def Draft(
+        self,
+        request_iterator: AsyncIterator[pb.DraftRequest],
+        context: grpc.aio.ServicerContext[pb.DraftRequest, pb.DraftResponse],
+    ) -> AsyncIterator[pb.DraftResponse]:
+        """Trees for the sequences of one peer, until it has nothing more to say and is answered, or goes away."""
+        stream = DraftStream(self)
+        reader = asyncio.create_task(stream.read(request_iterator))
+        try:
+            while (response := await stream.responses.get()) is not None:
+                yield response
+            await reader
+        finally:
+            reader.cancel()
+            stream.close()
+
+    @rpc.unary
+    async def Describe(
+        self,
+        request: pb.DrafterServiceDescribeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> pb.DrafterServiceDescribeResponse:
+        """What this drafter is and what it needs."""
+        info = self.drafter.info
+        return pb.DrafterServiceDescribeResponse(
+            kind=info.kind,
+            model=info.model,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            vocab_size=info.vocab_size,
+            needs_features=info.feature_size > 0,
+            feature_size=info.feature_size,
+            acceptance_by_rank=info.acceptance_by_rank,
+            version=VERSION,
+        )
+
+    def new_session(self, opening: Opening) -> Session:
+        """A session that counts against the limit until `release`.
+
+        Raises:
+            InvalidRequestError: the drafter cannot take this sequence.
+            OverloadedError: too many sequences are open.
+        """
+        opening.check(self.drafter.info)
+        if self._num_sequences >= self._max_sequences:
+            raise OverloadedError(f"{self._num_sequences} sequences are open, the most this drafter holds")
+        self._num_sequences += 1
+        return Session(self.drafter, opening)
+
+    def release(self, session: Session) -> None:
+        """End a session; its memory goes when the model thread lets go of it."""
+        session.closed = True
+        self._num_sequences -= 1
+
+
+class DraftStream:
+    """One peer's sequences. All methods run on the event loop, except where they say otherwise.
+
+    After an error a sequence is gone: later outcomes for it get NOT_FOUND, and its id may be opened anew.
+    """
+
+    def __init__(self, service: DrafterService) -> None:
+        self._service = service
+        self._thread = service.thread
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[int, Session] = {}
+        # None ends the stream.
+        self.responses: asyncio.Queue[pb.DraftResponse | None] = asyncio.Queue()
+
+    async def read(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
+        """Handle messages in order until the peer ends its side, then end ours behind the last answer."""
+        try:
+            async for request in requests:
+                try:
+                    self._handle(request)
+                except CoppiceError as error:
+                    self._fail(request.sequence_id, error)
+        finally:
+            self._thread.submit(lambda: self._post(None))
+
+    def close(self) -> None:
+        """Free every sequence."""
+        for session in self._sessions.values():
+            self._service.release(session)
+        self._sessions.clear()
+
+    def _handle(self, request: pb.DraftRequest) -> None:
+        kind = request.WhichOneof("event")
+        if kind == "outcome":
+            self._outcome(request.sequence_id, request.outcome)
+        elif kind == "open":
+            self._open(request.sequence_id, request.open)
+        elif kind == "expect":
+            # A hint. Drafting ahead behind its tree would be idle work of the session, as `prepare` is.
+            self._session(request.sequence_id)
+        elif kind == "close":
+            # Closing what an error has closed already is no mistake.
+            session = self._sessions.pop(request.sequence_id, None)
+            if session is not None:
+                self._service.release(session)
+        else:
+            raise InvalidRequestError("event", "must be set")
+
+    def _open(self, sequence_id: int, message: pb.OpenDraft) -> None:
+        if sequence_id in self._sessions:
+            raise DuplicateSequenceError(f"sequence {sequence_id} is open already")
+        opening = Opening(
+            prompt=tuple(message.prompt_token_ids),
+            sampling=sampling_from_proto(message.sampling),
+            max_nodes=min(message.max_nodes, self._service.max_nodes),
+        )
+        session = self._service.new_session(opening)
+        self._sessions[sequence_id] = session
+        self._schedule(sequence_id, session)
+
+    def _outcome(self, sequence_id: int, message: pb.DraftOutcome) -> None:
+        session = self._session(sequence_id)
+        budget = min(message.max_nodes, self._service.max_nodes) if message.HasField("max_nodes") else None
+        session.post(Outcome(message.base_length, tuple(message.token_ids), message.features, budget))
+        self._schedule(sequence_id, session)
+
+    def _session(self, sequence_id: int) -> Session:
+        session = self._sessions.get(sequence_id)
+        if session is None:
+            raise UnknownSequenceError(f"sequence {sequence_id} is not open")
+        return session
+
+    def _schedule(self, sequence_id: int, session: Session) -> None:
+        if session.schedule():
+            self._thread.submit(lambda: self._advance(sequence_id, session))
+
+    def _fail(self, sequence_id: int, error: CoppiceError) -> None:
+        session = self._sessions.pop(sequence_id, None)
+        if session is not None:
+            self._service.release(session)
+        status = rpc.error_status(error)
+        self._put_error(sequence_id, status.code, status.message)
+
+    def _put_error(self, sequence_id: int, code: int, message: str) -> None:
+        error = pb.DraftError(code=code, message=message)
+        self.responses.put_nowait(pb.DraftResponse(sequence_id=sequence_id, error=error))
+
+    def _drop(self, sequence_id: int, session: Session, code: int, message: str) -> None:
+        """Report that drafting failed, unless the sequence has ended meanwhile."""
+        if self._sessions.get(sequence_id) is session:
+            del self._sessions[sequence_id]
+            self._service.release(session)
+            self._put_error(sequence_id, code, message)
+
+    def _advance(self, sequence_id: int, session: Session) -> None:
+        """Draft for a session and send the tree. On the model thread."""
+        if session.closed:
+            return
+        started = time.perf_counter()
+        try:
+            draft = session.advance()
+        except CoppiceError as error:
+            status = rpc.error_status(error)
+            self._call(self._drop, sequence_id, session, status.code, status.message)
+            return
+        except Exception:
+            incident = uuid.uuid4().hex[:12]
+            logger.exception("drafting failed, incident %s", incident)
+            message = f"internal error, incident {incident}"
+            self._call(self._drop, sequence_id, session, code_pb2.INTERNAL, message)
+            return
+        if draft is not None and not session.closed:
+            self._post(_response(sequence_id, draft, time.perf_counter() - started))
+        self._thread.submit_idle(session.prepare)
+
+    def _post(self, response: pb.DraftResponse | None) -> None:
+        """Queue a response, or the end of the stream. On the model thread."""
+        self._call(self.responses.put_nowait, response)
+
+    def _call(self, function: Any, *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _response(sequence_id: int, draft: Draft, elapsed_s: float) -> pb.DraftResponse:
+    tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
+    return pb.DraftResponse(sequence_id=sequence_id, tree=tree)

@@ -1,0 +1,127 @@
+"""What the service remembers about one sequence, and the events that change it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import grpc
+
+from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.sampling import SamplingParams, check_token_ids
+from coppice.tree import TokenTree
+from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence
+
+
+class UnknownSequenceError(CoppiceError):
+    """A message for a sequence that was never opened, or has ended."""
+
+    status = grpc.StatusCode.NOT_FOUND
+
+
+class DuplicateSequenceError(CoppiceError):
+    """A sequence is opened that is open already."""
+
+    status = grpc.StatusCode.ALREADY_EXISTS
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none)."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_nodes: int
+
+    def check(self, info: DrafterInfo) -> None:
+        """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
+        if not self.prompt:
+            raise InvalidRequestError("open.prompt_token_ids", "must not be empty")
+        if len(self.prompt) > info.max_length:
+            raise InvalidRequestError(
+                "open.prompt_token_ids", f"{len(self.prompt)} tokens, more than the context of {info.max_length}"
+            )
+        check_token_ids("open.prompt_token_ids", self.prompt, info.vocab_size)
+        for name, token_ids in self.sampling.named_token_ids().items():
+            check_token_ids(f"open.{name}", token_ids, info.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Tokens committed by a round. `max_nodes` replaces the budget from now on, unless None."""
+
+    base_length: int
+    token_ids: tuple[int, ...]
+    features: bytes
+    max_nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree behind the first `base_length` committed tokens."""
+
+    base_length: int
+    tree: TokenTree
+
+
+class Session:
+    """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
+
+    def __init__(self, drafter: Drafter, opening: Opening) -> None:
+        self._drafter = drafter
+        self._opening = opening
+        self._sequence: DraftSequence | None = None
+        self._length = len(opening.prompt)
+        self._max_nodes = opening.max_nodes
+        self._inbox: deque[Outcome] = deque()
+        self._scheduled = False
+        # Set by the event loop when the sequence ends; the model thread then leaves it alone.
+        self.closed = False
+
+    def post(self, outcome: Outcome) -> None:
+        """Leave an outcome for the model thread."""
+        self._inbox.append(outcome)
+
+    def schedule(self) -> bool:
+        """Whether a job must be submitted; False while one that will see all posted outcomes is waiting."""
+        if self._scheduled:
+            return False
+        self._scheduled = True
+        return True
+
+    def advance(self) -> Draft | None:
+        """Take in everything posted and draft once, for the newest state. On the model thread.
+
+        None when the budget asks for no tree or there is nothing new.
+
+        Raises:
+            InvalidRequestError: an outcome does not fit the sequence, which is then beyond use.
+        """
+        # Cleared before the inbox is read: whatever is posted later finds a new job.
+        self._scheduled = False
+        fresh = self._sequence is None
+        if self._sequence is None:
+            self._sequence = self._drafter.open(self._opening.prompt, self._opening.sampling)
+        num_outcomes = 0
+        while self._inbox:
+            self._apply(self._sequence, self._inbox.popleft())
+            num_outcomes += 1
+        if not (fresh or num_outcomes) or self._max_nodes == 0:
+            return None
+        return Draft(self._length, self._sequence.draft(self._max_nodes))
+
+    def prepare(self) -> None:
+        """Get ready for the next outcome. On the model thread, when nothing else waits."""
+        if not self.closed and self._sequence is not None:
+            self._sequence.prepare()
+
+    def _apply(self, sequence: DraftSequence, outcome: Outcome) -> None:
+        if outcome.base_length != self._length:
+            raise InvalidRequestError(
+                "outcome.base_length", f"is {outcome.base_length}, but {self._length} tokens are committed"
+            )
+        check_token_ids("outcome.token_ids", outcome.token_ids, self._drafter.info.vocab_size)
+        sequence.extend(outcome.token_ids, outcome.features)
+        self._length += len(outcome.token_ids)
+        if outcome.max_nodes is not None:
+            self._max_nodes = outcome.max_nodes

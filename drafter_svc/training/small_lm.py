@@ -1,0 +1,147 @@
+"""`coppice train small-lm`: a small Llama distilled from the target, on the target's own text and on the corpus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from drafter_svc.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
+from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
+from training.checkpoint import save_checkpoint
+from training.corpus import read_corpus
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.token_store import TokenStore
+
+# Two layers: the second can look for what followed an earlier occurrence, which code is full of.
+LAYERS = 2
+HIDDEN = 256
+INTERMEDIATE = 640
+HEADS = 4
+KV_HEADS = 2
+EVALUATION_ROWS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class SmallLmRecipe:
+    """Everything that decides the result of a run. Half of a batch is the target's own text, half is corpus."""
+
+    steps: int = 1500
+    rows: int = 48
+    sample_rows: int = 8192
+    learning_rate: float = 4e-3
+    cooldown_share: float = 0.5
+    # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
+    total_variation: float = 1.0
+    seed: int = 0
+
+
+def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
+    """A two-layer Llama whose embeddings start as the principal components of the target's."""
+    torch.manual_seed(seed)
+    source = target.config
+    config = LlamaConfig(
+        vocab_size=source.vocab_size,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=source.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=source.bos_token_id,
+        eos_token_id=source.eos_token_id,
+        pad_token_id=source.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    embeddings: Tensor = target.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
+    left, values, _ = torch.linalg.svd(embeddings, full_matrices=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(left[:, :HIDDEN] * values[:HIDDEN])
+    return model
+
+
+def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total_variation: float) -> Tensor:
+    """KL(teacher || student) plus weighted total variation, mean over positions; logits [..., vocab]."""
+    teacher = teacher_logits.float().log_softmax(-1)
+    student = student_logits.float().log_softmax(-1)
+    teacher_p, student_p = teacher.exp(), student.exp()
+    divergence = (teacher_p * (teacher - student)).sum(-1)
+    distance = 0.5 * (teacher_p - student_p).abs().sum(-1)
+    return (divergence + total_variation * distance).mean()
+
+
+def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SmallLmRecipe) -> None:
+    """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
+    tokenizer = AutoTokenizer.from_pretrained(target_dir)
+    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
+    state_dir = out.with_name(out.name + ".state")
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    shape = SampleShape(rows=recipe.sample_rows)
+    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
+    model = new_small_lm(target, recipe.seed).train()
+    can_compile = shutil.which("g++") is not None
+    teacher = torch.compile(target) if can_compile else target
+    fused_loss = torch.compile(distillation_loss) if can_compile else distillation_loss
+    held_out = store.held_out_batches(windows=48, rows=16, length=shape.length)
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        ids = training_rows(store, samples, recipe, step)
+        with torch.no_grad():
+            teacher_logits = teacher(input_ids=ids, use_cache=False).logits
+        value: Tensor = fused_loss(
+            runner(input_ids=ids, use_cache=False).logits, teacher_logits, recipe.total_variation
+        )
+        return value
+
+    def evaluate(runner: nn.Module) -> float:
+        losses = [float(runner(input_ids=ids, labels=ids, use_cache=False).loss) for ids in held_out]
+        return sum(losses) / len(losses)
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
+    loop.run()
+    report = _report(target, model.eval(), store, shape, recipe.seed)
+    extra = _card_extra(report, samples.numel(), target_dir)
+    save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
+    (out / "drafter.json").write_text(json.dumps({"sigma": report.sigma, "within_rank": report.within_rank}) + "\n")
+
+
+def training_rows(store: TokenStore, samples: Tensor, recipe: SmallLmRecipe, step: int) -> Tensor:
+    """A batch [rows, length]: half the target's continuations, half corpus windows; a function of the step alone."""
+    half = recipe.rows // 2
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    chosen = torch.randint(len(samples), (half,), generator=generator)
+    corpus = store.training_batch(recipe.seed, step, recipe.rows - half, samples.shape[1])
+    return torch.cat([samples[chosen], corpus])
+
+
+def _report(
+    target: PreTrainedModel, drafter: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int
+) -> AcceptanceReport:
+    """Acceptance on the target's continuations of held-out prompts."""
+    rows = {}
+    target = target.float()
+    for number, temperature in enumerate(TEMPERATURES):
+        torch.manual_seed(seed + number)
+        (windows,) = store.held_out_batches(EVALUATION_ROWS, EVALUATION_ROWS, shape.prompt_tokens)
+        continued = continue_prompts(target, windows, shape.new_tokens, temperature)
+        rows[temperature] = torch.from_numpy(continued.astype("int64"))
+    return measure_acceptance(target, drafter, rows, shape.prompt_tokens, seed)
+
+
+def _card_extra(report: AcceptanceReport, sample_tokens: int, target_dir: Path) -> str:
+    return f"""
+Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own continuations (half at T = 1, a quarter each
+at 0.7 and greedy) and as much corpus text. Share of positions at which the target's token is among the first k
+children, both models adding the same noise, on {report.positions:,} positions of the target's continuations of
+held-out prompts (calibrated sigma {report.sigma}):
+
+{report.table()}
+"""

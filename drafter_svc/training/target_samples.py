@@ -1,0 +1,78 @@
+"""The target's own continuations: what a drafter has to predict is what the target says, not what the corpus says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedModel
+
+from training.token_store import TokenArray
+
+# Share of the rows drawn at each temperature; 0 is greedy. Greedy output of a small model loops, so it is the least.
+TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShape:
+    """How many continuations there are, and how long prompt and continuation are, in tokens."""
+
+    rows: int = 8192
+    batch: int = 64
+    prompt_tokens: int = 48
+    new_tokens: int = 144
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.prompt_tokens + self.new_tokens
+
+
+@torch.inference_mode()
+def sample_target(
+    target: PreTrainedModel, corpus: TokenArray, shape: SampleShape, seed: int, cache: Path
+) -> npt.NDArray[np.int64]:
+    """Continue random windows of `corpus` with the target: token ids [rows, length].
+
+    Every batch is a function of (seed, its number) and is kept under `cache`, so that an interrupted run goes on.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    batches = []
+    for number in tqdm(range(shape.rows // shape.batch), desc="sampling the target", mininterval=5):
+        path = cache / f"samples-{number:05}.npy"
+        if not path.exists():
+            np.save(path, _sample_batch(target, corpus, shape, [seed, number]))
+        batches.append(np.load(path))
+    return np.concatenate(batches).astype(np.int64)
+
+
+def _sample_batch(
+    target: PreTrainedModel, corpus: TokenArray, shape: SampleShape, seed: list[int]
+) -> npt.NDArray[np.uint16]:
+    generator = np.random.default_rng(seed)
+    torch.manual_seed(int(generator.integers(2**31)))
+    temperatures, shares = zip(*TEMPERATURES, strict=True)
+    temperature = float(generator.choice(temperatures, p=shares))
+    starts = generator.integers(0, len(corpus) - shape.prompt_tokens, shape.batch)
+    prompts = np.stack([corpus[start : start + shape.prompt_tokens] for start in starts]).astype(np.int64)
+    return continue_prompts(target, torch.from_numpy(prompts), shape.new_tokens, temperature)
+
+
+def continue_prompts(
+    target: PreTrainedModel, prompts: torch.Tensor, new_tokens: int, temperature: float
+) -> npt.NDArray[np.uint16]:
+    """`prompts` [rows, tokens] and what the target says after them; end-of-text is a token like any other."""
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
+    config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0, **sampling)
+    prompts = prompts.to(target.device)
+    rows = target.generate(
+        prompts,  # type: ignore[operator]
+        generation_config=config,
+        attention_mask=torch.ones_like(prompts),
+    )
+    result: npt.NDArray[np.uint16] = rows.cpu().numpy().astype(np.uint16)
+    return result

@@ -1,0 +1,109 @@
+"""The orchestrator's configuration: one frozen object, read once from the environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class ConfigError(ValueError):
+    """A variable is missing or has a bad value; the message names it."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the orchestrator is told from outside; each field is the environment variable in lower case.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    verifier_address: str
+    drafter_addresses: tuple[str, ...] = ()
+    listen_address: str = "127.0.0.1:0"
+    # A drafter that does not fit, or that is not there in time, stops the start.
+    require_drafters: bool = False
+    # Most draft nodes of a round. On CPU every row of a pass costs; the bundled pair peaks near this.
+    max_nodes: int = 12
+    # Longest wait for a round's draft.
+    linger_ms: float = 40.0
+    # Requests running at once; more are turned away with RESOURCE_EXHAUSTED.
+    max_requests: int = 256
+    # For calls whose client sets no deadline.
+    default_timeout_s: float = 600.0
+    connect_timeout_s: float = 30.0
+    grace_s: float = 10.0
+    # How long running requests outlive the loss of the verifier before they fail.
+    resume_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check("VERIFIER_ADDRESS", bool(self.verifier_address), "must be set, for example 127.0.0.1:50051")
+        _check("MAX_NODES", 0 <= self.max_nodes <= 1024, f"must be in [0, 1024], got {self.max_nodes}")
+        _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
+        _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
+        for name in ("default_timeout_s", "connect_timeout_s", "resume_s"):
+            value = getattr(self, name)
+            _check(name.upper(), value > 0, f"must be above 0, got {value}")
+        _check("GRACE_S", self.grace_s >= 0, f"must be at least 0, got {self.grace_s}")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Config:
+        """The configuration that `env` describes.
+
+        Raises:
+            ConfigError: a variable is missing or has a bad value.
+        """
+        return cls(
+            verifier_address=env.get("VERIFIER_ADDRESS", "").strip(),
+            drafter_addresses=_read(env, "DRAFTER_ADDRESSES", _addresses, cls.drafter_addresses),
+            listen_address=_read(env, "LISTEN_ADDRESS", str, cls.listen_address),
+            require_drafters=_read(env, "REQUIRE_DRAFTERS", _boolean, cls.require_drafters),
+            max_nodes=_read(env, "MAX_NODES", int, cls.max_nodes),
+            linger_ms=_read(env, "LINGER_MS", _number, cls.linger_ms),
+            max_requests=_read(env, "MAX_REQUESTS", int, cls.max_requests),
+            default_timeout_s=_read(env, "DEFAULT_TIMEOUT_S", _number, cls.default_timeout_s),
+            connect_timeout_s=_read(env, "CONNECT_TIMEOUT_S", _number, cls.connect_timeout_s),
+            grace_s=_read(env, "GRACE_S", _number, cls.grace_s),
+            resume_s=_read(env, "RESUME_S", _number, cls.resume_s),
+        )
+
+
+def _read(env: Mapping[str, str], name: str, parse: Callable[[str], Value], default: Value) -> Value:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"must be finite, got {text}")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"must be true or false, got {text}")
+
+
+def _check(name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} {rule}")

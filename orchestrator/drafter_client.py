@@ -1,0 +1,225 @@
+"""Drafters as the orchestrator sees them: one stream each for all sequences; losing one costs speed only."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from coppice import wire
+from coppice.errors import IncompatibleError, InvalidTreeError
+from coppice.rpc import open_channel, status_code_name
+from coppice.tree import TokenTree
+from coppice.v1 import drafter_pb2, drafter_pb2_grpc
+from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
+from orchestrator.rounds import DraftOpening, Outcome
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class DraftHandler(Protocol):
+    """A sequence's owner. All calls come from the event loop and have to be quick."""
+
+    def draft_opening(self) -> DraftOpening:
+        """The sequence as it is now."""
+
+    def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
+
+    def on_drafters_changed(self) -> None:
+        """A drafter of this sequence came or went."""
+
+
+class DrafterClient:
+    """Follows sequences on one drafter, which is refused unless its tokenizer is the target's."""
+
+    def __init__(self, address: str, tokenizer_fingerprint: str) -> None:
+        self.address = address
+        self._fingerprint = tokenizer_fingerprint
+        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
+        self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
+        self._ids = itertools.count(1)
+        self._handlers: dict[int, DraftHandler] = {}
+        # Known once the drafter has been connected.
+        self.kind = ""
+        self.needs_features = False
+        self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
+            f"drafter {address}", self._stub.Draft, self
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be asked for drafts now."""
+        return self.stream.connected
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it follows now."""
+        return len(self._handlers)
+
+    def follows(self, sequence_id: int) -> bool:
+        """Whether a sequence has its drafts from here now."""
+        return self.connected and sequence_id in self._handlers
+
+    async def close(self) -> None:
+        """Close the stream."""
+        await self.stream.stop()
+        await self._channel.close()
+
+    def join(self, handler: DraftHandler) -> int:
+        """Ask for drafts of a sequence, now or as soon as the drafter is back; returns its id here."""
+        sequence_id = next(self._ids)
+        self._handlers[sequence_id] = handler
+        if self.connected:
+            self._open(sequence_id, handler)
+        return sequence_id
+
+    def outcome(self, sequence_id: int, outcome: Outcome, max_nodes: int | None) -> None:
+        """Tell what a round committed and, when it changes, how many nodes the next may have."""
+        if sequence_id in self._handlers:
+            message = drafter_pb2.DraftOutcome(
+                base_length=outcome.base_length,
+                token_ids=outcome.token_ids,
+                features=outcome.features if self.needs_features else b"",
+                max_nodes=max_nodes,
+            )
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
+
+    def leave(self, sequence_id: int) -> None:
+        """Stop following a sequence."""
+        if self._handlers.pop(sequence_id, None) is not None:
+            close = drafter_pb2.CloseDraft()
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
+
+    async def handshake(self) -> None:
+        """Make sure that the drafter speaks of the same tokens as the target."""
+        described = await self._stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
+        if described.tokenizer_fingerprint != self._fingerprint:
+            raise IncompatibleError(
+                f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
+                f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
+                f"{self._fingerprint}. Token ids would mean different text, also where the vocabularies have the "
+                "same size"
+            )
+        self.kind = described.kind
+        self.needs_features = described.needs_features
+
+    def on_up(self) -> None:
+        """Open every sequence from where it is."""
+        for sequence_id, handler in list(self._handlers.items()):
+            self._open(sequence_id, handler)
+            handler.on_drafters_changed()
+
+    def on_down(self) -> None:
+        """Tell the sequences that nothing will come for now."""
+        if self._handlers:
+            logger.warning("drafter %s lost, %d sequences go on without it", self.kind, len(self._handlers))
+        for handler in list(self._handlers.values()):
+            handler.on_drafters_changed()
+
+    def on_message(self, message: drafter_pb2.DraftResponse) -> None:
+        """Hand a tree to its sequence. A drafter that errs in one sequence is dropped from it."""
+        handler = self._handlers.get(message.sequence_id)
+        if handler is None:
+            return
+        if message.WhichOneof("event") == "error":
+            code = status_code_name(message.error.code)
+            self._drop(message.sequence_id, f"{code}: {message.error.message}")
+            return
+        try:
+            tree = wire.tree_from_proto(message.tree.tree)
+            assumed = tuple(message.tree.assumed_token_ids)
+            handler.on_tree(self.kind, message.tree.base_length, assumed, tree)
+        except InvalidTreeError as error:
+            self._drop(message.sequence_id, str(error))
+        except Exception:
+            logger.exception("a tree of drafter %s could not be used", self.kind)
+            self._drop(message.sequence_id, "internal error")
+
+    def _drop(self, sequence_id: int, reason: str) -> None:
+        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason)
+        handler = self._handlers.get(sequence_id)
+        self.leave(sequence_id)
+        if handler is not None:
+            handler.on_drafters_changed()
+
+    def _open(self, sequence_id: int, handler: DraftHandler) -> None:
+        opening = handler.draft_opening()
+        message = drafter_pb2.OpenDraft(
+            prompt_token_ids=opening.token_ids,
+            sampling=wire.sampling_to_proto(opening.sampling),
+            max_nodes=opening.max_nodes,
+        )
+        self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
+
+
+class DrafterPool:
+    """All drafters, known by kind; several of one kind share the sequences."""
+
+    def __init__(self, clients: Sequence[DrafterClient]) -> None:
+        self._clients = tuple(clients)
+
+    @property
+    def clients(self) -> tuple[DrafterClient, ...]:
+        """Every drafter, connected or not."""
+        return self._clients
+
+    def connected_kinds(self) -> tuple[str, ...]:
+        """Kinds that can be asked for drafts now."""
+        return tuple(sorted({client.kind for client in self._clients if client.connected}))
+
+    def known_kinds(self) -> frozenset[str]:
+        """Kinds that have been connected at some time."""
+        return frozenset(client.kind for client in self._clients if client.kind)
+
+    def choose(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
+        """The best replica of each given kind, or of every kind: one that is connected, then the least busy."""
+        best: dict[str, DrafterClient] = {}
+        for client in self._clients:
+            if not client.kind or (kinds and client.kind not in kinds):
+                continue
+            current = best.get(client.kind)
+            if current is None or _rank(client) < _rank(current):
+                best[client.kind] = client
+        return tuple(best.values())
+
+    async def start(self, timeout_s: float, require_all: bool) -> None:
+        """Connect to every drafter; those that are not there keep being tried in the background.
+
+        Raises:
+            IncompatibleError: `require_all`, and a drafter has another tokenizer or was not there within `timeout_s`.
+        """
+        for client in self._clients:
+            client.stream.start()
+        for client in self._clients:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await _settled(client, patient=require_all)
+            except TimeoutError:
+                logger.warning("drafter %s has not answered, going on without it", client.address)
+            if client.stream.refusal is not None:
+                if require_all:
+                    raise client.stream.refusal
+                logger.error("%s", client.stream.refusal)
+            elif require_all and not client.connected:
+                reason = client.stream.last_failure or "no answer"
+                raise IncompatibleError(f"the drafter {client.address} is required but not there ({reason})")
+
+    async def close(self) -> None:
+        """Close every stream."""
+        for client in self._clients:
+            await client.close()
+
+
+def _rank(client: DrafterClient) -> tuple[bool, int]:
+    return (not client.connected, client.num_sequences)
+
+
+async def _settled(client: DrafterClient, patient: bool) -> None:
+    """Return when it is connected or refused or, unless `patient`, when a first attempt has failed."""
+    stream = client.stream
+    while not (stream.connected or stream.refusal or (stream.num_attempts and not patient)):
+        await stream.changed()

@@ -1,0 +1,162 @@
+"""One request's drafts: its drafters' trees for the committed length, merged, pruned and sent to the verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from coppice.errors import InvalidTreeError
+from coppice.sampling import SamplingParams
+from coppice.tree import EMPTY_TREE, TokenTree
+from orchestrator.drafter_client import DrafterClient
+from orchestrator.merge import labelled, limit_depth, merge
+from orchestrator.planner import Load, Planner, RoundPlan, Situation
+from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.transcript import Transcript
+
+# Base length, tree, budget and, when it changes, the linger in microseconds.
+SendDraft = Callable[[int, TokenTree, int, int | None], None]
+
+
+class Drafting:
+    """Follows one request through its rounds on behalf of its drafters.
+
+    Whatever the drafters do, the verifier is told to wait only while a tree may still come.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[DrafterClient],
+        planner: Planner,
+        transcript: Transcript,
+        sampling: SamplingParams,
+        requested_nodes: int | None,
+        forced: bool,
+        vocab_size: int,
+    ) -> None:
+        self._clients = tuple(clients)
+        self._planner = planner
+        self._transcript = transcript
+        self._sampling = sampling
+        self._requested_nodes = requested_nodes
+        self._forced = forced
+        self._vocab_size = vocab_size
+        self._members: dict[DrafterClient, int] = {}
+        self._send: SendDraft | None = None
+        # Of the current round: each source's tree, and what the verifier was sent.
+        self._trees: dict[str, TokenTree] = {}
+        self._sent: list[TokenTree] = []
+        self._told_linger_us = 0
+        self._told_nodes = 0
+        self.load = Load()
+        self.stale_drafts = 0
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether a drafter needs the target's hidden states."""
+        return any(client.needs_features for client in self._clients)
+
+    def open(self) -> None:
+        """Ask every drafter to follow the request."""
+        for client in self._clients:
+            self._members[client] = client.join(self)
+
+    def close(self) -> None:
+        """Let go of every drafter, and of the verifier."""
+        self._send = None
+        members, self._members = self._members, {}
+        for client, sequence_id in members.items():
+            client.leave(sequence_id)
+
+    def opening_linger_us(self) -> int:
+        """The linger that the verifier is told as the sequence opens."""
+        self._told_linger_us = self._plan().linger_us
+        return self._told_linger_us
+
+    def opened(self, send: SendDraft) -> None:
+        """The verifier has the sequence now, and only that; a tree that is there already is sent again."""
+        self._send = send
+        if self._sent:
+            self._forward(self._sent[-1], self._plan())
+
+    def draft_opening(self) -> DraftOpening:
+        """The request as a drafter that begins to follow it has to know it."""
+        # The drafter that asks may be the first.
+        self._told_nodes = self._plan(has_drafter=True).max_nodes
+        return DraftOpening(tuple(self._transcript.tokens), self._sampling, self._told_nodes)
+
+    def round_done(self, outcome: Outcome) -> list[TokenTree]:
+        """Tell the drafters what was committed; returns the trees that had been sent for that round."""
+        if self._transcript.room == 1:
+            # The pass itself fills the last place, so there is nothing to draft and nothing to wait for.
+            sent = self.round_ended()
+            if self._told_linger_us:
+                self._forward(EMPTY_TREE, self._plan())
+            return sent
+        plan = self._plan()
+        new_nodes = plan.max_nodes if plan.max_nodes != self._told_nodes else None
+        self._told_nodes = plan.max_nodes
+        for client, sequence_id in self._members.items():
+            client.outcome(sequence_id, outcome, new_nodes)
+        sent = self.round_ended()
+        self._sync_linger()
+        return sent
+
+    def round_ended(self) -> list[TokenTree]:
+        """Forget the round's trees; returns those that had been sent."""
+        sent, self._sent = self._sent, []
+        self._trees.clear()
+        return sent
+
+    def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None:
+        """Use a drafter's tree if it hangs behind the committed tokens.
+
+        Raises:
+            InvalidTreeError: a token is not in the target's vocabulary.
+        """
+        if not self._is_current(base_length, assumed):
+            self.stale_drafts += 1
+            return
+        if any(token >= self._vocab_size for token in tree.token_ids):
+            raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
+        self._trees[source] = labelled(tree, source)
+        if not len(tree) and len(self._trees) < self._num_following():
+            return
+        plan = self._plan()
+        merged = merge(list(self._trees.values()))
+        best = limit_depth(merged, self._transcript.room - 1).prune(plan.max_nodes)
+        self._sent.append(best)
+        self._forward(best, plan)
+
+    def on_drafters_changed(self) -> None:
+        """Wait for drafts again, or no longer."""
+        self._sync_linger()
+
+    def _is_current(self, base_length: int, assumed: tuple[int, ...]) -> bool:
+        tokens = self._transcript.tokens
+        return base_length + len(assumed) == len(tokens) and (not assumed or tuple(tokens[base_length:]) == assumed)
+
+    def _num_following(self) -> int:
+        return sum(client.follows(sequence_id) for client, sequence_id in self._members.items())
+
+    def _plan(self, has_drafter: bool = False) -> RoundPlan:
+        return self._planner.plan(
+            Situation(
+                has_drafter=has_drafter or self._num_following() > 0,
+                requested_nodes=self._requested_nodes,
+                forced=self._forced,
+                load=self.load,
+            )
+        )
+
+    def _sync_linger(self) -> None:
+        plan = self._plan()
+        if plan.linger_us != self._told_linger_us:
+            # With the tree that the round has, if any: a draft without one would replace it.
+            self._forward(self._sent[-1] if self._sent else EMPTY_TREE, plan)
+
+    def _forward(self, tree: TokenTree, plan: RoundPlan) -> None:
+        if self._send is None:
+            return
+        changed = plan.linger_us if plan.linger_us != self._told_linger_us else None
+        self._told_linger_us = plan.linger_us
+        self._send(self._transcript.length, tree, plan.max_nodes, changed)

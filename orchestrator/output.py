@@ -1,0 +1,86 @@
+"""What the client gets to see: text from tokens, and deltas that pile up into one while the client is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coppice.stop_strings import StopStringMatcher
+from coppice.tokenizer import TargetTokenizer
+from orchestrator.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new since the last delta."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.token_ids)
+
+
+class Output:
+    """The output of one request, after what an interrupted call has delivered of it already.
+
+    However many outcomes arrive before the client takes a delta, only one delta is kept, so that a slow client costs
+    no more than its own output.
+    """
+
+    def __init__(
+        self, tokenizer: TargetTokenizer, transcript: Transcript, stop_strings: Sequence[str], want_text: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._transcript = transcript
+        self._decodes = want_text or bool(stop_strings)
+        self._wants_text = want_text
+        self._detokenizer = tokenizer.detokenizer(transcript.tokens[: transcript.num_prompt])
+        self._matcher = StopStringMatcher(stop_strings)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._decode(transcript.tokens[transcript.num_prompt :])
+        # All of it was delivered by the interrupted call; what is held back of it was not, and stays held.
+        self._text.clear()
+
+    @property
+    def stop_match(self) -> str | None:
+        """The stop string that the text has reached."""
+        return self._matcher.match
+
+    def last_token_text(self) -> str:
+        """Text of the last token alone, which the output leaves out when it is a stop token."""
+        return self._tokenizer.token_text(self._transcript.tokens[-1])
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that were just committed."""
+        self._token_ids.extend(token_ids)
+        self._decode(token_ids)
+
+    def finish(self) -> None:
+        """Let go of text that was held back, unless a stop string has ended it."""
+        if not self._decodes:
+            return
+        self._show(self._matcher.push(self._detokenizer.flush()))
+        if self._matcher.match is None:
+            self._show(self._matcher.flush())
+
+    def take(self) -> Delta:
+        """Everything since the last take."""
+        delta = Delta("".join(self._text), tuple(self._token_ids))
+        self._text.clear()
+        self._token_ids.clear()
+        return delta
+
+    def _decode(self, token_ids: Sequence[int]) -> None:
+        if not self._decodes:
+            return
+        # One by one: how much text a prefix of the tokens shows must not depend on how rounds grouped them, or a
+        # resumed call would lose or repeat some.
+        for token in token_ids:
+            if not self._transcript.is_stop(token):
+                self._show(self._matcher.push(self._detokenizer.push((token,))))
+
+    def _show(self, text: str) -> None:
+        if text and self._wants_text:
+            self._text.append(text)

@@ -1,0 +1,170 @@
+"""One long-lived bidirectional stream to a peer: reader, writer, and reconnects when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from coppice.errors import CoppiceError
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+ResponseIn = TypeVar("ResponseIn", contravariant=True)
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 1.0
+# The channel's own backoff must not outlast that of the stream, nor the time for which requests wait.
+CHANNEL_BACKOFF_MAX_MS = 1000
+# A peer with this many messages waiting for it has stopped reading.
+MAX_UNSENT = 8192
+
+
+class StreamEvents(Protocol[ResponseIn]):
+    """What a stream tells its owner, always from the event loop and never concurrently."""
+
+    async def handshake(self) -> None:
+        """Look at the peer before its stream is opened; a CoppiceError refuses it."""
+
+    def on_up(self) -> None:
+        """The stream is open: messages may be sent."""
+
+    def on_message(self, message: ResponseIn) -> None: ...
+
+    def on_down(self) -> None:
+        """The stream is lost, and everything that the peer knew through it."""
+
+
+class PeerStream(Generic[Request, Response]):
+    """Keeps a stream to one peer open. Messages are sent in order and never block the caller."""
+
+    def __init__(
+        self,
+        name: str,
+        open_call: Callable[[], grpc.aio.StreamStreamCall[Request, Response]],
+        events: StreamEvents[Response],
+    ) -> None:
+        self._name = name
+        self._open_call = open_call
+        self._events = events
+        self._outbox: asyncio.Queue[Request] | None = None
+        self._call: grpc.aio.StreamStreamCall[Request, Response] | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        # Why the last attempt to connect failed; None when it did not.
+        self.last_failure: str | None = None
+        # Set while the peer is refused.
+        self.refusal: CoppiceError | None = None
+        self.num_attempts = 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages reach the peer now."""
+        return self._outbox is not None
+
+    def start(self) -> None:
+        """Begin to connect, and keep connecting until `stop`."""
+        self._task = asyncio.create_task(self._run(), name=f"stream to {self._name}")
+
+    async def stop(self) -> None:
+        """Close the stream and stop reconnecting."""
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def changed(self) -> None:
+        """Return after the next change of `connected`, `refusal` or `num_attempts`."""
+        await self._changed.wait()
+
+    def send(self, message: Request) -> None:
+        """Queue a message; it is dropped when there is no stream, since `on_up` starts from scratch anyway."""
+        if self._outbox is None:
+            return
+        if self._outbox.qsize() >= MAX_UNSENT and self._call is not None:
+            logger.warning("%s does not read its messages, dropping its stream", self._name)
+            self._call.cancel()
+            return
+        self._outbox.put_nowait(message)
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _run(self) -> None:
+        delay_s = BACKOFF_MIN_S
+        while not self._stopping:
+            reason, was_up = await self._attempt()
+            if was_up or self.last_failure is None:
+                logger.warning("no stream to %s (%s), retrying", self._name, reason)
+            self.last_failure = reason
+            self.num_attempts += 1
+            self._announce()
+            delay_s = BACKOFF_MIN_S if was_up else min(delay_s * 2, BACKOFF_MAX_S)
+            # Jitter, so that many orchestrators do not come back in step.
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+
+    async def _attempt(self) -> tuple[str, bool]:
+        """One connection from beginning to end: why it ended, and whether it had been up."""
+        try:
+            await self._events.handshake()
+            self.refusal = None
+            await self._converse()
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}", self._end()
+        except CoppiceError as error:
+            self.refusal = error
+            return str(error), self._end()
+        except asyncio.CancelledError:
+            was_up = self._end()
+            task = asyncio.current_task()
+            # A call that we cancelled ourselves surfaces here too, and must not end the reconnecting.
+            if task is not None and task.cancelling():
+                raise
+            return "cancelled", was_up
+        except Exception:
+            # A bug of ours must not be the end of all reconnecting.
+            logger.exception("the stream to %s broke", self._name)
+            return "internal error", self._end()
+        return "the peer ended the stream", self._end()
+
+    def _end(self) -> bool:
+        was_up, self._outbox, self._call = self.connected, None, None
+        if was_up:
+            self._announce()
+            self._events.on_down()
+        return was_up
+
+    async def _converse(self) -> None:
+        call = self._open_call()
+        outbox: asyncio.Queue[Request] = asyncio.Queue()
+        writer = asyncio.create_task(self._write(call, outbox), name=f"writer to {self._name}")
+        try:
+            await call.wait_for_connection()
+            self._call, self._outbox, self.last_failure = call, outbox, None
+            self._announce()
+            logger.info("stream to %s is open", self._name)
+            self._events.on_up()
+            responses: Any = call
+            async for message in responses:
+                self._events.on_message(message)
+        finally:
+            writer.cancel()
+            call.cancel()
+            # Not `await writer`: its CancelledError could not be told from our own.
+            await asyncio.wait({writer})
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response], outbox: asyncio.Queue[Request]) -> None:
+        try:
+            while True:
+                await call.write(await outbox.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call is over; the reader sees its status.
+            call.cancel()

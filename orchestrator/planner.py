@@ -1,0 +1,62 @@
+"""What a round may spend: how many draft nodes, and how long the verifier may wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the verifier was when it last said so."""
+
+    batch_size: int = 0
+    rows: int = 0
+    pass_us: int = 0
+    queued_sequences: int = 0
+    free_kv_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known about a request when its next round is planned."""
+
+    # Whether a drafter is connected that works for this request.
+    has_drafter: bool
+    # The request's own limit of nodes, where it has one.
+    requested_nodes: int | None = None
+    # Speculate whatever the load.
+    forced: bool = False
+    load: Load = Load()
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Limits of a round."""
+
+    max_nodes: int
+    linger_us: int
+
+
+class Planner(Protocol):
+    """Plans a request's next round; called once per round, so it has to be quick."""
+
+    def plan(self, situation: Situation) -> RoundPlan: ...
+
+
+class FixedPlanner:
+    """The same budget and linger for every round, as long as there is a drafter to wait for.
+
+    A drafter whose trees do not come in time is the verifier's to notice: it stops waiting by itself.
+    """
+
+    def __init__(self, max_nodes: int, linger_us: int) -> None:
+        self._max_nodes = max_nodes
+        self._linger_us = linger_us
+
+    def plan(self, situation: Situation) -> RoundPlan:
+        """The fixed plan; no linger where no draft can come."""
+        requested = situation.requested_nodes
+        nodes = self._max_nodes if requested is None else min(requested, self._max_nodes)
+        waits = situation.has_drafter and nodes > 0
+        return RoundPlan(max_nodes=nodes, linger_us=self._linger_us if waits else 0)

@@ -1,0 +1,76 @@
+"""What a request has produced, as messages of the public API."""
+
+from __future__ import annotations
+
+from coppice.v1 import inference_pb2
+from orchestrator.generation import Generation
+from orchestrator.output import Delta
+from orchestrator.rounds import Finish
+from orchestrator.statistics import Clock, Statistics
+from orchestrator.validation import GenerationRequest
+
+
+class Responses:
+    """Builds one request's messages; the first carries the id and the seed."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._is_first = True
+
+    def delta(self, delta: Delta) -> inference_pb2.GenerateResponse | None:
+        """A message with what is new and wanted; None when that is nothing."""
+        token_ids = delta.token_ids if self._request.want_token_ids else ()
+        if not token_ids and not delta.text:
+            return None
+        return self._message(delta.text, token_ids)
+
+    def last(self, generation: Generation, finish: Finish, num_generated: int) -> inference_pb2.GenerateResponse:
+        """The message that ends the stream."""
+        delta = generation.last_delta()
+        message = self._message(delta.text, delta.token_ids if self._request.want_token_ids else ())
+        message.finished.reason = finish.reason
+        if finish.stop_match is not None:
+            message.finished.stop_match = finish.stop_match
+        message.usage.prompt_tokens = len(self._request.prompt_ids)
+        message.usage.completion_tokens = num_generated
+        message.speculation.CopyFrom(_speculation(generation.statistics))
+        message.timing.CopyFrom(_timing(generation.statistics, generation.clock))
+        return message
+
+    def _message(self, text: str, token_ids: tuple[int, ...]) -> inference_pb2.GenerateResponse:
+        message = inference_pb2.GenerateResponse(text=text, token_ids=token_ids)
+        if self._is_first:
+            message.request_id = self._request.request_id
+            message.seed = self._request.sampling.seed
+            self._is_first = False
+        return message
+
+
+def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
+    return inference_pb2.SpeculationStats(
+        rounds=statistics.rounds,
+        draft_tokens=statistics.draft_tokens,
+        accepted_tokens=statistics.accepted_tokens,
+        redraft_tokens=statistics.redraft_tokens,
+        sources=[
+            inference_pb2.SourceStats(source=name, proposed=counts.proposed, accepted=counts.accepted)
+            for name, counts in sorted(statistics.sources.items())
+        ],
+        rounds_drafted_by_depth=statistics.rounds_drafted_by_depth,
+        rounds_accepted_by_depth=statistics.rounds_accepted_by_depth,
+        stale_drafts=statistics.stale_drafts,
+    )
+
+
+def _timing(statistics: Statistics, clock: Clock) -> inference_pb2.Timing:
+    return inference_pb2.Timing(
+        queue_ms=clock.queue_ms,
+        ttft_ms=clock.ttft_ms,
+        total_ms=clock.elapsed_ms(),
+        forward_ms=statistics.forward_us / 1000,
+        linger_ms=statistics.linger_us / 1000,
+        passes=[
+            inference_pb2.PassTiming(rows=rows, count=passes.count, total_ms=passes.total_us / 1000)
+            for rows, passes in sorted(statistics.passes.items())
+        ],
+    )

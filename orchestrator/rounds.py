@@ -1,0 +1,58 @@
+"""What passes between a request and its back ends, in our own types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.v1 import sampling_pb2
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A sequence as the verifier is asked to run it: from its beginning, or on from where it was."""
+
+    token_ids: tuple[int, ...]
+    resumed_tokens: int
+    sampling: SamplingParams
+    stopping: StoppingOptions
+    acceptance: sampling_pb2.AcceptanceRule
+    exactness: sampling_pb2.Exactness
+    linger_us: int
+    priority: int
+    want_features: bool
+
+
+@dataclass(frozen=True)
+class DraftOpening:
+    """A sequence as a drafter is asked to follow it."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_nodes: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round's result, fields as in `verifier.proto`."""
+
+    base_length: int
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    draft_nodes: int
+    draft_depth: int
+    redraft_nodes: int
+    features: bytes
+    pass_rows: int
+    pass_us: int
+    linger_us: int
+    stale_drafts: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Why an output ended."""
+
+    reason: sampling_pb2.FinishReason
+    stop_match: str | None = None
+    queue_us: int = 0

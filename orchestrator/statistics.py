@@ -1,0 +1,102 @@
+"""What a request counts and measures about its rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coppice.tree import ROOT, TokenTree
+from orchestrator.rounds import Outcome
+
+
+@dataclass
+class SourceCounts:
+    """Nodes of one source that were verified, and accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class PassCounts:
+    """Passes of one size."""
+
+    count: int = 0
+    total_us: int = 0
+
+
+@dataclass
+class Statistics:
+    """Counts of one request, fields as in SpeculationStats and Timing of `inference.proto`."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    redraft_tokens: int = 0
+    stale_drafts: int = 0
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
+    rounds_drafted_by_depth: list[int] = field(default_factory=list)
+    rounds_accepted_by_depth: list[int] = field(default_factory=list)
+    forward_us: int = 0
+    linger_us: int = 0
+    passes: dict[int, PassCounts] = field(default_factory=dict)
+
+    def record(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
+        """Count a round; `sent` are the trees sent for it, in order, of which the verifier took one or none."""
+        self.rounds += bool(outcome.token_ids)
+        self.draft_tokens += outcome.draft_nodes
+        self.accepted_tokens += outcome.num_accepted
+        self.redraft_tokens += outcome.redraft_nodes
+        self.stale_drafts += outcome.stale_drafts
+        _count_depths(self.rounds_drafted_by_depth, outcome.draft_depth)
+        _count_depths(self.rounds_accepted_by_depth, outcome.num_accepted)
+        self.forward_us += outcome.pass_us
+        self.linger_us += outcome.linger_us
+        passes = self.passes.setdefault(outcome.pass_rows, PassCounts())
+        passes.count += 1
+        passes.total_us += outcome.pass_us
+        if outcome.draft_nodes and sent:
+            self._attribute(outcome, _verified(sent, outcome.draft_nodes))
+
+    def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
+        for node in range(len(tree)):
+            for name in tree.sources_of(node):
+                self.sources.setdefault(name, SourceCounts()).proposed += 1
+        parent = ROOT
+        for token in outcome.token_ids[: outcome.num_accepted]:
+            child = tree.children.get((parent, token))
+            if child is None:
+                return
+            for name in tree.sources_of(child):
+                self.sources.setdefault(name, SourceCounts()).accepted += 1
+            parent = child
+
+
+class Clock:
+    """When things happened to a request, in milliseconds from its arrival."""
+
+    def __init__(self) -> None:
+        self._arrival = time.monotonic()
+        self.ttft_ms = 0.0
+        self.queue_ms = 0.0
+
+    def elapsed_ms(self) -> float:
+        """Time since the arrival."""
+        return (time.monotonic() - self._arrival) * 1000
+
+    def first_token(self) -> None:
+        """Note the first token, once."""
+        if not self.ttft_ms:
+            self.ttft_ms = self.elapsed_ms()
+
+
+def _verified(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
+    """The tree that the verifier took: it may have started with one before the last was there."""
+    return next((tree for tree in reversed(sent) if len(tree) == draft_nodes), sent[-1])
+
+
+def _count_depths(counts: list[int], depth: int) -> None:
+    counts.extend([0] * (depth - len(counts)))
+    for index in range(depth):
+        counts[index] += 1

@@ -1,0 +1,176 @@
+"""Every limit of a request, checked in one place before anything is allocated for it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coppice import wire
+from coppice.errors import InvalidRequestError, UnsupportedError
+from coppice.sampling import SamplingParams, StoppingOptions, check_token_ids
+from coppice.tokenizer import TargetTokenizer
+from coppice.v1 import inference_pb2, sampling_pb2
+from orchestrator.verifier_client import VerifierInfo
+
+MAX_REQUEST_ID_BYTES = 128
+# No vocabulary that we know has longer tokens, so a longer prompt cannot fit the context; checked before tokenizing.
+MAX_BYTES_PER_TOKEN = 512
+# Tokenizing this much takes about a millisecond; more is done off the event loop.
+INLINE_PROMPT_CHARACTERS = 4096
+
+_MODES = inference_pb2.SpeculationPolicy
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A request that keeps every limit, with its defaults filled in and its prompt tokenized."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    resume_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StoppingOptions
+    acceptance: sampling_pb2.AcceptanceRule
+    exactness: sampling_pb2.Exactness
+    priority: int
+    want_text: bool
+    want_token_ids: bool
+    # Whether to draft, with which sources (empty: all) and at most how many nodes.
+    speculates: bool
+    forced: bool
+    sources: tuple[str, ...]
+    max_nodes: int | None
+
+
+async def validate(
+    message: inference_pb2.GenerateRequest,
+    info: VerifierInfo,
+    tokenizer: TargetTokenizer,
+    known_sources: frozenset[str],
+    connected_sources: Sequence[str],
+) -> GenerationRequest:
+    """The request as the rest of the orchestrator may rely on it.
+
+    Raises:
+        InvalidRequestError: the caller's mistake; names the field.
+        UnsupportedError: valid, but not offered by this version.
+    """
+    _check_supported(message)
+    if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
+    sampling = wire.sampling_from_proto(message.sampling)
+    if not message.sampling.HasField("seed"):
+        sampling = replace(sampling, seed=secrets.randbits(64))
+    stopping = wire.stopping_from_proto(message.stopping)
+    _check_vocabulary(message, sampling, stopping, info.vocab_size)
+    _check_sources(message.speculation, known_sources, connected_sources)
+    _check_resume(message, stopping)
+    prompt_ids = await _prompt_ids(message, info, tokenizer)
+    _check_context(message, len(prompt_ids), info.max_context_tokens)
+    policy = message.speculation
+    max_nodes = policy.max_nodes if policy.HasField("max_nodes") else None
+    return GenerationRequest(
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        resume_ids=tuple(message.resume_token_ids),
+        sampling=sampling,
+        stopping=stopping,
+        acceptance=policy.acceptance or sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
+        exactness=policy.exactness,
+        priority=message.priority,
+        want_text=not message.response.HasField("text") or message.response.text,
+        want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
+        speculates=policy.mode != _MODES.MODE_OFF and max_nodes != 0,
+        forced=policy.mode == _MODES.MODE_FORCED,
+        sources=tuple(policy.sources),
+        max_nodes=max_nodes,
+    )
+
+
+def _check_supported(message: inference_pb2.GenerateRequest) -> None:
+    if message.response.HasField("top_log_probs"):
+        raise UnsupportedError("response.top_log_probs is not offered by this version")
+    policy = message.speculation
+    if policy.acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL:
+        raise UnsupportedError("speculation.acceptance: TRAVERSAL is not offered by this version")
+    # proto3 enums are open: a number that this version does not know arrives as it is.
+    known = (
+        ("mode", policy.mode, _MODES.Mode.values()),
+        ("acceptance", policy.acceptance, sampling_pb2.AcceptanceRule.values()),
+        ("exactness", policy.exactness, sampling_pb2.Exactness.values()),
+    )
+    for name, value, values in known:
+        if value not in values:
+            raise InvalidRequestError(f"speculation.{name}", f"{value} is not a known value")
+
+
+def _check_vocabulary(
+    message: inference_pb2.GenerateRequest,
+    sampling: SamplingParams,
+    stopping: StoppingOptions,
+    vocab_size: int,
+) -> None:
+    named = {
+        "token_ids": tuple(message.token_ids.ids),
+        "resume_token_ids": tuple(message.resume_token_ids),
+        "stopping.stop_token_ids": stopping.stop_token_ids,
+        **sampling.named_token_ids(),
+    }
+    for field, token_ids in named.items():
+        check_token_ids(field, token_ids, vocab_size)
+
+
+def _check_sources(policy: inference_pb2.SpeculationPolicy, known: frozenset[str], connected: Sequence[str]) -> None:
+    for source in policy.sources:
+        if source not in known:
+            names = ", ".join(connected) or "none"
+            raise InvalidRequestError("speculation.sources", f"{source!r} is not a drafter here; connected: {names}")
+
+
+def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOptions) -> None:
+    resumed = len(message.resume_token_ids)
+    if resumed and not message.sampling.HasField("seed") and message.sampling.temperature > 0:
+        raise InvalidRequestError(
+            "sampling.seed", "must be the interrupted call's seed when resume_token_ids are given"
+        )
+    if stopping.max_tokens is not None and resumed >= stopping.max_tokens:
+        raise InvalidRequestError(
+            "resume_token_ids", f"{resumed} tokens leave nothing of max_tokens {stopping.max_tokens}"
+        )
+
+
+async def _prompt_ids(
+    message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer
+) -> tuple[int, ...]:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequestError("prompt", "exactly one of prompt and token_ids must be set")
+    if kind == "token_ids":
+        if not message.token_ids.ids:
+            raise InvalidRequestError("token_ids", "must not be empty")
+        return tuple(message.token_ids.ids)
+    if not message.prompt:
+        raise InvalidRequestError("prompt", "must not be empty")
+    if len(message.prompt) > MAX_BYTES_PER_TOKEN * info.max_context_tokens:
+        raise InvalidRequestError("prompt", f"is longer than the context of {info.max_context_tokens} tokens")
+    if len(message.prompt) <= INLINE_PROMPT_CHARACTERS:
+        ids = tokenizer.encode(message.prompt)
+    else:
+        ids = await asyncio.to_thread(tokenizer.encode, message.prompt)
+    if not ids:
+        raise InvalidRequestError("prompt", "encodes to no tokens")
+    # A tokenizer may know added tokens that the model has no row for.
+    check_token_ids("prompt", tuple(ids), info.vocab_size)
+    return tuple(ids)
+
+
+def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:
+    total = num_prompt + len(message.resume_token_ids)
+    if total >= max_context:
+        raise InvalidRequestError(
+            message.WhichOneof("input") or "prompt",
+            f"{total} tokens leave no room in the context of {max_context} tokens",
+        )

@@ -1,0 +1,40 @@
+"""Fixtures for every test: the fakes as running servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from coppice.client import Client
+from orchestrator.app import Orchestrator, running
+from orchestrator.config import Config
+from tests.fakes import FakeDrafter, FakeVerifier, serving
+
+StartFakes = Callable[..., Any]
+
+
+@contextlib.asynccontextmanager
+async def orchestrator_on_fakes(
+    verifier: FakeVerifier, *drafters: FakeDrafter, **settings: Any
+) -> AsyncIterator[tuple[Client, Orchestrator]]:
+    """An orchestrator on real servers of the given fakes, and a client of it."""
+    async with contextlib.AsyncExitStack() as stack:
+        verifier_address = await stack.enter_async_context(serving(verifier))
+        drafter_addresses = [await stack.enter_async_context(serving(drafter)) for drafter in drafters]
+        config = Config(
+            verifier_address=verifier_address,
+            drafter_addresses=tuple(drafter_addresses),
+            **{"connect_timeout_s": 10.0, "grace_s": 0.0, **settings},
+        )
+        orchestrator = await stack.enter_async_context(running(config))
+        client = await stack.enter_async_context(Client(orchestrator.address))
+        yield client, orchestrator
+
+
+@pytest.fixture
+def start_fakes() -> StartFakes:
+    """`async with start_fakes(verifier, *drafters, **settings) as (client, orchestrator)`."""
+    return orchestrator_on_fakes

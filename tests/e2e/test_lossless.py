@@ -1,0 +1,162 @@
+"""The whole system, separate processes, real checkpoints: speculation changes no token.
+
+The bundled pair always runs. Two foreign checkpoints run, too, where COPPICE_FOREIGN_MODELS names a folder that holds
+them, or where they lie beside the checkout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coppice.bundled import MODELS
+from coppice.cli.child import ChildError
+from coppice.cli.topology import DrafterSpec, TopologySpec, running
+from coppice.client import Client, Options, RequestFailedError
+
+REPO = Path(__file__).resolve().parents[2]
+FOREIGN = Path(os.environ.get("COPPICE_FOREIGN_MODELS", REPO.parent / "shared" / "data" / "models"))
+CODE_PROMPTS = (
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import os\n\n\ndef count_lines(path):\n",
+    "def parse_header(line):\n    name, _, value = line.partition(':')\n",
+)
+STORY_PROMPTS = ("Once upon a time, there was a little", "Tom and Sue went to the park and", "The dog")
+SAMPLING = {
+    "greedy": Options(temperature=0.0),
+    "T=0.7 top_p": Options(temperature=0.7, top_p=0.9, seed=11),
+    "T=1": Options(temperature=1.0, seed=12),
+    "T=1 top_k": Options(temperature=1.0, top_k=40, seed=13),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its drafter, and prompts that they can continue."""
+
+    target: Path
+    drafter: Path
+    prompts: tuple[str, ...]
+
+
+PAIRS = {
+    "bundled": Pair(MODELS / "target", MODELS / "small-lm", CODE_PROMPTS),
+    "foreign": Pair(FOREIGN / "stories260K", FOREIGN / "llama2xs-279K", STORY_PROMPTS),
+    "foreign, swapped": Pair(FOREIGN / "llama2xs-279K", FOREIGN / "stories260K", STORY_PROMPTS),
+}
+
+
+@contextlib.asynccontextmanager
+async def client_of(pair: Pair) -> AsyncIterator[Client]:
+    spec = TopologySpec(
+        target=str(pair.target), drafters=(DrafterSpec("small-lm", str(pair.drafter)),), device="cpu", threads=1
+    )
+    async with running(spec) as topology, Client(topology.address) as client:
+        yield client
+
+
+def skip_if_absent(pair: Pair) -> None:
+    if not pair.target.is_dir():
+        pytest.skip(f"the foreign checkpoints are not at {FOREIGN}")
+
+
+def greedy_by_transformers(pair: Pair, prompt: str, count: int) -> list[int]:
+    """The oracle: transformers' own greedy generation, in float32."""
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    rows = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    continuation: list[int] = rows[0, ids.shape[1] :].tolist()
+    return continuation
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", PAIRS)
+async def test_tokens_are_those_of_the_target_alone(name: str) -> None:
+    pair = PAIRS[name]
+    skip_if_absent(pair)
+    torch.set_num_threads(1)
+    count = 64
+    accepted = 0
+    async with client_of(pair) as client:
+        for prompt in pair.prompts:
+            for label, sampling in SAMPLING.items():
+                options = replace(sampling, max_tokens=count, ignore_eos=True)
+                on = await client.generate(prompt, options)
+                off = await client.generate(prompt, replace(options, speculation="off"))
+                assert on.token_ids == off.token_ids, (label, prompt)
+                assert on.text == off.text
+                assert off.speculation.draft_tokens == 0
+                accepted += on.speculation.accepted_tokens
+                if label == "greedy":
+                    assert list(off.token_ids) == greedy_by_transformers(pair, prompt, count)
+    assert accepted > 100
+
+
+@pytest.mark.timeout(120)
+async def test_an_interrupted_stream_goes_on_where_it_was() -> None:
+    async with client_of(PAIRS["bundled"]) as client:
+        options = Options(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
+        whole = await client.generate(CODE_PROMPTS[0], options)
+        for cut in (1, 17, 39):
+            rest = await client.generate(
+                CODE_PROMPTS[0], replace(options, resume_token_ids=tuple(whole.token_ids[:cut]))
+            )
+            assert list(rest.token_ids) == list(whole.token_ids[cut:])
+
+
+@pytest.mark.timeout(120)
+async def test_stop_strings_end_the_text_in_the_same_place_with_and_without_speculation() -> None:
+    async with client_of(PAIRS["bundled"]) as client:
+        options = Options(max_tokens=60, ignore_eos=True)
+        whole = await client.generate(CODE_PROMPTS[0], options)
+        stop = whole.text[len(whole.text) // 2 :][:3]
+        for speculation in ("auto", "off"):
+            stopped = await client.generate(CODE_PROMPTS[0], replace(options, stop=(stop,), speculation=speculation))
+            assert stopped.text == whole.text[: whole.text.index(stop)]
+            assert stopped.finish_reason == "stop"
+
+
+@pytest.mark.timeout(120)
+async def test_bad_requests_fail_at_the_door_and_the_next_one_is_served() -> None:
+    async with client_of(PAIRS["bundled"]) as client:
+        for prompt, options in (
+            ("", Options()),
+            ([4_000_000], Options()),
+            ([5] * 5000, Options()),
+            ("x", Options(temperature=-1.0)),
+        ):
+            with pytest.raises(RequestFailedError) as failure:
+                await client.generate(prompt, options)
+            assert failure.value.code.name == "INVALID_ARGUMENT"
+        completion = await client.generate(CODE_PROMPTS[0], Options(max_tokens=4))
+        assert completion.usage.completion_tokens <= 4
+
+
+@pytest.mark.timeout(120)
+async def test_a_drafter_with_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    """The bundled drafter with two tokens swapped in its tokenizer: same size, different words."""
+    import json
+    import shutil
+
+    shutil.copytree(MODELS / "small-lm", tmp_path / "twisted")
+    file = tmp_path / "twisted" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    first, second = [token for token, index in vocab.items() if index in (1000, 1001)]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(content))
+    spec = TopologySpec(drafters=(DrafterSpec("small-lm", str(tmp_path / "twisted")),), device="cpu", threads=1)
+    with pytest.raises(ChildError, match="tokenizer"):
+        async with running(spec):
+            pass

@@ -1,0 +1,395 @@
+"""A verifier and drafters that behave, without a model: a deterministic toy target that really samples and follows.
+
+Token i below 256 is the byte i; EOS is the one token above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from coppice.stop_strings import StopStringMatcher
+from coppice.tokenizer import TargetTokenizer, fingerprint
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from coppice.wire import tree_from_proto, tree_to_proto
+
+EOS = 256
+VOCAB = 257
+CONTEXT = 400
+MODEL = "toy"
+
+# (tokens so far, seed) -> next token
+Target = Callable[[Sequence[int], int], int]
+# (tokens so far, seed, max_nodes) -> tree
+Propose = Callable[[Sequence[int], int, int], TokenTree]
+
+
+def byte_characters() -> list[str]:
+    """The character that byte-level tokenizers write for each byte (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def toy_tokenizer_json(eos_text: str = "<eos>") -> bytes:
+    """A byte-level tokenizer without merges."""
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([eos_text])
+    content: str = tokenizer.to_str()
+    return content.encode()
+
+
+TOKENIZER_JSON = toy_tokenizer_json()
+FINGERPRINT = fingerprint(TOKENIZER_JSON)
+
+
+def babble(tokens: Sequence[int], seed: int) -> int:
+    """A lower-case letter or a space that depends on position, seed and the last three tokens."""
+    mixed = seed * 31 + len(tokens) * 7
+    for token in tokens[-3:]:
+        mixed = (mixed * 1_000_003 + token * 97 + 11) & 0xFFFFFFFF
+    return b"abcdefghijklmnopqrstuvwxyz "[(mixed >> 7) % 27]
+
+
+def script(text: str, prompt_length: int) -> Target:
+    """A target that says `text` after a prompt of a known length, then EOS."""
+    said = text.encode()
+
+    def target(tokens: Sequence[int], seed: int) -> int:
+        index = len(tokens) - prompt_length
+        return said[index] if index < len(said) else EOS
+
+    return target
+
+
+def plain(target: Target, prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """What plain decoding says: the oracle."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count:
+        tokens.append(target(tokens, seed))
+        if tokens[-1] == EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+def follow(target: Target, tokens: Sequence[int], seed: int, tree: TokenTree) -> tuple[list[int], list[int]]:
+    """Sample and follow: the committed tokens and the accepted nodes."""
+    committed: list[int] = []
+    accepted: list[int] = []
+    node = ROOT
+    while True:
+        token = target([*tokens, *committed], seed)
+        committed.append(token)
+        child = tree.children.get((node, token))
+        if child is None:
+            return committed, accepted
+        accepted.append(child)
+        node = child
+
+
+@dataclass
+class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
+    """Serves a toy target. `drop_after` outcomes, it drops its stream, `drops` times."""
+
+    target: Target = babble
+    pass_s: float = 0.001
+    drops: int = 0
+    drop_after: int = 3
+    max_context_tokens: int = CONTEXT
+    fails_with: sampling_pb2.FinishReason | int | None = None
+    opened: list[verifier_pb2.OpenSequence] = field(default_factory=list)
+    drafts: list[verifier_pb2.Draft] = field(default_factory=list)
+    active: set[int] = field(default_factory=set)
+    num_closed: int = 0
+    num_outcomes: int = 0
+    lingers_us: list[int] = field(default_factory=list)
+
+    async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierServiceDescribeResponse:  # noqa: N802
+        return verifier_pb2.VerifierServiceDescribeResponse(
+            model=MODEL,
+            tokenizer_fingerprint=FINGERPRINT,
+            vocab_size=VOCAB,
+            max_context_tokens=self.max_context_tokens,
+            eos_token_ids=[EOS],
+            max_nodes=64,
+            exactness=sampling_pb2.EXACTNESS_STRICT,
+            version="fake",
+        )
+
+    async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
+        return verifier_pb2.GetTokenizerResponse(tokenizer_json=TOKENIZER_JSON, tokenizer_fingerprint=FINGERPRINT)
+
+    async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:  # noqa: N802
+        stream = _VerifierStream(self)
+        reader = asyncio.create_task(stream.read(requests))
+        try:
+            while (response := await stream.responses.get()) is not None:
+                yield response
+                if response.HasField("outcome"):
+                    self.num_outcomes += 1
+                    if self.drops and self.num_outcomes % self.drop_after == 0:
+                        self.drops -= 1
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+        finally:
+            reader.cancel()
+            stream.close()
+
+
+@dataclass
+class _Sequence:
+    opening: verifier_pb2.OpenSequence
+    tokens: list[int]
+    linger_s: float
+    mailbox: dict[int, TokenTree] = field(default_factory=dict)
+    mail: asyncio.Event = field(default_factory=asyncio.Event)
+    stale: int = 0
+
+
+class _VerifierStream:
+    def __init__(self, fake: FakeVerifier) -> None:
+        self._fake = fake
+        self._sequences: dict[int, _Sequence] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.responses: asyncio.Queue[verifier_pb2.VerifyResponse | None] = asyncio.Queue()
+
+    async def read(self, requests: Any) -> None:
+        async for request in requests:
+            number = request.sequence_id
+            if request.HasField("open"):
+                self._open(number, request.open)
+            elif request.HasField("draft"):
+                self._draft(number, request.draft)
+            elif request.HasField("close"):
+                self._fake.num_closed += 1
+                self._end(number)
+        self.responses.put_nowait(None)
+
+    def close(self) -> None:
+        for number in list(self._tasks):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._fake.active.discard(number)
+        self._sequences.pop(number, None)
+        if task := self._tasks.pop(number, None):
+            task.cancel()
+
+    def _open(self, number: int, opening: verifier_pb2.OpenSequence) -> None:
+        self._fake.opened.append(opening)
+        if self._fake.fails_with is not None:
+            error = verifier_pb2.SequenceError(
+                code=self._fake.fails_with, message="sampling.top_k: no", field="sampling.top_k"
+            )
+            self.responses.put_nowait(verifier_pb2.VerifyResponse(sequence_id=number, error=error))
+            return
+        self._fake.active.add(number)
+        sequence = _Sequence(opening, list(opening.prompt_token_ids), opening.linger_us / 1e6)
+        self._sequences[number] = sequence
+        self._tasks[number] = asyncio.create_task(self._run(number, sequence))
+
+    def _draft(self, number: int, draft: verifier_pb2.Draft) -> None:
+        self._fake.drafts.append(draft)
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            return
+        if draft.HasField("linger_us"):
+            sequence.linger_s = draft.linger_us / 1e6
+        if draft.base_length < len(sequence.tokens):
+            sequence.stale += 1
+            return
+        sequence.mailbox[draft.base_length] = tree_from_proto(draft.tree)
+        sequence.mail.set()
+
+    async def _run(self, number: int, sequence: _Sequence) -> None:
+        fake, opening = self._fake, sequence.opening
+        tokenizer = TargetTokenizer(TOKENIZER_JSON)
+        prompt_length = len(opening.prompt_token_ids) - opening.resumed_tokens
+        detokenizer = tokenizer.detokenizer(sequence.tokens[:prompt_length])
+        matcher = StopStringMatcher(opening.stopping.stop_strings)
+        matcher.push(detokenizer.push(sequence.tokens[prompt_length:]))
+        while True:
+            base = len(sequence.tokens)
+            waited_s = await self._linger(sequence, base)
+            tree = sequence.mailbox.pop(base, EMPTY_TREE)
+            await asyncio.sleep(fake.pass_s)
+            committed, accepted = follow(fake.target, sequence.tokens, opening.sampling.seed, tree)
+            finish = None
+            kept: list[int] = []
+            for token in committed:
+                kept.append(token)
+                sequence.tokens.append(token)
+                matcher.push(detokenizer.push([token]))
+                finish = self._finish(sequence, prompt_length, matcher, tokenizer)
+                if finish is not None:
+                    break
+            fake.lingers_us.append(round(waited_s * 1e6))
+            outcome = verifier_pb2.Outcome(
+                base_length=base,
+                token_ids=kept,
+                accepted_nodes=accepted[: len(kept)],
+                draft_nodes=len(tree),
+                draft_depth=tree.depth,
+                pass_rows=1 + len(tree),
+                pass_us=1000,
+                linger_us=round(waited_s * 1e6),
+                stale_drafts=sequence.stale,
+            )
+            sequence.stale = 0
+            self.responses.put_nowait(verifier_pb2.VerifyResponse(sequence_id=number, outcome=outcome))
+            if finish is not None:
+                self.responses.put_nowait(verifier_pb2.VerifyResponse(sequence_id=number, finished=finish))
+                self._fake.active.discard(number)
+                self._tasks.pop(number, None)
+                self._sequences.pop(number, None)
+                return
+
+    async def _linger(self, sequence: _Sequence, base: int) -> float:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with contextlib.suppress(TimeoutError):
+            while base not in sequence.mailbox and (left := started + sequence.linger_s - loop.time()) > 0:
+                sequence.mail.clear()
+                async with asyncio.timeout(left):
+                    await sequence.mail.wait()
+        return loop.time() - started
+
+    def _finish(
+        self, sequence: _Sequence, prompt_length: int, matcher: StopStringMatcher, tokenizer: TargetTokenizer
+    ) -> verifier_pb2.SequenceFinished | None:
+        stopping = sequence.opening.stopping
+        token = sequence.tokens[-1]
+        if token == EOS and not stopping.ignore_eos:
+            return verifier_pb2.SequenceFinished(reason=sampling_pb2.FINISH_REASON_EOS, queue_us=5)
+        if token in stopping.stop_token_ids:
+            text = tokenizer.token_text(token)
+            return verifier_pb2.SequenceFinished(reason=sampling_pb2.FINISH_REASON_STOP, stop_match=text)
+        if matcher.match is not None:
+            return verifier_pb2.SequenceFinished(reason=sampling_pb2.FINISH_REASON_STOP, stop_match=matcher.match)
+        if stopping.HasField("max_tokens") and len(sequence.tokens) - prompt_length >= stopping.max_tokens:
+            return verifier_pb2.SequenceFinished(reason=sampling_pb2.FINISH_REASON_LENGTH, queue_us=5)
+        if len(sequence.tokens) >= self._fake.max_context_tokens:
+            return verifier_pb2.SequenceFinished(reason=sampling_pb2.FINISH_REASON_CONTEXT_LENGTH)
+        return None
+
+
+def perfect(target: Target = babble, depth: int = 4) -> Propose:
+    """Proposes what the target will say."""
+
+    def propose(tokens: Sequence[int], seed: int, max_nodes: int) -> TokenTree:
+        said = plain(target, tokens, min(depth, max_nodes), seed)
+        return chain(said, [-0.1] * len(said))
+
+    return propose
+
+
+def wrong(target: Target = babble, after: int = 0, depth: int = 3) -> Propose:
+    """Proposes what the target will say for `after` tokens, then what it will not."""
+
+    def propose(tokens: Sequence[int], seed: int, max_nodes: int) -> TokenTree:
+        said = plain(target, tokens, min(depth, max_nodes), seed)
+        return chain([token if at < after else (token + 1) % 256 for at, token in enumerate(said)], [-0.5] * len(said))
+
+    return propose
+
+
+@dataclass
+class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
+    """Follows sequences and proposes trees, as slowly and as badly as it is told."""
+
+    propose: Propose = field(default_factory=perfect)
+    kind: str = "small-lm"
+    tokenizer_fingerprint: str = FINGERPRINT
+    delay_s: float = 0.0
+    silent: bool = False
+    # Drops the stream after this many trees, every time.
+    dies_after: int | None = None
+    # Answers the first outcome of a sequence with an error instead of a tree.
+    gives_up: bool = False
+    opened: list[drafter_pb2.OpenDraft] = field(default_factory=list)
+    active: set[int] = field(default_factory=set)
+    num_trees: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
+        return drafter_pb2.DrafterServiceDescribeResponse(
+            kind=self.kind, model="toy-drafter", tokenizer_fingerprint=self.tokenizer_fingerprint, vocab_size=VOCAB
+        )
+
+    async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
+        sequences: dict[int, tuple[list[int], int, int]] = {}
+        num_trees = 0
+        try:
+            async for request in requests:
+                number = request.sequence_id
+                if request.HasField("close"):
+                    sequences.pop(number, None)
+                    self.active.discard(number)
+                    continue
+                self._take(sequences, request)
+                if self.silent or number not in sequences:
+                    continue
+                await asyncio.sleep(self.delay_s)
+                if self.gives_up and request.HasField("outcome"):
+                    yield drafter_pb2.DraftResponse(
+                        sequence_id=number, error=drafter_pb2.DraftError(code=8, message="too long")
+                    )
+                    continue
+                if self.dies_after is not None and num_trees >= self.dies_after:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "died")
+                tokens, seed, max_nodes = sequences[number]
+                num_trees += 1
+                self.num_trees += 1
+                tree = self.propose(tokens, seed, max_nodes)
+                message = drafter_pb2.DraftTree(base_length=len(tokens), tree=tree_to_proto(tree))
+                yield drafter_pb2.DraftResponse(sequence_id=number, tree=message)
+        finally:
+            self.active -= set(sequences)
+
+    def _take(self, sequences: dict[int, tuple[list[int], int, int]], request: drafter_pb2.DraftRequest) -> None:
+        number = request.sequence_id
+        if request.HasField("open"):
+            self.opened.append(request.open)
+            self.active.add(number)
+            sequences[number] = (
+                list(request.open.prompt_token_ids),
+                request.open.sampling.seed,
+                request.open.max_nodes,
+            )
+        elif request.HasField("outcome") and number in sequences:
+            tokens, _, _ = sequences[number]
+            if request.outcome.base_length != len(tokens):
+                self.errors.append(f"outcome for {request.outcome.base_length}, at {len(tokens)}")
+            tokens.extend(request.outcome.token_ids)
+
+
+@contextlib.asynccontextmanager
+async def serving(fake: FakeVerifier | FakeDrafter, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """A fake as a real server; the address is the one to call."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    if isinstance(fake, FakeVerifier):
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(fake, server)
+    else:
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(fake, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Return as soon as something holds; fail when it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - anything may be asked for, not only what sets an event
+            await asyncio.sleep(0.005)

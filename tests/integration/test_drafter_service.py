@@ -1,0 +1,398 @@
+"""The drafter behind a real server: every message, every error, and the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from google.rpc import code_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from coppice import rpc
+from coppice.sampling import SamplingParams
+from coppice.tokenizer import fingerprint
+from coppice.tree import TokenTree
+from coppice.v1 import drafter_pb2 as pb
+from coppice.v1 import drafter_pb2_grpc, sampling_pb2
+from coppice.wire import sampling_to_proto, tree_from_proto
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafters.base import Drafter, DraftSequence
+from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.service import SERVICE_NAME, DrafterService
+
+VOCAB = 53
+CONTEXT = 48
+MAX_NODES = 10
+MAX_SEQUENCES = 3
+PROMPT = (4, 8, 15, 16, 23)
+TIMEOUT_S = 20.0
+
+Stub = drafter_pb2_grpc.DrafterServiceStub
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("drafter")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    words = {f"w{index}": index for index in range(VOCAB)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
+    (directory / "drafter.json").write_text('{"sigma": 0.7, "acceptance_by_rank": [0.5, 0.25]}')
+    return directory
+
+
+@pytest.fixture(scope="module")
+def drafter(checkpoint: Path) -> Drafter:
+    return load_drafter(DrafterConfig(model=str(checkpoint), device="cpu", max_nodes=MAX_NODES, draft_min_gain=0.0))
+
+
+async def serving(drafter: Drafter) -> AsyncIterator[Stub]:
+    """A stub for a server of this drafter."""
+    thread = ModelThread()
+    thread.start()
+    server = rpc.Server([SERVICE_NAME])
+    service = DrafterService(drafter, thread, MAX_NODES, MAX_SEQUENCES)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
+    port = await server.start("127.0.0.1:0")
+    async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+        yield drafter_pb2_grpc.DrafterServiceStub(channel)
+    await server.stop(0)
+    await asyncio.to_thread(thread.stop)
+
+
+@pytest.fixture
+async def stub(drafter: Drafter) -> AsyncIterator[Stub]:
+    async for stub in serving(drafter):
+        yield stub
+
+
+class Peer:
+    """One stream, from the caller's side."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.call = stub.Draft(timeout=TIMEOUT_S)
+
+    async def send(self, sequence_id: int, **event: object) -> None:
+        await self.call.write(pb.DraftRequest(sequence_id=sequence_id, **event))
+
+    async def open(
+        self, sequence_id: int, prompt: tuple[int, ...] = PROMPT, max_nodes: int = 8, **sampling: object
+    ) -> None:
+        message = pb.OpenDraft(
+            prompt_token_ids=prompt, sampling=sampling_pb2.SamplingParams(**sampling), max_nodes=max_nodes
+        )
+        await self.send(sequence_id, open=message)
+
+    async def commit(self, sequence_id: int, base_length: int, *token_ids: int, **fields: object) -> None:
+        await self.send(sequence_id, outcome=pb.DraftOutcome(base_length=base_length, token_ids=token_ids, **fields))
+
+    async def tree(self, sequence_id: int, base_length: int) -> TokenTree:
+        response = await self.call.read()
+        assert response.WhichOneof("event") == "tree", response
+        assert (response.sequence_id, response.tree.base_length) == (sequence_id, base_length)
+        assert response.tree.draft_us > 0
+        assert not response.tree.assumed_token_ids
+        return tree_from_proto(response.tree.tree)
+
+    async def error(self, sequence_id: int) -> tuple[str, str]:
+        response = await self.call.read()
+        assert response.WhichOneof("event") == "error", response
+        assert response.sequence_id == sequence_id
+        return code_pb2.Code.Name(response.error.code), response.error.message
+
+    async def finish(self) -> list[pb.DraftResponse]:
+        """End our side; what else the server says before it ends its own."""
+        await self.call.done_writing()
+        rest = []
+        while (response := await self.call.read()) is not grpc.aio.EOF:
+            rest.append(response)
+        assert await self.call.code() == grpc.StatusCode.OK
+        return rest
+
+
+@pytest.fixture
+async def peer(stub: Stub) -> Peer:
+    return Peer(stub)
+
+
+def expected_tree(drafter: Drafter, committed: tuple[int, ...], sampling: SamplingParams, max_nodes: int) -> TokenTree:
+    return drafter.open(committed, sampling).draft(max_nodes)
+
+
+def assert_same(tree: TokenTree, expected: TokenTree) -> None:
+    assert (tree.token_ids, tree.parents, tree.source_names) == (
+        expected.token_ids,
+        expected.parents,
+        ("small-lm",),
+    )
+    assert tree.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
+async def test_trees_follow_the_committed_tokens(peer: Peer, drafter: Drafter, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=2**63 + 5)
+    message = pb.OpenDraft(prompt_token_ids=PROMPT, sampling=sampling_to_proto(sampling), max_nodes=8)
+    await peer.send(1, open=message)
+    committed = PROMPT
+    for _ in range(4):
+        tree = await peer.tree(1, len(committed))
+        assert_same(tree, expected_tree(drafter, committed, sampling, 8))
+        outcome = (*tree.token_ids[:1], 7)
+        await peer.commit(1, len(committed), *outcome)
+        committed += outcome
+    await peer.tree(1, len(committed))
+    await peer.send(1, close=pb.CloseDraft())
+    assert await peer.finish() == []
+
+
+async def test_sequences_share_a_stream_without_touching_each_other(peer: Peer, drafter: Drafter) -> None:
+    await peer.open(1)
+    await peer.open(2, (9, 9, 1))
+    assert_same(await peer.tree(1, 5), expected_tree(drafter, PROMPT, SamplingParams(), 8))
+    assert_same(await peer.tree(2, 3), expected_tree(drafter, (9, 9, 1), SamplingParams(), 8))
+    await peer.commit(1, 5, 30)
+    assert_same(await peer.tree(1, 6), expected_tree(drafter, (*PROMPT, 30), SamplingParams(), 8))
+
+
+async def test_an_outcome_can_change_the_budget_which_the_service_caps(peer: Peer, drafter: Drafter) -> None:
+    await peer.open(1, max_nodes=3)
+    assert len(await peer.tree(1, 5)) == 3
+    await peer.commit(1, 5, 6, max_nodes=1000)
+    assert len(await peer.tree(1, 6)) == MAX_NODES
+    await peer.commit(1, 6, 6)
+    assert len(await peer.tree(1, 7)) == MAX_NODES
+
+
+async def test_a_budget_of_zero_asks_for_no_tree(peer: Peer, drafter: Drafter) -> None:
+    await peer.open(1, max_nodes=0)
+    await peer.commit(1, 5, 6)
+    await peer.commit(1, 6, 7, max_nodes=4)
+    assert_same(await peer.tree(1, 7), expected_tree(drafter, (*PROMPT, 6, 7), SamplingParams(), 4))
+    assert await peer.finish() == []
+
+
+async def test_expectations_are_accepted(peer: Peer) -> None:
+    await peer.open(1)
+    await peer.tree(1, 5)
+    await peer.send(1, expect=pb.Expect(base_length=5))
+    await peer.commit(1, 5, 6)
+    await peer.tree(1, 6)
+
+
+async def test_beyond_the_context_trees_are_empty(peer: Peer) -> None:
+    await peer.open(1, (3,) * CONTEXT)
+    assert (await peer.tree(1, CONTEXT)).depth == 1
+    await peer.commit(1, CONTEXT, 5)
+    assert len(await peer.tree(1, CONTEXT + 1)) == 0
+    await peer.commit(1, CONTEXT + 1, 5)
+    assert len(await peer.tree(1, CONTEXT + 2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "field"),
+    [
+        ((), {}, "open.prompt_token_ids"),
+        ((1, VOCAB), {}, "open.prompt_token_ids"),
+        ((1,) * (CONTEXT + 1), {}, "open.prompt_token_ids"),
+        (PROMPT, {"temperature": -1.0}, "sampling.temperature"),
+        (PROMPT, {"top_p": 0.0}, "sampling.top_p"),
+        (PROMPT, {"bad_token_ids": [VOCAB]}, "open.sampling.bad_token_ids"),
+        (PROMPT, {"logit_bias": {VOCAB: 1.0}}, "open.sampling.logit_bias"),
+    ],
+    ids=["empty prompt", "foreign token", "long prompt", "temperature", "top_p", "bad token", "bias"],
+)
+async def test_an_opening_that_cannot_be_taken_ends_that_sequence_alone(
+    peer: Peer, prompt: tuple[int, ...], sampling: dict[str, object], field: str
+) -> None:
+    await peer.open(1)
+    await peer.tree(1, 5)
+    await peer.open(2, prompt, **sampling)
+    code, message = await peer.error(2)
+    assert code == "INVALID_ARGUMENT"
+    assert message.startswith(f"{field}: ")
+    await peer.commit(1, 5, 6)
+    await peer.tree(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("base_length", "token", "field"),
+    [(4, 1, "outcome.base_length"), (6, 1, "outcome.base_length"), (5, VOCAB, "outcome.token_ids")],
+    ids=["behind", "ahead", "foreign token"],
+)
+async def test_an_outcome_that_does_not_fit_ends_its_sequence(
+    peer: Peer, base_length: int, token: int, field: str
+) -> None:
+    await peer.open(1)
+    await peer.tree(1, 5)
+    await peer.commit(1, base_length, token)
+    code, message = await peer.error(1)
+    assert code == "INVALID_ARGUMENT"
+    assert message.startswith(f"{field}: ")
+    await peer.commit(1, 5, 6)
+    assert (await peer.error(1))[0] == "NOT_FOUND"
+    await peer.send(1, close=pb.CloseDraft())
+    await peer.open(1)
+    await peer.tree(1, 5)
+
+
+async def test_messages_for_a_sequence_that_is_not_open_are_answered(peer: Peer) -> None:
+    await peer.commit(1, 5, 6)
+    assert await peer.error(1) == ("NOT_FOUND", "sequence 1 is not open")
+    await peer.send(2, expect=pb.Expect(base_length=5))
+    assert (await peer.error(2))[0] == "NOT_FOUND"
+    await peer.send(3)
+    assert await peer.error(3) == ("INVALID_ARGUMENT", "event: must be set")
+    await peer.send(4, close=pb.CloseDraft())
+    assert await peer.finish() == []
+
+
+async def test_a_sequence_cannot_be_opened_twice(peer: Peer) -> None:
+    await peer.open(1)
+    await peer.tree(1, 5)
+    await peer.open(1)
+    assert (await peer.error(1))[0] == "ALREADY_EXISTS"
+
+
+async def test_sequences_are_limited_over_all_streams_and_freed_with_theirs(stub: Stub) -> None:
+    first, second = Peer(stub), Peer(stub)
+    for sequence_id in range(MAX_SEQUENCES):
+        await first.open(sequence_id)
+        await first.tree(sequence_id, 5)
+    await second.open(1)
+    assert (await second.error(1))[0] == "RESOURCE_EXHAUSTED"
+    await first.send(0, close=pb.CloseDraft())
+    await first.open(0)
+    await first.tree(0, 5)
+    await first.finish()
+    await second.open(1)
+    await second.tree(1, 5)
+
+
+async def test_a_stream_that_is_cancelled_frees_its_sequences(stub: Stub) -> None:
+    first, second = Peer(stub), Peer(stub)
+    for sequence_id in range(MAX_SEQUENCES):
+        await first.open(sequence_id)
+        await first.tree(sequence_id, 5)
+    first.call.cancel()
+    async with asyncio.timeout(TIMEOUT_S):
+        await second.open(1)
+        while (await second.call.read()).WhichOneof("event") == "error":
+            await second.open(1)
+
+
+class BrokenSequence:
+    def extend(self, token_ids: object, features: bytes) -> None: ...
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        raise RuntimeError("secret detail")
+
+    def prepare(self) -> None: ...
+
+
+class BrokenDrafter:
+    """A drafter with a bug."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.info = drafter.info
+
+    def open(self, prompt: object, sampling: object) -> DraftSequence:
+        return BrokenSequence()
+
+    def warm_up(self) -> None: ...
+
+
+async def test_our_own_bug_ends_the_sequence_and_tells_no_details(drafter: Drafter) -> None:
+    async for stub in serving(BrokenDrafter(drafter)):
+        peer = Peer(stub)
+        await peer.open(1)
+        code, message = await peer.error(1)
+        assert code == "INTERNAL"
+        assert message.startswith("internal error, incident ")
+        assert await peer.finish() == []
+
+
+async def test_describe_says_what_the_drafter_is(stub: Stub, checkpoint: Path) -> None:
+    answer = await stub.Describe(pb.DrafterServiceDescribeRequest(), timeout=TIMEOUT_S)
+    assert (answer.kind, answer.model, answer.vocab_size) == ("small-lm", str(checkpoint), VOCAB)
+    assert answer.tokenizer_fingerprint == fingerprint((checkpoint / "tokenizer.json").read_bytes())
+    assert not answer.needs_features
+    assert list(answer.acceptance_by_rank) == [0.5, 0.25]
+    assert answer.version
+
+
+@contextlib.asynccontextmanager
+async def running(**env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The service as a process of its own, which does not outlive the test."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "drafter_svc",
+        env={**os.environ, **env},
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(checkpoint: Path) -> None:
+    async with running(MODEL=str(checkpoint), DEVICE="cpu", GRACE_S="5") as process:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        assert line.startswith("ready 127.0.0.1:")
+        async with rpc.open_channel(line.split()[1]) as channel:
+            request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            health = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=TIMEOUT_S)
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+            peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
+            await peer.open(1)
+            await peer.tree(1, 5)
+            process.send_signal(signal.SIGTERM)
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            health.cancel()
+            await peer.commit(1, 5, 6)
+            await peer.tree(1, 6)
+            await peer.finish()
+        output, _ = await process.communicate()
+        assert output == b""
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"MODEL": "/nonexistent", "THREADS": "x"}, "THREADS must be a whole number, got 'x'"),
+        ({"MODEL": ""}, "MODEL must be a checkpoint directory or hub id, got ''"),
+    ],
+)
+async def test_a_bad_configuration_stops_the_process(env: dict[str, str], message: str) -> None:
+    async with running(**env) as process:
+        _, errors = await process.communicate()
+        assert process.returncode == 2
+        assert errors.decode().strip() == message

@@ -1,0 +1,214 @@
+"""What a request may ask for: every limit has its status and names its field; text, stops and resuming."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from coppice.client import Client, Options, RequestFailedError, build_request
+from coppice.v1 import inference_pb2, sampling_pb2
+from tests.conftest import StartFakes
+from tests.fakes import CONTEXT, EOS, VOCAB, FakeDrafter, FakeVerifier, babble, perfect, plain, script
+
+Request = inference_pb2.GenerateRequest
+Policy = inference_pb2.SpeculationPolicy
+INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.fixture
+async def client(start_fakes: StartFakes) -> AsyncIterator[Client]:
+    async with start_fakes(FakeVerifier(), FakeDrafter()) as (client, _):
+        yield client
+
+
+def sampled(**values: object) -> Request:
+    return Request(prompt="x", sampling=sampling_pb2.SamplingParams(**values))
+
+
+def stopped(**values: object) -> Request:
+    return Request(prompt="x", stopping=sampling_pb2.StoppingOptions(**values))
+
+
+def drafted(**values: object) -> Request:
+    return Request(prompt="x", speculation=Policy(**values))
+
+
+def ids(*values: int) -> inference_pb2.TokenIds:
+    return inference_pb2.TokenIds(ids=values)
+
+
+WRONG: list[tuple[str, Request]] = [
+    ("prompt", Request()),
+    ("prompt", Request(prompt="")),
+    ("prompt", Request(prompt="x" * CONTEXT)),
+    ("prompt", Request(prompt="x" * 512 * (CONTEXT + 1))),
+    ("prompt", Request(prompt="x" * (CONTEXT - 10), resume_token_ids=[1] * 10)),
+    ("token_ids", Request(token_ids=ids())),
+    ("token_ids", Request(token_ids=ids(1, VOCAB))),
+    ("token_ids", Request(token_ids=ids(*[1] * CONTEXT))),
+    ("resume_token_ids", Request(prompt="x", resume_token_ids=[VOCAB])),
+    (
+        "resume_token_ids",
+        Request(prompt="x", resume_token_ids=[1, 2], stopping=sampling_pb2.StoppingOptions(max_tokens=2)),
+    ),
+    ("sampling.seed", Request(prompt="x", resume_token_ids=[1], sampling=sampling_pb2.SamplingParams(temperature=1))),
+    ("sampling.temperature", sampled(temperature=-0.1)),
+    ("sampling.temperature", sampled(temperature=float("nan"))),
+    ("sampling.top_p", sampled(top_p=0)),
+    ("sampling.top_p", sampled(top_p=1.5)),
+    ("sampling.min_p", sampled(min_p=2)),
+    ("sampling.repetition_penalty", sampled(repetition_penalty=0)),
+    ("sampling.presence_penalty", sampled(presence_penalty=3)),
+    ("sampling.frequency_penalty", sampled(frequency_penalty=-3)),
+    ("sampling.logit_bias", sampled(logit_bias={VOCAB: 1.0})),
+    ("sampling.logit_bias", sampled(logit_bias={1: 101.0})),
+    ("sampling.allowed_token_ids", sampled(allowed_token_ids=[VOCAB])),
+    ("sampling.bad_token_ids", sampled(bad_token_ids=[VOCAB])),
+    ("stopping.max_tokens", stopped(max_tokens=0)),
+    ("stopping.min_tokens", stopped(max_tokens=2, min_tokens=3)),
+    ("stopping.stop_strings", stopped(stop_strings=[""])),
+    ("stopping.stop_strings", stopped(stop_strings=["x"] * 17)),
+    ("stopping.stop_token_ids", stopped(stop_token_ids=[VOCAB])),
+    ("speculation.sources", drafted(sources=["nobody"])),
+    ("speculation.mode", drafted(mode=77)),
+    ("speculation.exactness", drafted(exactness=77)),
+    ("request_id", Request(prompt="x", request_id="é" * 65)),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "request_message"), WRONG, ids=[f"{n}-{field}" for n, (field, _) in enumerate(WRONG)]
+)
+async def test_a_wrong_request_is_told_which_field_is_wrong(
+    client: Client, field: str, request_message: Request
+) -> None:
+    with pytest.raises(RequestFailedError) as caught:
+        await client.send(request_message)
+    assert caught.value.code == INVALID
+    assert caught.value.fields == (field,)
+    assert field in caught.value.details
+
+
+async def test_an_unknown_source_is_told_which_are_connected(client: Client) -> None:
+    with pytest.raises(RequestFailedError, match="'nobody' is not a drafter here; connected: small-lm"):
+        await client.send(drafted(sources=["nobody"]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        drafted(acceptance=sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL),
+        Request(prompt="x", response=inference_pb2.ResponseOptions(top_log_probs=2)),
+    ],
+    ids=["traversal", "log-probabilities"],
+)
+async def test_what_is_not_offered_is_unimplemented(client: Client, message: Request) -> None:
+    with pytest.raises(RequestFailedError) as caught:
+        await client.send(message)
+    assert caught.value.code == UNIMPLEMENTED
+
+
+async def test_more_tokens_than_the_context_has_room_for_end_with_the_context(client: Client) -> None:
+    prompt = [1] * (CONTEXT - 5)
+    completion = await client.generate(prompt, Options(max_tokens=50, seed=3))
+    assert list(completion.token_ids) == plain(babble, prompt, 5, seed=3)
+    assert completion.finish_reason == "context_length"
+
+
+async def test_text_and_token_ids_can_be_switched_off(client: Client) -> None:
+    request = build_request("ab", Options(max_tokens=5, seed=1))
+    request.response.text = False
+    no_text = await client.send(request)
+    request.response.text, request.response.token_ids = True, False
+    no_ids = await client.send(request)
+    assert (no_text.text, len(no_text.token_ids)) == ("", 5)
+    assert (len(no_ids.text), no_ids.token_ids) == (5, ())
+    assert no_ids.usage.completion_tokens == 5
+
+
+async def test_the_first_message_has_the_id_and_the_seed_and_the_last_alone_the_rest(client: Client) -> None:
+    request = build_request("ab", Options(max_tokens=30, seed=5))
+    request.request_id = "mine"
+    messages = [message async for message in client._stub.Generate(request, timeout=10)]
+    assert (messages[0].request_id, messages[0].seed) == ("mine", 5)
+    assert not any(message.request_id for message in messages[1:])
+    assert not any(message.HasField("finished") or message.HasField("usage") for message in messages[:-1])
+    assert messages[-1].HasField("speculation")
+    assert messages[-1].HasField("timing")
+
+
+SAID = "naïve 😀 text, then STOP and more"
+PROMPT = "say: "
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 6], ids="drafts of {}".format)
+@pytest.mark.parametrize("stop", ["STOP", "xt, th", "😀", "S", "absent"])
+async def test_text_ends_before_a_stop_string_across_token_and_round_boundaries(
+    start_fakes: StartFakes, stop: str, depth: int
+) -> None:
+    target = script(SAID, len(PROMPT))
+    drafter = FakeDrafter(propose=perfect(target, depth))
+    async with start_fakes(FakeVerifier(target=target), drafter, linger_ms=100) as (client, _):
+        completion = await client.generate(PROMPT, Options(stop=(stop,)))
+    before, found, _ = SAID.partition(stop)
+    assert completion.text == before
+    if found:
+        assert (completion.finish_reason, completion.stop_match) == ("stop", stop)
+        assert bytes(completion.token_ids).decode() == before + stop
+    else:
+        assert (completion.finish_reason, completion.stop_match) == ("eos", None)
+        assert completion.token_ids[-1] == EOS
+
+
+async def test_a_stop_token_ends_the_output_and_is_not_in_its_text(start_fakes: StartFakes) -> None:
+    target = script("one, two", len(PROMPT))
+    request = build_request(PROMPT)
+    request.stopping.stop_token_ids.append(ord(","))
+    async with start_fakes(FakeVerifier(target=target), FakeDrafter(propose=perfect(target))) as (client, _):
+        completion = await client.send(request)
+    assert completion.text == "one"
+    assert bytes(completion.token_ids) == b"one,"
+    assert (completion.finish_reason, completion.stop_match) == ("stop", ",")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 8, 12, 22])
+@pytest.mark.parametrize("depth", [0, 3], ids="drafts of {}".format)
+async def test_an_interrupted_output_is_resumed_without_lost_or_repeated_tokens_or_text(
+    start_fakes: StartFakes, cut: int, depth: int
+) -> None:
+    target = script(SAID, len(PROMPT))
+    verifier = FakeVerifier(target=target)
+    async with start_fakes(verifier, FakeDrafter(propose=perfect(target, depth)), linger_ms=100) as (client, _):
+        received, text = await interrupted(client, cut)
+        rest = await client.generate(PROMPT, Options(resume_token_ids=tuple(received), stop=("STOP",)))
+        whole = await client.generate(PROMPT, Options(stop=("STOP",)))
+    assert (*received, *rest.token_ids) == whole.token_ids
+    assert text + rest.text == whole.text == SAID.partition("STOP")[0]
+    assert rest.usage.completion_tokens == len(rest.token_ids)
+    assert verifier.opened[1].resumed_tokens == len(received)
+
+
+async def interrupted(client: Client, cut: int) -> tuple[list[int], str]:
+    """Tokens and text of a call that breaks off after at least `cut` tokens."""
+    received: list[int] = []
+    text = ""
+    stream = client.stream(PROMPT, Options(stop=("STOP",)))
+    chunks = aiter(stream)
+    while len(received) < cut:
+        chunk = await anext(chunks)
+        received.extend(chunk.token_ids)
+        text += chunk.text
+    stream.cancel()
+    return received, text
+
+
+async def test_resuming_what_had_ended_already_only_finishes_it(start_fakes: StartFakes) -> None:
+    verifier = FakeVerifier(target=script("a STOP", len(PROMPT)))
+    async with start_fakes(verifier) as (client, _):
+        by_eos = await client.generate(PROMPT, Options(resume_token_ids=(*b"a STOP", EOS)))
+        by_text = await client.generate(PROMPT, Options(resume_token_ids=tuple(b"a STOP"), stop=("STOP",)))
+    assert (by_eos.finish_reason, by_eos.token_ids, by_eos.text) == ("eos", (), "")
+    assert (by_text.finish_reason, by_text.stop_match, by_text.text) == ("stop", "STOP", "")
+    assert not verifier.opened

@@ -1,0 +1,200 @@
+"""`coppice up` and `coppice generate`: real processes, fake models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.cli.__main__ import app
+from tests.fakes import FINGERPRINT, babble, plain
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = [ord(character) for character in "def "]
+EXPECTED = plain(babble, PROMPT, 20, seed=7)
+TIMEOUT_S = 60
+
+# Stands in for a service: what it does follows from the checkpoint that it is told to load.
+SERVICE = """
+import asyncio, os, sys
+from coppice.rpc import stop_signal
+from tests.fakes import FINGERPRINT, FakeDrafter, FakeVerifier, serving
+
+async def main():
+    model = os.environ["MODEL"]
+    if model == "broken":
+        sys.exit("cannot load the checkpoint")
+    if os.environ["OMP_WAIT_POLICY"] != "PASSIVE":
+        sys.exit("threads would spin")
+    kind = os.environ.get("DRAFTER_KIND")
+    fingerprint = "foreign" if model == "foreign" else FINGERPRINT
+    fake = FakeDrafter(kind=kind, tokenizer_fingerprint=fingerprint) if kind else FakeVerifier()
+    async with serving(fake, os.environ["LISTEN_ADDRESS"]) as address:
+        print("ready", address, flush=True)
+        if model == "mortal":
+            await asyncio.sleep(1.5)
+            sys.exit("out of memory")
+        await stop_signal()
+    print("drained", file=sys.stderr, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Path:
+    """A directory in which `-m verifier_svc` and `-m drafter_svc` run fakes."""
+    for name in ("verifier_svc", "drafter_svc"):
+        (tmp_path / f"{name}.py").write_text(SERVICE)
+    return tmp_path
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "coppice.cli", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(directory: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(directory, *arguments)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def up(services: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running `coppice up`, and its address."""
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready 127.0.0.1:"), process.stderr.read()
+    yield process, line.split()[1]
+    process.kill()
+    process.communicate()
+
+
+def generate(directory: Path, address: str, *arguments: str) -> tuple[int, str, str]:
+    return run(directory, "generate", "--address", address, *arguments)
+
+
+def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
+    services: Path, up: tuple[subprocess.Popen[str], str]
+) -> None:
+    process, address = up
+    options = ["--max-tokens", "20", "--seed", "7"]
+
+    code, out, err = generate(services, address, "--prompt", "def ", *options, "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert set(answer) == {"text", "token_ids", "finish_reason", "usage", "speculation", "timing"}
+    assert answer["token_ids"] == EXPECTED
+    assert answer["text"] == bytes(EXPECTED).decode()
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 20}
+    counts = {"rounds", "draft_tokens", "accepted_tokens", "mean_acceptance_length", "sources"}
+    assert set(answer["speculation"]) == counts
+    assert answer["speculation"]["mean_acceptance_length"] == 20 / answer["speculation"]["rounds"]
+    assert set(answer["timing"]) == {"ttft_ms", "tpot_ms", "total_ms"}
+
+    file = services / "prompt.txt"
+    file.write_text("def ")
+    code, out, _ = generate(services, address, "--prompt-file", str(file), *options, "--speculation", "off")
+    assert (code, out) == (0, bytes(EXPECTED).decode() + "\n")
+
+    ids = ",".join(map(str, PROMPT))
+    code, out, err = generate(services, address, "--token-ids", ids, "--temperature", "-1")
+    assert code == 1
+    assert "INVALID_ARGUMENT: sampling.temperature" in err
+    assert "Traceback" not in err
+
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    # In the opposite order of their start.
+    assert err.index("[drafter small-lm] drained") < err.index("[verifier] drained")
+
+
+def test_killing_up_takes_its_services_along(up: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = up
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("needs Linux's list of a process's children")
+    pids = children.read_text().split()
+    assert len(pids) == 3
+    process.kill()
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_generate_starts_a_private_topology(services: Path) -> None:
+    options = ["--target", "toy", "--drafter", "none", "--max-tokens", "20", "--seed", "7"]
+    code, out, err = run(services, "generate", "--prompt", "def ", *options)
+    assert (code, out) == (0, bytes(EXPECTED).decode() + "\n"), err
+    assert not err
+
+
+def test_up_refuses_a_drafter_with_another_tokenizer(services: Path) -> None:
+    code, out, err = run(services, "up", "--target", "toy", "--drafter", "small-lm=foreign")
+    assert code == 1
+    assert not out
+    assert "has another tokenizer than the target" in err
+    assert FINGERPRINT in err
+
+
+@pytest.mark.parametrize(("model", "words"), [("broken", "cannot load the checkpoint"), ("mortal", "out of memory")])
+def test_up_ends_with_the_last_words_of_a_service_that_ended(services: Path, model: str, words: str) -> None:
+    code, _, err = run(services, "up", "--target", "toy", "--drafter", f"small-lm={model}")
+    assert code == 1
+    assert f"coppice: drafter small-lm ended with exit code 1\n  [drafter small-lm] {words}" in err
+
+
+def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
+    code, out, err = generate(tmp_path, "127.0.0.1:1", "--prompt", "x")
+    assert (code, out) == (1, "")
+    assert err.startswith("coppice: UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "--prompt", "a", "--token-ids", "1"],
+        ["generate", "--token-ids", "1,x"],
+        ["generate", "--prompt-file", "absent.txt"],
+        ["up", "--drafter", "none", "--drafter", "small-lm"],
+        ["up", "--drafter", "=x"],
+        ["up", "--device", "abacus"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_options_end_with_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert not result.stdout
+    assert "Usage:" in result.stderr

@@ -1,0 +1,312 @@
+"""The verifier behind a real server: rounds, errors that name their field, and the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from google.rpc import code_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer, decoders, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from coppice import rpc
+from coppice.tree import TokenTree, chain
+from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
+from coppice.v1 import verifier_pb2 as pb
+from coppice.wire import tree_to_proto
+from verifier_svc.config import VerifierConfig
+from verifier_svc.engine import Engine
+from verifier_svc.loading import load_probed_target
+from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.service import VerifierServicer
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+VOCAB = 61
+CONTEXT = 64
+MAX_NODES = 8
+PROMPT = (4, 8, 15, 16, 23)
+TIMEOUT_S = 30.0
+
+Stub = verifier_pb2_grpc.VerifierServiceStub
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("verifier")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    words = Tokenizer(models.WordLevel({chr(33 + index): index for index in range(VOCAB)}, unk_token="!"))
+    words.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> tuple[TargetModel, TargetInfo]:
+    torch.set_num_threads(1)
+    return load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1))
+
+
+@pytest.fixture
+async def stub(loaded: tuple[TargetModel, TargetInfo]) -> AsyncIterator[Stub]:
+    target, info = loaded
+    engine = Engine(target, info, SchedulerLimits(max_sequences=4, max_queued=4, prefill_chunk=16), MAX_NODES)
+    engine.start()
+    server = rpc.Server(["coppice.v1.VerifierService"])
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(VerifierServicer(engine, info, MAX_NODES), server.grpc)
+    port = await server.start("127.0.0.1:0")
+    async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+    await server.stop(0)
+    # The streams' handlers end soon after the server; each takes its sequences with it.
+    async with asyncio.timeout(TIMEOUT_S):
+        while target.cache.num_free_blocks < target.cache.num_blocks:
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(engine.stop)
+
+
+class Peer:
+    """One stream, from the orchestrator's side."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.call = stub.Verify(timeout=TIMEOUT_S)
+
+    async def open(
+        self,
+        sequence_id: int = 1,
+        prompt: tuple[int, ...] = PROMPT,
+        sampling: sampling_pb2.SamplingParams | None = None,
+        stopping: sampling_pb2.StoppingOptions | None = None,
+        **fields: object,
+    ) -> None:
+        message = pb.OpenSequence(
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            stopping=stopping or sampling_pb2.StoppingOptions(max_tokens=12, ignore_eos=True),
+            **fields,
+        )
+        await self.call.write(pb.VerifyRequest(sequence_id=sequence_id, open=message))
+
+    async def draft(self, base_length: int, tree: tree_pb2.TokenTree, sequence_id: int = 1) -> None:
+        draft = pb.Draft(base_length=base_length, tree=tree)
+        await self.call.write(pb.VerifyRequest(sequence_id=sequence_id, draft=draft))
+
+    async def next(self) -> pb.VerifyResponse:
+        """The next response that is not a load report."""
+        while True:
+            response = await self.call.read()
+            assert response is not grpc.aio.EOF
+            if response.WhichOneof("event") != "load":
+                return response
+
+    async def error(self) -> pb.SequenceError:
+        response = await self.next()
+        assert response.WhichOneof("event") == "error", response
+        return response.error
+
+    async def run(self, drafts: list[int] | None = None, sequence_id: int = 1) -> tuple[list[int], int]:
+        """Token ids until the sequence finishes, and its rounds; drafts the known continuation when there is one."""
+        tokens: list[int] = []
+        rounds = 0
+        while True:
+            response = await self.next()
+            assert response.sequence_id == sequence_id
+            if response.WhichOneof("event") == "finished":
+                return tokens, rounds
+            outcome = response.outcome
+            assert response.WhichOneof("event") == "outcome", response
+            tokens += outcome.token_ids
+            rounds += 1
+            if drafts is not None:
+                base = outcome.base_length + len(outcome.token_ids)
+                await self.draft(base, tree_to_proto(chain(drafts[len(tokens) :][:4])), sequence_id)
+
+
+async def test_drafts_save_rounds_and_change_no_token(stub: Stub) -> None:
+    sampling = sampling_pb2.SamplingParams(temperature=1.0, seed=3)
+    plain = Peer(stub)
+    await plain.open(sampling=sampling)
+    expected, plain_rounds = await plain.run()
+    assert len(expected) == plain_rounds == 12
+    drafted = Peer(stub)
+    await drafted.open(sampling=sampling, linger_us=5_000_000)
+    tokens, rounds = await drafted.run(drafts=expected)
+    assert tokens == expected
+    assert rounds <= 4
+
+
+async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, TargetInfo]) -> None:
+    described = await stub.Describe(pb.VerifierServiceDescribeRequest(), timeout=TIMEOUT_S)
+    assert (described.vocab_size, described.max_context_tokens, described.max_nodes) == (VOCAB, CONTEXT, MAX_NODES)
+    assert list(described.eos_token_ids) == [2]
+    assert described.exactness == sampling_pb2.EXACTNESS_STRICT
+    tokenizer = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=TIMEOUT_S)
+    assert tokenizer.tokenizer_fingerprint == described.tokenizer_fingerprint
+    assert Tokenizer.from_buffer(tokenizer.tokenizer_json).get_vocab_size() == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"prompt": ()}, code_pb2.INVALID_ARGUMENT, "prompt_token_ids"),
+        ({"prompt": (4, VOCAB)}, code_pb2.INVALID_ARGUMENT, "prompt_token_ids"),
+        ({"prompt": (4,) * CONTEXT}, code_pb2.INVALID_ARGUMENT, "prompt_token_ids"),
+        ({"resumed_tokens": 5}, code_pb2.INVALID_ARGUMENT, "resumed_tokens"),
+        (
+            {"sampling": sampling_pb2.SamplingParams(temperature=-1)},
+            code_pb2.INVALID_ARGUMENT,
+            "sampling.temperature",
+        ),
+        (
+            {"sampling": sampling_pb2.SamplingParams(bad_token_ids=[VOCAB])},
+            code_pb2.INVALID_ARGUMENT,
+            "sampling.bad_token_ids",
+        ),
+        (
+            {"stopping": sampling_pb2.StoppingOptions(stop_strings=[""])},
+            code_pb2.INVALID_ARGUMENT,
+            "stopping.stop_strings",
+        ),
+        ({"acceptance": sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL}, code_pb2.UNIMPLEMENTED, ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_bad_input_names_its_field_and_others_go_on(
+    fields: dict[str, object], code: int, field: str, stub: Stub
+) -> None:
+    peer = Peer(stub)
+    await peer.open(1, **fields)  # type: ignore[arg-type]
+    error = await peer.error()
+    assert (error.code, error.field) == (code, field)
+    await peer.open(2)
+    tokens, _ = await peer.run(sequence_id=2)
+    assert len(tokens) == 12
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        tree_pb2.TokenTree(token_ids=[1, 2], parents=[-1, 1]),
+        tree_pb2.TokenTree(token_ids=[1, 2], parents=[-1]),
+        tree_pb2.TokenTree(token_ids=[1, 1], parents=[-1, -1]),
+        tree_pb2.TokenTree(token_ids=[VOCAB], parents=[-1]),
+        tree_pb2.TokenTree(token_ids=[1], parents=[-1], log_probs=[0.5]),
+    ],
+    ids=["parent after child", "lengths differ", "twins", "foreign token", "probability above one"],
+)
+async def test_a_malformed_tree_is_rejected_and_costs_no_request(tree: tree_pb2.TokenTree, stub: Stub) -> None:
+    peer = Peer(stub)
+    await peer.open(linger_us=100_000)
+    rejected = None
+    tokens: list[int] = []
+    while True:
+        response = await peer.next()
+        kind = response.WhichOneof("event")
+        if kind == "finished":
+            break
+        if kind == "draft_rejected":
+            rejected = response.draft_rejected
+        else:
+            tokens += response.outcome.token_ids
+            await peer.draft(len(PROMPT) + len(tokens), tree)
+    assert rejected is not None
+    assert rejected.code == code_pb2.INVALID_ARGUMENT
+    assert "tree" in rejected.field
+    assert len(tokens) == 12
+
+
+async def test_an_open_sequence_cannot_be_opened_again(stub: Stub) -> None:
+    peer = Peer(stub)
+    await peer.open(stopping=sampling_pb2.StoppingOptions(max_tokens=50, ignore_eos=True), linger_us=1_000_000)
+    await peer.open()
+    while True:
+        response = await peer.next()
+        if response.WhichOneof("event") == "error":
+            break
+    assert response.error.field == "sequence_id"
+
+
+async def test_a_cancelled_stream_frees_its_sequences(stub: Stub) -> None:
+    peer = Peer(stub)
+    for sequence_id in range(3):
+        await peer.open(sequence_id, linger_us=10_000_000)
+    await peer.next()
+    peer.call.cancel()
+    after = Peer(stub)
+    await after.open()
+    assert len((await after.run())[0]) == 12
+    # The fixture waits until every block is back.
+
+
+async def test_over_budget_trees_are_pruned(stub: Stub) -> None:
+    peer = Peer(stub)
+    await peer.open(linger_us=5_000_000)
+    first = (await peer.next()).outcome
+    base = first.base_length + len(first.token_ids)
+    wide = TokenTree(tuple(range(20)), (-1,) * 20, (-1.0,) * 20)
+    await peer.draft(base, tree_to_proto(wide))
+    assert (await peer.next()).outcome.draft_nodes == MAX_NODES
+
+
+async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        word, address = (await process.stdout.readline()).decode().split()
+        assert word == "ready"
+        async with rpc.open_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            reply = await health.Check(health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService"))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            assert len((await peer.run())[0]) == 12
+            peer.call.cancel()
+        process.send_signal(signal.SIGTERM)
+        await process.stderr.read()
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [({"MODEL": ""}, "MODEL"), ({"THREADS": "two"}, "THREADS"), ({"DEVICE": "abacus"}, "DEVICE")],
+)
+async def test_a_bad_setting_stops_the_process_and_is_named(
+    env: dict[str, str], message: str, checkpoint: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "verifier_svc",
+        env={**os.environ, "MODEL": str(checkpoint), **env},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert message in stderr.decode()

@@ -1,0 +1,94 @@
+"""Figures of completions, checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import figures
+from benchmarks.contenders import Completion, PassTime, Speculation
+from benchmarks.latency import Sample
+
+
+def _completion(
+    num_tokens: int = 4,
+    wall_s: float = 1.0,
+    *,
+    num_rounds: int = 1,
+    forward_s: float = 0.0,
+    passes: dict[int, PassTime] | None = None,
+    speculation: Speculation | None = None,
+) -> Completion:
+    return Completion(
+        token_ids=tuple(range(num_tokens)),
+        wall_s=wall_s,
+        ttft_s=wall_s / 2,
+        num_rounds=num_rounds,
+        forward_s=forward_s,
+        passes=passes or {},
+        speculation=speculation,
+    )
+
+
+def test_a_rate_is_all_tokens_over_all_time_not_a_mean_of_rates() -> None:
+    assert figures.tokens_per_s([_completion(10, 1.0), _completion(10, 4.0)]) == 4.0
+
+
+def test_figures_are_grouped_by_run_in_order() -> None:
+    samples = [Sample("a", 0.0, run, 0, _completion(10, wall_s)) for run, wall_s in [(1, 5.0), (0, 2.0)]]
+    assert figures.by_run(samples, figures.tokens_per_s) == [5.0, 2.0]
+
+
+def test_shares_and_lengths() -> None:
+    completions = [_completion(6, 2.0, num_rounds=2, forward_s=1.0), _completion(6, 2.0, num_rounds=1)]
+    assert figures.forward_share(completions) == 0.25
+    assert figures.mean_acceptance_length(completions) == 4.0
+    assert figures.median_ttft_ms(completions) == 1000.0
+
+
+def test_acceptance_by_depth_adds_lists_of_different_lengths() -> None:
+    deep = Speculation(6, 3, 0, 0, drafted_by_depth=(4, 2), accepted_by_depth=(3, 1))
+    flat = Speculation(4, 1, 0, 0, drafted_by_depth=(4,), accepted_by_depth=(1,))
+    completions = [_completion(speculation=deep), _completion(speculation=flat), _completion()]
+    assert figures.acceptance_by_depth(completions) == [0.5, 0.5]
+    counts = figures.draft_counts(completions)
+    assert (counts["rounds_drafted_by_depth"], counts["rounds_accepted_by_depth"]) == ([8, 2], [4, 1])
+
+
+def test_passes_are_added_by_rows_and_sorted_by_number() -> None:
+    completions = [
+        _completion(passes={16: PassTime(1, 0.004), 4: PassTime(2, 0.002)}),
+        _completion(passes={4: PassTime(2, 0.006)}),
+    ]
+    assert figures.ms_per_pass_by_rows(completions) == {
+        "4": {"count": 4, "mean_ms": 2.0},
+        "16": {"count": 1, "mean_ms": 4.0},
+    }
+
+
+def test_draft_counts_are_summed_by_source_and_absent_without_speculation() -> None:
+    one = Speculation(3, 1, 2, 1, sources={"small-lm": (3, 1)})
+    two = Speculation(5, 2, 0, 0, sources={"small-lm": (4, 2), "cache": (1, 0)})
+    counts = figures.draft_counts([_completion(speculation=one), _completion(speculation=two)])
+    assert (counts["draft_tokens"], counts["accepted_tokens"]) == (8, 3)
+    assert (counts["redraft_tokens"], counts["stale_drafts"]) == (2, 1)
+    assert counts["sources"] == {
+        "small-lm": {"proposed": 7, "accepted": 3},
+        "cache": {"proposed": 1, "accepted": 0},
+    }
+    assert figures.draft_counts([_completion()]) == {}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "share"),
+    [
+        ([], 0.0),
+        ([[1, 2, 3]], 0.0),
+        ([[1, 2, 3, 4, 5]], 0.0),
+        ([[7] * 8], 0.8),
+        ([[1, 2, 3, 4, 1, 2, 3, 4]], 0.2),
+        # The same text in two outputs is not a loop.
+        ([[1, 2, 3, 4], [1, 2, 3, 4]], 0.0),
+    ],
+)
+def test_repeated_4grams_counts_repeats_within_an_output(outputs: list[list[int]], share: float) -> None:
+    assert figures.repeated_4grams(outputs) == pytest.approx(share)

@@ -1,0 +1,93 @@
+"""The demo compares tokens, not text, and says so when they differ. (With real services: tests/e2e.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from coppice.cli.demo import Comparison, Measured, compare_all, describe, summarise
+from coppice.cli.demo_prompts import PROMPTS
+from coppice.client import Options
+from coppice.completion import Completion, Speculation, Timing, Usage
+
+COMPLETION = Completion(
+    request_id="r",
+    seed=20,
+    text="\n    return a + b",
+    token_ids=(5, 6, 7, 8),
+    finish_reason="length",
+    stop_match=None,
+    usage=Usage(3, 4),
+    speculation=Speculation(rounds=2, draft_tokens=8, accepted_tokens=2, mean_acceptance_length=2.0),
+    timing=Timing(),
+)
+
+
+class ScriptedClient:
+    """Answers every request alike, and writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Options]] = []
+
+    async def generate(
+        self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = 1.0
+    ) -> Completion:
+        assert isinstance(prompt, str)
+        assert options is not None
+        self.asked.append((prompt, options))
+        return COMPLETION
+
+
+def comparison(plain: Completion, speculative: Completion) -> Comparison:
+    return Comparison(PROMPTS[0], 0.0, Measured(plain, 4.0), Measured(speculative, 2.0))
+
+
+def test_figures_come_from_tokens_and_wall_time() -> None:
+    same = comparison(COMPLETION, COMPLETION)
+    assert (same.plain.tokens_per_s, same.speculative.tokens_per_s) == (1.0, 2.0)
+    assert (same.ratio, same.tau, same.is_identical) == (2.0, 2.0, True)
+    text = describe(same, "1/6")
+    assert "2.00x" in text
+    assert "τ 2.00" in text
+    assert "identical: yes" in text
+    assert COMPLETION.text in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(COMPLETION, token_ids=(5, 6, 7, 9)),
+        replace(COMPLETION, token_ids=(5, 6, 7)),
+        replace(COMPLETION, finish_reason="eos"),
+    ],
+    ids=["another token", "one token less", "another reason"],
+)
+def test_the_same_text_from_other_tokens_is_not_identical(other: Completion) -> None:
+    different = comparison(COMPLETION, other)
+    assert not different.is_identical
+    assert "identical: no" in describe(different, "1/6")
+    assert "identical: NO (1 of 2" in summarise([comparison(COMPLETION, COMPLETION), different])
+
+
+async def test_both_ways_are_asked_in_turn_with_one_seed() -> None:
+    client = ScriptedClient()
+    shown: list[str] = []
+    comparisons = await compare_all(client, PROMPTS[:4], 128, shown.append)
+    assert len(comparisons) == 8
+    assert "identical: yes (8 of 8" in shown[-1]
+    measured = client.asked[2:]
+    assert [options.speculation for _, options in measured[:4]] == ["off", "auto", "auto", "off"]
+    assert {options.seed for _, options in measured} == {20}
+    assert {options.temperature for _, options in measured} == {0.0, 1.0}
+    for first, second in zip(measured[::2], measured[1::2], strict=True):
+        assert first[0] == second[0]
+        assert replace(first[1], speculation="") == replace(second[1], speculation="")
+
+
+def test_prompts_end_where_a_word_ends() -> None:
+    assert len(PROMPTS) >= 4
+    for prompt in PROMPTS:
+        assert prompt.text == prompt.text.rstrip()
+    assert len({prompt.name for prompt in PROMPTS}) == len(PROMPTS)

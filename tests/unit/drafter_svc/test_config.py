@@ -1,0 +1,67 @@
+"""The environment becomes a configuration, or a message that names the variable."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from coppice.errors import UnsupportedError
+from drafter_svc.config import ConfigError, DrafterConfig
+from drafter_svc.drafters import registry
+
+
+def test_only_the_model_must_be_given() -> None:
+    config = DrafterConfig.from_env({"MODEL": "some/dir", "THREADS": ""})
+    assert config == DrafterConfig(model="some/dir")
+    assert config.num_threads == 1
+
+
+def test_every_variable_is_read() -> None:
+    env = {
+        "MODEL": "m",
+        "LISTEN_ADDRESS": "0.0.0.0:50051",
+        "DRAFTER_KIND": "small-lm",
+        "DEVICE": "cpu",
+        "THREADS": "2",
+        "MAX_NODES": "32",
+        "MAX_SEQUENCES": "9",
+        "GRACE_S": "1.5",
+        "DRAFT_WIDTH": "2",
+        "DRAFT_STEPS": "3",
+        "DRAFT_MIN_GAIN": "0.2",
+    }
+    config = DrafterConfig.from_env(env)
+    assert config == DrafterConfig("m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2)
+    assert config.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MODEL", ""),
+        ("LISTEN_ADDRESS", "50051"),
+        ("LISTEN_ADDRESS", "host:port"),
+        ("LISTEN_ADDRESS", "host:70000"),
+        ("DRAFTER_KIND", "crystal-ball"),
+        ("DEVICE", "tpu"),
+        ("THREADS", "many"),
+        ("THREADS", "-1"),
+        ("MAX_NODES", "0"),
+        ("MAX_SEQUENCES", "1.5"),
+        ("GRACE_S", "nan"),
+        ("DRAFT_WIDTH", "0"),
+        ("DRAFT_STEPS", "-1"),
+        ("DRAFT_MIN_GAIN", "2"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be .*got '?{re.escape(value)}"):
+        DrafterConfig.from_env({"MODEL": "m", name: value})
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DrafterConfig(model="m")
+    monkeypatch.setattr(registry, "KINDS", {"semi-ar": "x", "diffusion": "y"})
+    with pytest.raises(UnsupportedError, match=r"small-lm.*diffusion, semi-ar"):
+        registry.load_drafter(config)

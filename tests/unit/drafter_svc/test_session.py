@@ -1,0 +1,95 @@
+"""A session takes in whatever has queued up and drafts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coppice.errors import InvalidRequestError
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree, chain
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.session import Draft, Opening, Outcome, Session
+
+
+class CountingSequence:
+    """Drafts a chain of as many nodes as asked for, and notes what it was told."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.token_ids = list(prompt)
+        self.drafts: list[int] = []
+        self.features: list[bytes] = []
+        self.num_prepared = 0
+
+    def extend(self, token_ids: Sequence[int], features: bytes) -> None:
+        self.token_ids.extend(token_ids)
+        self.features.append(features)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        self.drafts.append(max_nodes)
+        return chain(range(max_nodes))
+
+    def prepare(self) -> None:
+        self.num_prepared += 1
+
+
+class CountingDrafter:
+    info = DrafterInfo("counting", "none", "", vocab_size=100, max_length=50)
+
+    def __init__(self) -> None:
+        self.sequences: list[CountingSequence] = []
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> CountingSequence:
+        self.sequences.append(CountingSequence(prompt))
+        return self.sequences[-1]
+
+    def warm_up(self) -> None: ...
+
+
+def new_session(max_nodes: int = 4) -> tuple[Session, CountingDrafter]:
+    drafter = CountingDrafter()
+    return Session(drafter, Opening((1, 2, 3), SamplingParams(), max_nodes)), drafter
+
+
+def outcome(base_length: int, *token_ids: int, max_nodes: int | None = None) -> Outcome:
+    return Outcome(base_length, token_ids, b"f%d" % base_length, max_nodes)
+
+
+def test_outcomes_that_wait_are_all_taken_in_before_one_draft() -> None:
+    session, drafter = new_session()
+    session.post(outcome(3, 7, 8))
+    session.post(outcome(5, 9, max_nodes=2))
+    assert session.advance() == Draft(6, chain(range(2)))
+    [sequence] = drafter.sequences
+    assert sequence.token_ids == [1, 2, 3, 7, 8, 9]
+    assert sequence.features == [b"f3", b"f5"]
+    assert sequence.drafts == [2]
+
+
+def test_one_job_is_scheduled_until_it_runs() -> None:
+    session, drafter = new_session()
+    assert session.schedule()
+    assert not session.schedule()
+    assert session.advance() is not None
+    assert session.schedule()
+    assert session.advance() is None
+    assert drafter.sequences[0].drafts == [4]
+
+
+def test_a_wrong_base_length_is_refused() -> None:
+    session, _ = new_session()
+    session.post(outcome(3, 7))
+    session.post(outcome(3, 7))
+    with pytest.raises(InvalidRequestError, match=r"outcome\.base_length: is 3, but 4 tokens"):
+        session.advance()
+
+
+def test_a_closed_session_prepares_nothing() -> None:
+    session, drafter = new_session()
+    session.prepare()
+    session.advance()
+    session.prepare()
+    session.closed = True
+    session.prepare()
+    assert drafter.sequences[0].num_prepared == 1

@@ -1,0 +1,114 @@
+"""The small language model's sequences: what was drafted before never shows in what is drafted next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import LlamaForCausalLM
+
+from coppice.errors import IncompatibleError
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.checkpoint import Calibration, load_calibration
+from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
+from drafter_svc.drafters.llama_forward import LlamaForward
+from drafter_svc.drafters.small_lm import SmallLm
+from drafter_svc.tree_builder import TreeLimits
+
+VOCAB = 61
+CONTEXT = 64
+PROMPT = (5, 9, 2, 44, 17)
+ROUTES = {"lean": LlamaForward, "cached": CachedForward, "plain": PlainForward}
+
+
+def make_drafter(model: LlamaForCausalLM, route: str = "lean", **limits: int) -> SmallLm:
+    info = DrafterInfo("small-lm", "test", "", VOCAB, CONTEXT)
+    return SmallLm(ROUTES[route](model), info, 0.8, TreeLimits(**{"max_nodes": 12, "max_steps": 4, **limits}))
+
+
+def assert_same(tree: TokenTree, expected: TokenTree) -> None:
+    assert tree.token_ids == expected.token_ids
+    assert tree.parents == expected.parents
+    assert tree.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
+def test_a_draft_after_outcomes_is_that_of_a_fresh_sequence(
+    llama: LlamaForCausalLM, route: str, temperature: float
+) -> None:
+    drafter = make_drafter(llama, route)
+    sampling = SamplingParams(temperature=temperature, seed=7)
+    rng = np.random.default_rng(3)
+    committed, sequence = list(PROMPT), drafter.open(PROMPT, sampling)
+    for _ in range(6):
+        tree = sequence.draft(12)
+        assert_same(tree, drafter.open(committed, sampling).draft(12))
+        accepted = tree.path(int(rng.integers(-1, len(tree))))
+        outcome = [*(tree.token_ids[node] for node in accepted), int(rng.integers(0, VOCAB))]
+        sequence.extend(outcome)
+        committed += outcome
+        if rng.random() < 0.5:
+            sequence.prepare()
+
+
+def test_outcomes_that_queue_up_count_together(llama: LlamaForCausalLM) -> None:
+    drafter = make_drafter(llama)
+    sequence = drafter.open(PROMPT, SamplingParams())
+    tree = sequence.draft(12)
+    sequence.extend([tree.token_ids[0]])
+    sequence.extend([3])
+    sequence.extend([])
+    sequence.extend([8, 1])
+    assert_same(sequence.draft(12), drafter.open([*PROMPT, tree.token_ids[0], 3, 8, 1], SamplingParams()).draft(12))
+
+
+def test_a_second_draft_without_an_outcome_is_the_first(llama: LlamaForCausalLM) -> None:
+    sequence = make_drafter(llama).open(PROMPT, SamplingParams(temperature=0.6, seed=1))
+    first = sequence.draft(12)
+    assert_same(sequence.draft(12), first)
+    assert_same(sequence.draft(5), first.prune(5))
+
+
+def test_all_routes_draft_the_same_tree(llama: LlamaForCausalLM) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    trees = [make_drafter(llama, route).open(PROMPT, sampling).draft(12) for route in ROUTES]
+    assert_same(trees[1], trees[0])
+    assert_same(trees[2], trees[0])
+
+
+def test_trees_end_with_the_context(llama: LlamaForCausalLM) -> None:
+    drafter = make_drafter(llama, max_steps=10, width=1)
+    for length, depth in ((CONTEXT - 2, 3), (CONTEXT - 1, 2), (CONTEXT, 1), (CONTEXT + 1, 0)):
+        sequence = drafter.open([1] * (CONTEXT - 4), SamplingParams())
+        sequence.extend([2] * (length - CONTEXT + 4))
+        assert sequence.draft(200).depth <= depth
+        sequence.prepare()
+
+
+def test_the_drafters_own_limit_bounds_the_budget(llama: LlamaForCausalLM) -> None:
+    sequence = make_drafter(llama).open(PROMPT, SamplingParams())
+    assert len(sequence.draft(1000)) == 12
+    assert len(sequence.draft(1)) == 1
+    assert len(sequence.draft(0)) == 0
+
+
+def test_warm_up_reaches_the_end(llama: LlamaForCausalLM) -> None:
+    make_drafter(llama).warm_up()
+
+
+def test_calibration_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    assert load_calibration(str(tmp_path)) == Calibration(1.0, ())
+    (tmp_path / "drafter.json").write_text(json.dumps({"sigma": 0.9, "acceptance_by_rank": [0.6, 0.2]}))
+    assert load_calibration(str(tmp_path)) == Calibration(0.9, (0.6, 0.2))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"sigma": 0}', '{"sigma": "much"}', '{"sigma": NaN}'])
+def test_a_calibration_file_that_makes_no_sense_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "drafter.json").write_text(content)
+    with pytest.raises(IncompatibleError, match=r"drafter\.json"):
+        load_calibration(str(tmp_path))

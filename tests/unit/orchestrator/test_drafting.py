@@ -1,0 +1,116 @@
+"""Drafts of one request: which trees are used, what the verifier is sent, and when it may wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from coppice.errors import InvalidTreeError
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree, chain
+from orchestrator.drafting import Drafting
+from orchestrator.planner import FixedPlanner, RoundPlan, Situation
+from orchestrator.rounds import Outcome
+from orchestrator.statistics import Statistics
+from orchestrator.transcript import Transcript
+
+VOCAB = 50
+
+
+class Round:
+    """A request behind three prompt tokens, and everything that was sent for it."""
+
+    def __init__(self, max_nodes: int = 6, max_tokens: int = 20) -> None:
+        self.transcript = Transcript([1, 2, 3], (), max_tokens, 100, (), ())
+        planner = FixedPlanner(max_nodes, linger_us=1000)
+        self.drafting = Drafting((), planner, self.transcript, SamplingParams(), None, False, VOCAB)
+        self.sent: list[tuple[int, TokenTree]] = []
+        self.drafting.opened(lambda base, tree, budget, linger_us: self.sent.append((base, tree)))
+
+    def tree(self, source: str, tree: TokenTree, base: int = 3, assumed: tuple[int, ...] = ()) -> None:
+        self.drafting.on_tree(source, base, assumed, tree)
+
+
+def outcome(base: int, tokens: tuple[int, ...], accepted: int = 0, nodes: int = 0) -> Outcome:
+    return Outcome(base, tokens, accepted, nodes, accepted, 0, b"", 1 + nodes, 1000, 0, 0)
+
+
+def test_a_tree_for_the_committed_length_is_sent_at_once() -> None:
+    one = Round()
+    one.tree("a", chain([7, 8]))
+    assert [(base, list(tree.paths())) for base, tree in one.sent] == [(3, [(7,), (7, 8)])]
+
+
+@pytest.mark.parametrize("base", [0, 2, 4])
+def test_a_tree_for_another_length_is_counted_and_dropped(base: int) -> None:
+    one = Round()
+    one.tree("a", chain([7, 8]), base=base)
+    assert not one.sent
+    assert one.drafting.stale_drafts == 1
+
+
+@pytest.mark.parametrize(("assumed", "fits"), [((2, 3), True), ((2, 4), False), ((2,), False)])
+def test_a_tree_drafted_ahead_is_used_when_what_it_assumed_came_true(assumed: tuple[int, ...], fits: bool) -> None:
+    one = Round()
+    one.tree("a", chain([7]), base=1, assumed=assumed)
+    assert bool(one.sent) == fits
+    assert one.drafting.stale_drafts == (not fits)
+
+
+def test_trees_of_several_sources_are_sent_as_their_union() -> None:
+    one = Round()
+    one.tree("a", chain([7, 8]))
+    one.tree("b", chain([7, 9]))
+    assert set(one.sent[-1][1].paths()) == {(7,), (7, 8), (7, 9)}
+
+
+def test_the_likeliest_nodes_are_kept_and_none_reaches_past_the_end() -> None:
+    one = Round(max_nodes=2, max_tokens=3)
+    one.tree("a", TokenTree((7, 8, 9, 10), (-1, 0, 1, -1), (-0.1, -0.1, 0.0, -5.0)))
+    assert list(one.sent[-1][1].paths()) == [(7,), (7, 8)]
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InvalidTreeError, match="outside the vocabulary of 50"):
+        Round().tree("a", chain([VOCAB]))
+
+
+def test_trees_are_forgotten_with_their_round_and_come_back_only_for_it() -> None:
+    one = Round()
+    one.tree("a", chain([7]))
+    one.transcript.append((9,))
+    assert len(one.drafting.round_done(outcome(3, (9,)))) == 1
+    one.tree("b", chain([8]), base=4)
+    assert list(one.sent[-1][1].paths()) == [(8,)]
+    one.drafting.opened(lambda base, tree, budget, linger_us: one.sent.append((base, tree)))
+    assert one.sent[-1] == one.sent[-2]
+
+
+def test_counts_go_to_the_sources_of_the_tree_that_was_verified() -> None:
+    first, both = Round(), Round()
+    first.tree("a", chain([7, 8]))
+    both.tree("a", chain([7, 8]))
+    both.tree("b", chain([7, 9]))
+    statistics = Statistics()
+    sent = [first.sent[0][1], both.sent[-1][1]]
+    # The verifier had begun with the first tree when the union came.
+    statistics.record(outcome(3, (7, 8, 4), accepted=2, nodes=2), sent)
+    assert {name: (one.proposed, one.accepted) for name, one in statistics.sources.items()} == {"a": (2, 2)}
+    statistics.record(outcome(3, (7, 9, 4), accepted=2, nodes=3), sent)
+    assert {name: (one.proposed, one.accepted) for name, one in statistics.sources.items()} == {
+        "a": (4, 3),
+        "b": (2, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("situation", "plan"),
+    [
+        (Situation(has_drafter=True), RoundPlan(12, 1000)),
+        (Situation(has_drafter=True, requested_nodes=5), RoundPlan(5, 1000)),
+        (Situation(has_drafter=True, requested_nodes=99), RoundPlan(12, 1000)),
+        (Situation(has_drafter=True, requested_nodes=0), RoundPlan(0, 0)),
+        (Situation(has_drafter=False), RoundPlan(12, 0)),
+    ],
+)
+def test_the_fixed_plan_waits_only_where_a_draft_can_come(situation: Situation, plan: RoundPlan) -> None:
+    assert FixedPlanner(12, 1000).plan(situation) == plan

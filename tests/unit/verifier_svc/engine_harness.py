@@ -1,0 +1,96 @@
+"""Drives a real engine from a test, playing orchestrator and drafter."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.tree import TokenTree
+from verifier_svc.engine import Engine
+from verifier_svc.events import ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.output_end import Finish
+from verifier_svc.scheduler import SequenceKey
+from verifier_svc.sequence import Draft, SequenceSpec
+
+DEADLINE_S = 60.0
+# (request index, tokens generated so far, committed length) to the next draft, or None to send nothing.
+Drafter = Callable[[int, Sequence[int], int], TokenTree | None]
+
+
+@dataclass
+class Result:
+    """What one sequence produced."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    rounds: int = 0
+    accepted: int = 0
+    stale: int = 0
+    error: ErrorEvent | None = None
+
+
+class Harness:
+    """One stream of an engine."""
+
+    def __init__(self, engine: Engine, stream: int = 0) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._events: queue.Queue[Event] = queue.Queue()
+        engine.attach(stream, lambda events: [self._events.put(event) for event in events])
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | None = None,
+        stopping: StoppingOptions | None = None,
+        drafter: Drafter | None = None,
+        linger_s: float = 5.0,
+        num_resumed: int = 0,
+    ) -> list[Result]:
+        """Open every prompt at once and serve drafts until all are finished."""
+        results = [Result() for _ in prompts]
+        for index, prompt in enumerate(prompts):
+            spec = SequenceSpec(
+                tuple(prompt),
+                sampling or SamplingParams(),
+                stopping or StoppingOptions(max_tokens=24),
+                num_resumed=num_resumed,
+                linger_s=linger_s if drafter else 0.0,
+            )
+            self._engine.open(SequenceKey(self._stream, index), spec)
+        open_sequences = set(range(len(prompts)))
+        while open_sequences:
+            event = self._events.get(timeout=DEADLINE_S)
+            if isinstance(event, LoadEvent):
+                continue
+            result = results[event.sequence_id]
+            if isinstance(event, ErrorEvent):
+                result.error = event
+                open_sequences.discard(event.sequence_id)
+            elif isinstance(event, OutcomeEvent):
+                self._take(event, result)
+                if event.outcome.finish is not None:
+                    open_sequences.discard(event.sequence_id)
+                elif drafter is not None:
+                    self._draft(event, result, drafter)
+        return results
+
+    def next_event(self) -> Event:
+        """The next event of the stream."""
+        return self._events.get(timeout=DEADLINE_S)
+
+    def _take(self, event: OutcomeEvent, result: Result) -> None:
+        outcome = event.outcome
+        result.token_ids += outcome.token_ids
+        result.finish = outcome.finish
+        result.rounds += 1
+        result.accepted += len(outcome.accepted_nodes)
+        result.stale += outcome.stale_drafts
+
+    def _draft(self, event: OutcomeEvent, result: Result, drafter: Drafter) -> None:
+        base = event.outcome.base_length + len(event.outcome.token_ids)
+        tree = drafter(event.sequence_id, result.token_ids, base)
+        if tree is not None:
+            self._engine.submit(SequenceKey(self._stream, event.sequence_id), Draft(base, tree))

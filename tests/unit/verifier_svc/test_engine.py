@@ -1,0 +1,269 @@
+"""The engine: the same tokens whatever the drafts, the batch and the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from coppice.errors import InvalidRequestError, OverloadedError
+from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.tree import EMPTY_TREE, TokenTree, chain
+from tests.unit.verifier_svc.conftest import VOCAB
+from tests.unit.verifier_svc.engine_harness import Harness
+from tests.unit.verifier_svc.oracles import tree_around
+from verifier_svc.engine import Engine
+from verifier_svc.events import ErrorEvent, LoadEvent
+from verifier_svc.output_end import FinishReason
+from verifier_svc.packed_linear import pack_linears
+from verifier_svc.scheduler import SchedulerLimits, SequenceKey
+from verifier_svc.sequence import Draft, SequenceSpec
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+EOS = 2
+CONTEXT = 200
+LIMITS = SchedulerLimits(max_sequences=8, max_queued=16, prefill_chunk=32)
+PROMPTS = [list(range(10, 15)), list(range(20, 90)), [7], list(range(40, 60))]
+
+SAMPLING = {
+    "greedy": SamplingParams(),
+    "T=0.7 top_p": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
+    "T=1 top_k": SamplingParams(temperature=1.0, top_k=20, seed=2),
+    "T=1 penalties": SamplingParams(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
+}
+
+
+def byte_tokenizer() -> bytes:
+    """A tokenizer whose token i is the character with code 32 + i."""
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {chr(32 + index): index for index in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=chr(32)))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer.to_str().encode()
+
+
+@pytest.fixture
+def engine(new_model: Callable[[str], PreTrainedModel]) -> Iterator[Engine]:
+    model = new_model("llama")
+    pack_linears(model)
+    target = TargetModel(model, exact=True, num_blocks=60)
+    info = TargetInfo(
+        name="tiny",
+        tokenizer_json=byte_tokenizer(),
+        tokenizer_fingerprint="",
+        vocab_size=VOCAB,
+        hidden_size=64,
+        max_context_tokens=CONTEXT,
+        eos_token_ids=(EOS,),
+        exact=True,
+    )
+    engine = Engine(target, info, LIMITS, max_nodes=16)
+    engine.start()
+    yield engine
+    engine.stop()
+    assert target.cache.num_free_blocks == target.cache.num_blocks, "a block leaked"
+
+
+def oracle_drafter(outputs: Sequence[Sequence[int]], seed: int) -> Callable[..., TokenTree | None]:
+    """Drafts the true continuation among decoys, sometimes nothing, sometimes nonsense."""
+    generator = np.random.default_rng(seed)
+
+    def draft(index: int, generated: Sequence[int], base: int) -> TokenTree | None:
+        kind = generator.integers(6)
+        if kind == 0:
+            return EMPTY_TREE
+        path = outputs[index][len(generated) :][: int(generator.integers(1, 6))]
+        if kind == 1:
+            path = [(token + 1) % VOCAB for token in path]
+        return tree_around(generator, path, VOCAB, num_decoys=2)
+
+    return draft
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_speculation_changes_no_token(name: str, engine: Engine) -> None:
+    harness = Harness(engine)
+    stopping = StoppingOptions(max_tokens=40, ignore_eos=True)
+    plain = harness.generate(PROMPTS, SAMPLING[name], stopping)
+    alone = [harness.generate([prompt], SAMPLING[name], stopping)[0].token_ids for prompt in PROMPTS]
+    outputs = [result.token_ids for result in plain]
+    assert outputs == alone
+    for seed in range(3):
+        drafted = harness.generate(PROMPTS, SAMPLING[name], stopping, oracle_drafter(outputs, seed))
+        assert [result.token_ids for result in drafted] == outputs
+        assert sum(result.accepted for result in drafted) > 20
+        assert sum(result.rounds for result in drafted) < sum(result.rounds for result in plain)
+
+
+def test_greedy_output_is_that_of_transformers(engine: Engine, new_model: Callable[[str], PreTrainedModel]) -> None:
+    model = new_model("llama")
+    stopping = StoppingOptions(max_tokens=40, ignore_eos=True)
+    results = Harness(engine).generate(PROMPTS, SamplingParams(), stopping)
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        expected = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert result.token_ids == expected[0, len(prompt) :].tolist()
+
+
+def test_resumed_output_goes_on_where_it_was_interrupted(engine: Engine) -> None:
+    harness = Harness(engine)
+    sampling = SamplingParams(temperature=1.0, repetition_penalty=1.2, seed=9)
+    stopping = StoppingOptions(max_tokens=30, ignore_eos=True)
+    whole = harness.generate([PROMPTS[0]], sampling, stopping)[0].token_ids
+    for cut in (1, 13, 29):
+        resumed = harness.generate([[*PROMPTS[0], *whole[:cut]]], sampling, stopping, num_resumed=cut)[0]
+        assert resumed.token_ids == whole[cut:]
+        assert resumed.finish is not None
+        assert resumed.finish.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("speculate", [False, True], ids=["plain", "drafted"])
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_output_ends_at_the_stop_token_inside_a_block(at: int, speculate: bool, engine: Engine) -> None:
+    harness = Harness(engine)
+    sampling = SamplingParams(temperature=1.0, seed=21)
+    whole = harness.generate([PROMPTS[0]], sampling, StoppingOptions(max_tokens=20, ignore_eos=True))[0].token_ids
+    stop = whole[at]
+    first = whole.index(stop)
+    drafter = (lambda index, done, base: chain(whole[len(done) :][:8])) if speculate else None
+    stopping = StoppingOptions(max_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
+    result = harness.generate([PROMPTS[0]], sampling, stopping, drafter)[0]
+    assert result.token_ids == whole[: first + 1]
+    assert result.finish is not None
+    assert (result.finish.reason, result.finish.stop_match) == (FinishReason.STOP, chr(32 + stop))
+
+
+@pytest.mark.parametrize("speculate", [False, True], ids=["plain", "drafted"])
+def test_output_ends_at_a_stop_string_inside_a_block(speculate: bool, engine: Engine) -> None:
+    harness = Harness(engine)
+    sampling = SamplingParams(temperature=1.0, seed=22)
+    whole = harness.generate([PROMPTS[0]], sampling, StoppingOptions(max_tokens=20, ignore_eos=True))[0].token_ids
+    text = "".join(chr(32 + token) for token in whole)
+    stop = text[6:9]
+    end = text.index(stop) + 3
+    drafter = (lambda index, done, base: chain(whole[len(done) :][:8])) if speculate else None
+    stopping = StoppingOptions(max_tokens=20, ignore_eos=True, stop_strings=("never\n", stop))
+    result = harness.generate([PROMPTS[0]], sampling, stopping, drafter)[0]
+    assert result.token_ids == whole[:end]
+    assert result.finish is not None
+    assert result.finish.stop_match == stop
+
+
+def test_max_tokens_and_the_context_end_the_output_exactly(engine: Engine) -> None:
+    harness = Harness(engine)
+    plain = harness.generate([PROMPTS[0]], stopping=StoppingOptions(ignore_eos=True))[0]
+    assert len(plain.token_ids) == CONTEXT - len(PROMPTS[0])
+    assert plain.finish is not None
+    assert plain.finish.reason is FinishReason.CONTEXT_LENGTH
+
+    def perfect(index: int, done: Sequence[int], base: int) -> TokenTree:
+        return chain(plain.token_ids[len(done) :][:7])
+
+    for count in (1, 2, 7, 8, 9):
+        stopping = StoppingOptions(max_tokens=count, ignore_eos=True)
+        result = harness.generate([PROMPTS[0]], stopping=stopping, drafter=perfect)[0]
+        assert result.token_ids == plain.token_ids[:count]
+    full = harness.generate([PROMPTS[0]], stopping=StoppingOptions(ignore_eos=True), drafter=perfect)[0]
+    assert full.token_ids == plain.token_ids
+
+
+def test_drafts_for_other_positions_are_counted_and_dropped(engine: Engine) -> None:
+    harness = Harness(engine)
+    stopping = StoppingOptions(max_tokens=12, ignore_eos=True)
+    plain = harness.generate([PROMPTS[0]], stopping=stopping)[0]
+    key = SequenceKey(0, 0)
+
+    def late(index: int, done: Sequence[int], base: int) -> TokenTree:
+        engine.submit(key, Draft(base - 1, chain([1, 2, 3])))
+        return chain(plain.token_ids[len(done) :][:2])
+
+    result = harness.generate([PROMPTS[0]], stopping=stopping, drafter=late)[0]
+    assert result.token_ids == plain.token_ids
+    assert result.stale > 0
+
+
+def test_a_silent_drafter_costs_a_few_waits_only(engine: Engine) -> None:
+    harness = Harness(engine)
+    stopping = StoppingOptions(max_tokens=60, ignore_eos=True)
+    waits: list[float] = []
+    engine.open(SequenceKey(0, 0), SequenceSpec((5, 6), SamplingParams(), stopping, linger_s=0.02))
+    while True:
+        event = harness.next_event()
+        if isinstance(event, LoadEvent | ErrorEvent):
+            continue
+        waits.append(event.outcome.linger_s)  # type: ignore[union-attr]
+        if event.outcome.finish is not None:  # type: ignore[union-attr]
+            break
+    assert len(waits) == 60
+    assert sum(wait >= 0.02 for wait in waits) <= 5
+
+
+def test_a_sequence_without_drafter_is_not_held_up_by_one_that_waits(engine: Engine) -> None:
+    waiting, plain = Harness(engine, stream=1), Harness(engine, stream=2)
+    slow = SequenceSpec((5, 6), SamplingParams(), StoppingOptions(max_tokens=3, ignore_eos=True), linger_s=30.0)
+    engine.open(SequenceKey(1, 0), slow)
+    result = plain.generate([[9, 8, 7]], stopping=StoppingOptions(max_tokens=30, ignore_eos=True))[0]
+    assert len(result.token_ids) == 30
+    engine.detach(1)
+    assert waiting.next_event() is not None
+
+
+def test_closing_and_detaching_frees_everything(engine: Engine) -> None:
+    Harness(engine, stream=1)
+    for index in range(12):
+        spec = SequenceSpec((5, 6), SamplingParams(), StoppingOptions(max_tokens=100, ignore_eos=True))
+        engine.open(SequenceKey(1, index), spec)
+    engine.close(SequenceKey(1, 3))
+    engine.close(SequenceKey(1, 99))
+    engine.detach(1)
+    # The fixture checks that every block came back.
+    assert Harness(engine, stream=2).generate([[1, 2]])[0].finish is not None
+
+
+def test_refusals_name_the_reason(engine: Engine) -> None:
+    harness = Harness(engine)
+    spec = SequenceSpec((5, 6), SamplingParams(), StoppingOptions(max_tokens=190, ignore_eos=True))
+    for index in range(40):
+        engine.open(SequenceKey(0, index), spec)
+    engine.open(SequenceKey(0, 0), spec)
+    errors = []
+    while len(errors) < 2:
+        event = harness.next_event()
+        if isinstance(event, ErrorEvent):
+            errors.append(event.error)
+    assert {type(error) for error in errors} <= {OverloadedError, InvalidRequestError}
+    assert any(isinstance(error, OverloadedError) for error in errors)
+    engine.detach(0)
+
+
+def test_a_failed_pass_fails_its_sequences_and_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(engine)
+    forward = engine._target.forward
+
+    def broken(plan: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._target, "forward", broken)
+    failed = harness.generate([[1, 2, 3]])[0]
+    assert failed.error is not None
+    assert str(failed.error.error) == "the forward pass failed"
+    monkeypatch.setattr(engine._target, "forward", forward)
+    assert harness.generate([[1, 2, 3]])[0].finish is not None
+
+
+def test_more_sequences_than_fit_all_finish(engine: Engine) -> None:
+    prompts = [[3 + index, 4, 5] for index in range(14)]
+    stopping = StoppingOptions(max_tokens=60, ignore_eos=True)
+    together = Harness(engine).generate(prompts, stopping=stopping)
+    assert all(result.finish is not None for result in together)
+    alone = Harness(engine).generate([prompts[13]], stopping=stopping)[0]
+    assert together[13].token_ids == alone.token_ids

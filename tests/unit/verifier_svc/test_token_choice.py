@@ -1,0 +1,112 @@
+"""Choosing tokens: processors against transformers' own, noise against the softmax."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from coppice.noise import gumbel
+from coppice.sampling import SamplingParams
+from verifier_svc.token_choice import TokenChooser
+
+VOCAB = 101
+
+
+def row(seed: int) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(VOCAB) * 3).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("params", "warper"),
+    [
+        (SamplingParams(temperature=0.7, seed=3), None),
+        (SamplingParams(temperature=0.7, top_k=5, seed=3), TopKLogitsWarper(5)),
+        (SamplingParams(temperature=0.7, top_p=0.6, seed=3), TopPLogitsWarper(0.6)),
+        (SamplingParams(temperature=0.7, min_p=0.2, seed=3), MinPLogitsWarper(0.2)),
+    ],
+    ids=["plain", "top_k", "top_p", "min_p"],
+)
+def test_truncation_is_that_of_transformers(params: SamplingParams, warper: object) -> None:
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), *([warper] if warper else [])])
+    chooser = TokenChooser(params, VOCAB, prompt=[])
+    for position in range(200):
+        logits = row(position)
+        expected = processors(None, torch.from_numpy(logits)[None].double())[0].numpy()
+        noisy = expected + gumbel(3, position, 1, VOCAB)[0]
+        assert chooser.choose(logits, position) == int(noisy.argmax())
+
+
+def test_draws_follow_the_softmax() -> None:
+    logits = row(0)
+    probabilities = np.exp(logits - logits.max(), dtype=np.float64)
+    probabilities /= probabilities.sum()
+    chooser = TokenChooser(SamplingParams(temperature=1.0, seed=11), VOCAB, prompt=[])
+    draws = 20_000
+    counts = np.bincount([chooser.choose(logits, position) for position in range(draws)], minlength=VOCAB)
+    likely = probabilities * draws >= 5
+    chi_square = (((counts - probabilities * draws) ** 2) / (probabilities * draws))[likely].sum()
+    # 99.9th percentile of chi-square with `likely.sum()` degrees of freedom, Wilson-Hilferty.
+    degrees = likely.sum()
+    limit = degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3
+    assert chi_square < limit
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    prompt, output = [3, 5, 8], [13, 21]
+    chooser = TokenChooser(SamplingParams(repetition_penalty=1.7), VOCAB, prompt=prompt, output=output)
+    processor = RepetitionPenaltyLogitsProcessor(1.7)
+    for seed in range(100):
+        logits = row(seed)
+        expected = processor(torch.tensor([[*prompt, *output]]), torch.from_numpy(logits)[None].clone())[0]
+        assert chooser.choose(logits, 0) == int(expected.argmax())
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[7, 9]] = 1.0
+    chooser = TokenChooser(SamplingParams(presence_penalty=0.3, frequency_penalty=0.4), VOCAB, prompt=[7, 7, 7])
+    assert chooser.choose(logits, 0) == 7
+    chooser.push(7)
+    assert chooser.choose(logits, 1) == 9
+    chooser.push(9)
+    assert chooser.choose(logits, 2) == 7
+    chooser.push(7)
+    assert chooser.choose(logits, 3) == 9
+
+
+def test_bias_allowed_and_bad_tokens() -> None:
+    logits = row(4)
+    best = int(logits.argmax())
+    assert TokenChooser(SamplingParams(bad_token_ids=(best,)), VOCAB, prompt=[]).choose(logits, 0) != best
+    assert TokenChooser(SamplingParams(allowed_token_ids=(17,)), VOCAB, prompt=[]).choose(logits, 0) == 17
+    assert TokenChooser(SamplingParams(logit_bias={23: 100.0}), VOCAB, prompt=[]).choose(logits, 0) == 23
+
+
+def test_end_tokens_wait_for_min_tokens() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[2] = 9.0
+    chooser = TokenChooser(SamplingParams(), VOCAB, prompt=[], end_token_ids=[2], min_tokens=2)
+    drawn = []
+    for position in range(3):
+        drawn.append(chooser.choose(logits, position))
+        chooser.push(drawn[-1])
+    assert drawn == [0, 0, 2]
+
+
+def test_the_choice_depends_on_seed_and_position_alone() -> None:
+    params = SamplingParams(temperature=1.0, seed=5)
+    forwards = [TokenChooser(params, VOCAB, prompt=[]).choose(row(1), position) for position in range(40)]
+    one = TokenChooser(params, VOCAB, prompt=[1, 2, 3], output=[4, 5])
+    backwards = [one.choose(row(1), position) for position in reversed(range(40))]
+    assert forwards == backwards[::-1]
+    other = TokenChooser(SamplingParams(temperature=1.0, seed=6), VOCAB, prompt=[])
+    assert forwards != [other.choose(row(1), position) for position in range(40)]

@@ -1,0 +1,143 @@
+"""Packed tree passes against the model's own plain forward, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from coppice.errors import IncompatibleError, OverloadedError
+from coppice.tree import EMPTY_TREE, TokenTree
+from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
+from tests.unit.verifier_svc.oracles import plain_logits, random_tree
+from verifier_svc.conformance_probe import ConformanceProbe
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
+from verifier_svc.packed_linear import pack_linears
+from verifier_svc.pass_plan import SequenceRows, visibility
+from verifier_svc.target_model import TargetModel
+
+NewModel = Callable[[str], PreTrainedModel]
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["strict", "fast"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_node_sees_its_own_path_and_nothing_else(family: str, exact: bool, new_model: NewModel) -> None:
+    model, plain = new_model(family), new_model(family)
+    pack_linears(model)
+    target = TargetModel(model, exact=exact, num_blocks=64)
+    generator = np.random.default_rng(1)
+    contexts = [generator.integers(0, VOCAB, size).tolist() for size in (3, 31, 17)]
+    caches = [SequenceCache(target.cache, 256) for _ in contexts]
+    pending = [list(context) for context in contexts]
+    for _ in range(3):
+        trees = [random_tree(generator, VOCAB, size) for size in (7, 1, 12)]
+        work = [SequenceRows(c, p, t) for c, p, t in zip(caches, pending, trees, strict=True)]
+        plan = target.plan(work)
+        logits = target.forward(plan)
+        for index, (first, last) in enumerate(plan.logit_ranges):
+            paths = [(), *trees[index].paths()]
+            expected = torch.stack([plain_logits(plain, [*contexts[index], *path]) for path in paths])
+            assert torch.allclose(logits[first:last], expected, atol=2e-4)
+            node = int(generator.integers(len(trees[index])))
+            path = trees[index].path(node)
+            num_pending = len(pending[index])
+            caches[index].keep([*range(num_pending), *(num_pending + step for step in path)])
+            bonus = int(generator.integers(VOCAB))
+            contexts[index] += [*(trees[index].token_ids[step] for step in path), bonus]
+            pending[index] = [bonus]
+
+
+def test_strict_rows_do_not_depend_on_the_batch_or_the_tree(new_model: NewModel) -> None:
+    model = new_model("llama")
+    pack_linears(model)
+    target = TargetModel(model, exact=True, num_blocks=128)
+    generator = np.random.default_rng(2)
+    prompt = generator.integers(0, VOCAB, 40).tolist()
+    path = generator.integers(0, VOCAB, 6).tolist()
+    alone = SequenceCache(target.cache, 256)
+    one_by_one = []
+    pending = prompt
+    for token in [*path, 0]:
+        one_by_one.append(target.forward(target.plan([SequenceRows(alone, pending)]))[0])
+        alone.keep(range(len(pending)))
+        pending = [token]
+    chain = TokenTree(tuple(path), tuple(range(-1, len(path) - 1)), (0.0,) * len(path))
+    crowd = [SequenceCache(target.cache, 256) for _ in range(4)]
+    work = [
+        SequenceRows(crowd[0], generator.integers(0, VOCAB, 9).tolist(), random_tree(generator, VOCAB, 5)),
+        SequenceRows(crowd[1], prompt, chain),
+        SequenceRows(crowd[2], [5]),
+        SequenceRows(crowd[3], generator.integers(0, VOCAB, 70).tolist(), wants_logits=False),
+    ]
+    plan = target.plan(work)
+    first, last = plan.logit_ranges[1]
+    assert torch.equal(target.forward(plan)[first:last], torch.stack(one_by_one))
+
+
+def test_a_prompt_in_chunks_gives_the_logits_of_a_prompt_at_once(new_model: NewModel) -> None:
+    target = TargetModel(new_model("qwen3"), exact=True, num_blocks=64)
+    prompt = np.random.default_rng(3).integers(0, VOCAB, 50).tolist()
+    whole, parts = SequenceCache(target.cache, 64), SequenceCache(target.cache, 64)
+    expected = target.forward(target.plan([SequenceRows(whole, prompt)]))[0]
+    for start in range(0, 48, 16):
+        target.forward(target.plan([SequenceRows(parts, prompt[start : start + 16], wants_logits=False)]))
+        parts.keep(range(16))
+    assert torch.equal(target.forward(target.plan([SequenceRows(parts, prompt[48:])]))[0], expected)
+
+
+def test_visibility_is_derived_from_parents() -> None:
+    tree = TokenTree((5, 6, 7), (-1, 0, -1), (0.0,) * 3)
+    expected = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
+    assert visibility(2, tree).astype(int).tolist() == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_probe_accepts_supported_families(family: str, new_model: NewModel) -> None:
+    model = new_model(family)
+    probe = ConformanceProbe(model, VOCAB)
+    target = TargetModel(model, exact=False, num_blocks=16)
+    assert probe.check(target).max_difference < 1e-3
+    assert target.cache.num_free_blocks == target.cache.num_blocks
+
+
+def test_the_probe_refuses_a_model_whose_attention_is_wrong(new_model: NewModel) -> None:
+    model = new_model("llama")
+    probe = ConformanceProbe(model, VOCAB)
+    target = TargetModel(model, exact=False, num_blocks=16)
+    model.model.layers[1].self_attn.scaling *= 1.5
+    with pytest.raises(IncompatibleError, match="not supported"):
+        probe.check(target)
+
+
+def test_kept_rows_stay_where_they_are_and_the_rest_is_spare_again() -> None:
+    cache = KVCache(num_blocks=2, device=torch.device("cpu"))
+    sequence = SequenceCache(cache, max_tokens=32)
+    slots = sequence.reserve(6)
+    sequence.keep([0, 2, 5])
+    assert sequence.committed_slots.tolist() == [slots[0], slots[2], slots[5]]
+    assert set(sequence.reserve(3)) >= {slots[1], slots[3], slots[4]}
+    sequence.release()
+    assert cache.num_free_blocks == 2
+
+
+def test_a_full_cache_is_an_overload_and_not_a_crash() -> None:
+    cache = KVCache(num_blocks=1, device=torch.device("cpu"))
+    sequence = SequenceCache(cache, max_tokens=64)
+    with pytest.raises(OverloadedError):
+        sequence.reserve(BLOCK_SIZE + 1)
+
+
+def test_an_empty_tree_is_plain_decoding() -> None:
+    sequence = SequenceCache(KVCache(4, torch.device("cpu")), 32)
+    rows = SequenceRows(sequence, [1, 2, 3])
+    assert rows.tree is EMPTY_TREE
+    assert len(rows) == 3

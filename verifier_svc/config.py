@@ -1,0 +1,84 @@
+"""The verifier's settings, read once from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+DEVICES = ("auto", "cpu", "cuda")
+EXACTNESS = ("auto", "strict", "fast")
+
+
+@dataclass(frozen=True)
+class VerifierConfig:
+    """Settings of the verifier process; each field's environment variable is its name in capitals.
+
+    Raises:
+        ValueError: a value is missing or out of range; the message names the variable.
+    """
+
+    model: str
+    listen_address: str = "127.0.0.1:0"
+    device: str = "auto"
+    # 0 means every core.
+    threads: int = 0
+    # auto is strict on CPU and fast on CUDA.
+    exactness: str = "auto"
+    # Upper limit of a round's nodes, whatever a draft's budget says.
+    max_nodes: int = 64
+    # 0 means what the model's configuration says.
+    max_context_tokens: int = 0
+    max_sequences: int = 64
+    max_queued: int = 1024
+    # Prompt tokens of one sequence in one pass; longer prompts take several passes.
+    prefill_chunk: int = 512
+    kv_cache_mib: int = 1024
+    grace_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("MODEL must name a checkpoint directory or hub id")
+        if self.device not in DEVICES:
+            raise ValueError(f"DEVICE must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.exactness not in EXACTNESS:
+            raise ValueError(f"EXACTNESS must be one of {', '.join(EXACTNESS)}, got {self.exactness!r}")
+        for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
+        for name in ("threads", "max_context_tokens", "grace_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name.upper()} must be at least 0, got {getattr(self, name)}")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """Read the settings; unset variables keep their defaults."""
+        return cls(
+            model=env.get("MODEL", ""),
+            listen_address=env.get("LISTEN_ADDRESS", cls.listen_address),
+            device=env.get("DEVICE", cls.device),
+            threads=_integer(env, "THREADS", cls.threads),
+            exactness=env.get("EXACTNESS", cls.exactness),
+            max_nodes=_integer(env, "MAX_NODES", cls.max_nodes),
+            max_context_tokens=_integer(env, "MAX_CONTEXT_TOKENS", cls.max_context_tokens),
+            max_sequences=_integer(env, "MAX_SEQUENCES", cls.max_sequences),
+            max_queued=_integer(env, "MAX_QUEUED", cls.max_queued),
+            prefill_chunk=_integer(env, "PREFILL_CHUNK", cls.prefill_chunk),
+            kv_cache_mib=_integer(env, "KV_CACHE_MIB", cls.kv_cache_mib),
+            grace_s=_number(env, "GRACE_S", cls.grace_s),
+        )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    value = _number(env, name, default)
+    if value != int(value):
+        raise ValueError(f"{name} must be a whole number, got {env[name]!r}")
+    return int(value)
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(env.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {env[name]!r}") from None

@@ -1,0 +1,192 @@
+"""The model thread: commands in, passes back to back, events out. The event loop never runs the model."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.tokenizer import TargetTokenizer
+from verifier_svc.events import ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.scheduler import Scheduler, SchedulerLimits, SequenceKey
+from verifier_svc.sequence import Draft, SequenceSpec
+from verifier_svc.sequence import Sequence as RunningSequence
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+logger = logging.getLogger(__name__)
+
+LOAD_INTERVAL_S = 0.1
+
+
+Sink: TypeAlias = Callable[[Sequence[Event]], None]
+Command: TypeAlias = Callable[[], None]
+
+
+class Engine:
+    """Runs one target on its own thread. All public methods may be called from any thread.
+
+    Events reach each stream's sink in batches, on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        info: TargetInfo,
+        limits: SchedulerLimits,
+        max_nodes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._info = info
+        self._limits = limits
+        self._max_nodes = max_nodes
+        self._clock = clock
+        self._tokenizer = TargetTokenizer(info.tokenizer_json)
+        self._scheduler = Scheduler(target.cache, limits)
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._sinks: dict[int, Sink] = {}
+        self._outbox: dict[int, list[Event]] = {}
+        self._next_load_s = 0.0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
+
+    def start(self) -> None:
+        """Start the model thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the pass that runs now; waits for the thread."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def attach(self, stream: int, sink: Sink) -> None:
+        """Events of a stream's sequences go to `sink` from now on."""
+        self._commands.put(lambda: self._sinks.__setitem__(stream, sink))
+
+    def detach(self, stream: int) -> None:
+        """The stream is gone: so are its sequences."""
+        self._commands.put(lambda: self._detach(stream))
+
+    def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
+        """Queue a sequence; refusals come as events."""
+        self._commands.put(lambda: self._open(key, spec))
+
+    def submit(self, key: SequenceKey, draft: Draft) -> None:
+        """Put a draft into a sequence's mailbox; it is dropped when the sequence is gone."""
+        self._commands.put(lambda: self._submit(key, draft))
+
+    def close(self, key: SequenceKey) -> None:
+        """Free a sequence; unknown ones are fine, since it may just have finished."""
+        self._commands.put(lambda: self._scheduler.remove(key))
+
+    def _run(self) -> None:
+        while not self._stopping:
+            # Finished sequences may have made room: look before waiting for commands, and again after them.
+            self._scheduler.admit(self._clock())
+            self._take_commands()
+            self._scheduler.admit(self._clock())
+            start_s = self._scheduler.next_start_s()
+            if start_s is not None and start_s <= self._clock():
+                self._run_pass()
+            self._deliver()
+
+    def _take_commands(self) -> None:
+        """Carry out what has arrived; wait for more while no pass may start."""
+        start_s = self._scheduler.next_start_s()
+        timeout = None if start_s is None else start_s - self._clock()
+        try:
+            if timeout is None or timeout > 0:
+                self._carry_out(self._commands.get(timeout=timeout))
+            while True:
+                self._carry_out(self._commands.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _carry_out(self, command: Command | None) -> None:
+        if command is None:
+            self._stopping = True
+        else:
+            command()
+
+    def _detach(self, stream: int) -> None:
+        self._sinks.pop(stream, None)
+        self._outbox.pop(stream, None)
+        for key in self._scheduler.all_keys():
+            if key.stream == stream:
+                self._scheduler.remove(key)
+
+    def _open(self, key: SequenceKey, spec: SequenceSpec) -> None:
+        if self._scheduler.find(key) is not None:
+            self._emit(key.stream, ErrorEvent(key.sequence_id, InvalidRequestError("sequence_id", "is already open")))
+            return
+        sequence = RunningSequence(spec, self._info, self._tokenizer, max_nodes=self._max_nodes, opened_s=self._clock())
+        if not self._scheduler.can_ever_run(sequence):
+            error: CoppiceError = InvalidRequestError(
+                "stopping.max_tokens", "prompt and output need more KV cache than the server has"
+            )
+        elif not self._scheduler.has_room_to_wait():
+            error = OverloadedError("the verifier's queue is full")
+        else:
+            self._scheduler.add(key, sequence)
+            return
+        self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+
+    def _submit(self, key: SequenceKey, draft: Draft) -> None:
+        sequence = self._scheduler.find(key)
+        if sequence is not None:
+            sequence.submit(draft)
+
+    def _run_pass(self) -> None:
+        """One forward pass over every sequence that is ready, and what follows from its logits."""
+        started_s = self._clock()
+        batch = self._scheduler.next_batch(started_s)
+        try:
+            work = [sequence.next_rows(chunk) for _, sequence, chunk in batch]
+            plan = self._target.plan(work)
+            forward_s = self._clock()
+            logits = self._target.forward(plan).numpy()
+        except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
+            logger.exception("a pass over %d sequences failed", len(batch))
+            self._fail(batch)
+            return
+        ended_s = self._clock()
+        for (key, sequence, _), (first, last) in zip(batch, plan.logit_ranges, strict=True):
+            waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
+            outcome = sequence.finish_round(logits[first:last], ended_s, waited_s)
+            if outcome is None:
+                continue
+            queue_s = sequence.started_s - sequence.opened_s
+            self._emit(
+                key.stream,
+                OutcomeEvent(key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s),
+            )
+            if outcome.finish is not None:
+                self._scheduler.remove(key)
+        self._report_load(len(batch), plan.num_rows, ended_s - forward_s, ended_s)
+
+    def _fail(self, batch: Sequence[tuple[SequenceKey, RunningSequence, int]]) -> None:
+        for key, _, _ in batch:
+            self._scheduler.remove(key)
+            self._emit(key.stream, ErrorEvent(key.sequence_id, CoppiceError("the forward pass failed")))
+
+    def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
+        if now_s < self._next_load_s:
+            return
+        self._next_load_s = now_s + LOAD_INTERVAL_S
+        load = LoadEvent(batch_size, rows, pass_s, self._scheduler.num_waiting, self._target.cache.num_free_blocks)
+        for stream in self._sinks:
+            self._emit(stream, load)
+
+    def _emit(self, stream: int, event: Event) -> None:
+        self._outbox.setdefault(stream, []).append(event)
+
+    def _deliver(self) -> None:
+        for stream, events in self._outbox.items():
+            sink = self._sinks.get(stream)
+            if sink is not None:
+                sink(events)
+        self._outbox.clear()

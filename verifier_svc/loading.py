@@ -1,0 +1,112 @@
+"""Loading a target: checkpoint, tokenizer, packed weights, tree attention, probe, cache."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from coppice.errors import IncompatibleError
+from coppice.tokenizer import fingerprint
+from verifier_svc.config import VerifierConfig
+from verifier_svc.conformance_probe import ConformanceProbe
+from verifier_svc.kv_cache import BLOCK_SIZE
+from verifier_svc.packed_linear import pack_linears
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+logger = logging.getLogger(__name__)
+
+# Layer kinds whose state is keys and values; a recurrent state cannot branch with a tree.
+_SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Enough for the probe; the real size is known once a pass has shown how large a token is.
+_PROBE_BLOCKS = 16
+# For models whose configuration names no longest position.
+_NO_POSITION_LIMIT = 1 << 20
+
+
+def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]:
+    """Load the checkpoint of `config`, safetensors only and without remote code, and try it on random trees.
+
+    Raises:
+        IncompatibleError: the model's layers cannot be verified as trees.
+        OSError: the checkpoint cannot be read.
+    """
+    device = _device(config.device)
+    exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, use_safetensors=True)
+    torch.nn.Module.to(model, device)
+    model.eval()
+    refuse_unsupported(model)
+    tokenizer_json = _tokenizer_json(config.model)
+    # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
+    file = Path(config.model) / "tokenizer.json"
+    identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
+    vocab_size: int = model.config.get_text_config().vocab_size
+    probe = ConformanceProbe(model, vocab_size)
+    if device.type == "cpu":
+        logger.info("packed %d linear layers", pack_linears(model))
+    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS)
+    probe.check(target)
+    target.resize_cache(_cache_blocks(target, config.kv_cache_mib))
+    text_config = model.config.get_text_config()
+    limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
+    info = TargetInfo(
+        name=Path(config.model).name,
+        tokenizer_json=tokenizer_json,
+        tokenizer_fingerprint=identity,
+        vocab_size=vocab_size,
+        hidden_size=text_config.hidden_size,
+        max_context_tokens=min(limit, config.max_context_tokens or limit),
+        eos_token_ids=_eos_token_ids(model),
+        exact=exact,
+    )
+    return target, info
+
+
+def _cache_blocks(target: TargetModel, mebibytes: int) -> int:
+    """Blocks that fit into `mebibytes`."""
+    per_block = target.cache.bytes_per_slot * BLOCK_SIZE
+    return max(1, mebibytes * 2**20 // max(1, per_block))
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise IncompatibleError for models whose layers keep something other than keys and values."""
+    text_config = model.config.get_text_config()
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    unknown = layer_types - _SUPPORTED_LAYER_TYPES
+    if unknown:
+        raise IncompatibleError(f"{type(model).__name__} has layers of kind {', '.join(sorted(unknown))}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise IncompatibleError(f"{type(model).__name__} is not a decoder-only model")
+    if getattr(text_config, "alibi", False) or getattr(text_config, "position_embedding_type", "") == "alibi":
+        raise IncompatibleError(f"{type(model).__name__} uses ALiBi positions")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("DEVICE is cuda but there is no CUDA device")
+    return torch.device(name)
+
+
+def _tokenizer_json(model: str) -> bytes:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise IncompatibleError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
+    serialised: str = backend.to_str()
+    return serialised.encode()
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    config = model.generation_config or model.config
+    eos = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)

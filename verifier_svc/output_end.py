@@ -1,0 +1,85 @@
+"""Where an output ends: checked token by token, so that it ends inside an accepted block as plain decoding would."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coppice.sampling import StoppingOptions
+from coppice.stop_strings import StopStringMatcher
+from coppice.tokenizer import TargetTokenizer
+
+
+class FinishReason(enum.Enum):
+    """Why an output ended; the names are those of the public API."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT_LENGTH = "context_length"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of an output, and the stop string or the stop token's text that ended it."""
+
+    reason: FinishReason
+    stop_match: str | None = None
+
+
+class OutputEnd:
+    """Decides after each token of one sequence whether the output is over."""
+
+    def __init__(
+        self,
+        options: StoppingOptions,
+        *,
+        eos_token_ids: Sequence[int],
+        max_context_tokens: int,
+        tokenizer: TargetTokenizer,
+        prompt: Sequence[int],
+        resumed: Sequence[int] = (),
+    ) -> None:
+        self._options = options
+        self._eos = frozenset() if options.ignore_eos else frozenset(eos_token_ids)
+        self._stop_tokens = frozenset(options.stop_token_ids)
+        self._max_context_tokens = max_context_tokens
+        self._length = len(prompt) + len(resumed)
+        self._num_output = len(resumed)
+        self._tokenizer = tokenizer
+        self._matcher = StopStringMatcher(options.stop_strings) if options.stop_strings else None
+        self._detokenizer = tokenizer.detokenizer(prompt)
+        if self._matcher is not None and resumed:
+            self._matcher.push(self._detokenizer.push(resumed))
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end the output; the ones that `min_tokens` forbids."""
+        return tuple(self._eos | self._stop_tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        room = self._max_context_tokens - self._length
+        if self._options.max_tokens is not None:
+            room = min(room, self._options.max_tokens - self._num_output)
+        return room
+
+    def push(self, token: int) -> Finish | None:
+        """Take the next token of the output; returns the finish when it was the last."""
+        self._length += 1
+        self._num_output += 1
+        if token in self._eos:
+            return Finish(FinishReason.EOS)
+        if token in self._stop_tokens:
+            return Finish(FinishReason.STOP, self._tokenizer.token_text(token))
+        if self._matcher is not None:
+            self._matcher.push(self._detokenizer.push([token]))
+            if self._matcher.match is not None:
+                return Finish(FinishReason.STOP, self._matcher.match)
+        if self._num_output == self._options.max_tokens:
+            return Finish(FinishReason.LENGTH)
+        if self._length >= self._max_context_tokens:
+            return Finish(FinishReason.CONTEXT_LENGTH)
+        return None

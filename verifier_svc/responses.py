@@ -1,0 +1,81 @@
+"""The verifier's events as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coppice.errors import InvalidRequestError
+from coppice.rpc import error_status
+from coppice.v1 import sampling_pb2, verifier_pb2
+from verifier_svc.events import DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.output_end import FinishReason
+
+_FINISH_REASONS = {
+    FinishReason.EOS: sampling_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CONTEXT_LENGTH: sampling_pb2.FINISH_REASON_CONTEXT_LENGTH,
+}
+
+
+def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
+    """The messages that tell of an event."""
+    if isinstance(event, OutcomeEvent):
+        yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, outcome=_outcome(event))
+        finish = event.outcome.finish
+        if finish is not None:
+            finished = verifier_pb2.SequenceFinished(
+                reason=_FINISH_REASONS[finish.reason],
+                stop_match=finish.stop_match,
+                queue_us=microseconds(event.queue_s),
+            )
+            yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)
+    elif isinstance(event, ErrorEvent):
+        yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, error=_error(event))
+    elif isinstance(event, DraftRejection):
+        yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, draft_rejected=_rejection(event))
+    else:
+        yield verifier_pb2.VerifyResponse(load=_load(event))
+
+
+def microseconds(seconds: float) -> int:
+    """Whole microseconds, never negative."""
+    return max(0, round(seconds * 1e6))
+
+
+def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
+    outcome = event.outcome
+    return verifier_pb2.Outcome(
+        base_length=outcome.base_length,
+        token_ids=outcome.token_ids,
+        accepted_nodes=outcome.accepted_nodes,
+        draft_nodes=outcome.draft_nodes,
+        draft_depth=outcome.draft_depth,
+        pass_rows=event.pass_rows,
+        pass_us=microseconds(event.pass_s),
+        linger_us=microseconds(outcome.linger_s),
+        stale_drafts=outcome.stale_drafts,
+    )
+
+
+def _error(event: ErrorEvent) -> verifier_pb2.SequenceError:
+    status = error_status(event.error)
+    field = event.error.field if isinstance(event.error, InvalidRequestError) else ""
+    return verifier_pb2.SequenceError(code=status.code, message=status.message, field=field)
+
+
+def _rejection(event: DraftRejection) -> verifier_pb2.DraftRejected:
+    status = error_status(event.error)
+    return verifier_pb2.DraftRejected(
+        base_length=event.base_length, code=status.code, message=status.message, field=event.error.field
+    )
+
+
+def _load(event: LoadEvent) -> verifier_pb2.Load:
+    return verifier_pb2.Load(
+        batch_size=event.batch_size,
+        rows=event.rows,
+        pass_us=microseconds(event.pass_s),
+        queued_sequences=event.queued_sequences,
+        free_kv_blocks=event.free_kv_blocks,
+    )

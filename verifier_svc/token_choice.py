@@ -1,0 +1,114 @@
+"""Drawing the target's own next token from a row of logits: processors, temperature, then the request's noise.
+
+`argmax(logits / T + G(seed, position, token))` is a draw from the softmax (Gumbel-max), and a function of the row,
+the parameters and the position alone: the same with speculation on, off, pruned or resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.noise import NoiseStream
+from coppice.sampling import SamplingParams
+
+Logits = npt.NDArray[np.float32]
+_NEVER = -np.inf
+
+
+class TokenChooser:
+    """Chooses one sequence's tokens, in order; each choice becomes part of the history of the next."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        *,
+        prompt: Iterable[int],
+        output: Iterable[int] = (),
+        end_token_ids: Iterable[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        self._params = params
+        self._noise = NoiseStream(params.seed, vocab_size) if params.temperature > 0 else None
+        self._end_token_ids = list(end_token_ids)
+        self._min_tokens = min_tokens
+        self._num_output = 0
+        self._track = params.has_penalties
+        self._seen = np.zeros(vocab_size if self._track else 0, np.bool_)
+        self._counts = np.zeros(vocab_size if self._track else 0, np.int32)
+        self._allowed = _mask_outside(params.allowed_token_ids, vocab_size)
+        if self._track:
+            self._seen[list(prompt)] = True
+        for token in output:
+            self.push(token)
+
+    def choose(self, logits: Logits, position: int) -> int:
+        """The token at an absolute position, from that row's raw logits [vocab]."""
+        scores = self._processed(logits)
+        if self._noise is None:
+            return int(scores.argmax())
+        scaled = scores.astype(np.float64) / self._params.temperature
+        self._truncate(scaled)
+        scaled += self._noise.at(position)
+        return int(scaled.argmax())
+
+    def push(self, token: int) -> None:
+        """Make a token part of the output's history."""
+        self._num_output += 1
+        if self._track:
+            self._seen[token] = True
+            self._counts[token] += 1
+
+    def _processed(self, logits: Logits) -> Logits:
+        params = self._params
+        suppress_end = self._num_output < self._min_tokens and self._end_token_ids
+        if not (self._track or params.logit_bias or params.bad_token_ids or suppress_end) and self._allowed is None:
+            return logits
+        scores = logits.copy()
+        if self._track:
+            self._penalise(scores)
+        for token, bias in params.logit_bias.items():
+            scores[token] += bias
+        if self._allowed is not None:
+            scores[self._allowed] = _NEVER
+        if params.bad_token_ids:
+            scores[list(params.bad_token_ids)] = _NEVER
+        if suppress_end:
+            scores[self._end_token_ids] = _NEVER
+        return scores
+
+    def _penalise(self, scores: Logits) -> None:
+        params = self._params
+        if params.repetition_penalty != 1:
+            seen = scores[self._seen]
+            penalty = np.float32(params.repetition_penalty)
+            scores[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            scores -= np.float32(params.presence_penalty) * (self._counts > 0)
+            scores -= np.float32(params.frequency_penalty) * self._counts
+
+    def _truncate(self, scaled: npt.NDArray[np.float64]) -> None:
+        """Apply top_k, top_p and min_p in place, in this order; the likeliest token always stays."""
+        params = self._params
+        if 0 < params.top_k < scaled.size:
+            kth = np.partition(scaled, -params.top_k)[-params.top_k]
+            scaled[scaled < kth] = _NEVER
+        if params.top_p < 1:
+            order = np.argsort(-scaled, kind="stable")
+            weights = np.exp(scaled[order] - scaled[order[0]])
+            # A token stays while the likelier ones together have not reached top_p.
+            before = np.cumsum(weights) - weights
+            scaled[order[before >= params.top_p * weights.sum()]] = _NEVER
+        if params.min_p > 0:
+            scaled[scaled < scaled.max() + np.log(params.min_p)] = _NEVER
+
+
+def _mask_outside(allowed: tuple[int, ...], vocab_size: int) -> npt.NDArray[np.bool_] | None:
+    if not allowed:
+        return None
+    outside = np.ones(vocab_size, np.bool_)
+    outside[list(allowed)] = False
+    return outside
