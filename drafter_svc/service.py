@@ -137,7 +137,7 @@ class DraftStream:
         elif kind == "open":
             self._open(request.sequence_id, request.open)
         elif kind == "expect":
-            # A hint. Drafting ahead behind its tree would be idle work of the session, as `prepare` is.
+            # A hint. The session drafts ahead behind its own tree (`prepare`); others' trees are not looked at yet.
             self._session(request.sequence_id)
         elif kind == "close":
             # Closing what an error has closed already is no mistake.
@@ -212,7 +212,16 @@ class DraftStream:
             return
         if draft is not None and not session.closed:
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
-        self._thread.submit_idle(session.prepare)
+        if not session.preparing:
+            session.preparing = True
+            self._thread.submit_idle(lambda: self._prepare(session))
+
+    def _prepare(self, session: Session) -> None:
+        """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""
+        session.preparing = False
+        if session.prepare():
+            session.preparing = True
+            self._thread.submit_idle(lambda: self._prepare(session))
 
     def _post(self, response: pb.DraftResponse | None) -> None:
         """Queue a response, or the end of the stream. On the model thread."""

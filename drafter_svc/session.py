@@ -77,6 +77,8 @@ class Session:
         self._scheduled = False
         # Set by the event loop when the sequence ends; the model thread then leaves it alone.
         self.closed = False
+        # Whether idle work is queued. The model thread's own.
+        self.preparing = False
 
     def post(self, outcome: Outcome) -> None:
         """Leave an outcome for the model thread."""
@@ -110,10 +112,9 @@ class Session:
             return None
         return Draft(self._length, self._sequence.draft(self._max_nodes))
 
-    def prepare(self) -> None:
-        """Get ready for the next outcome. On the model thread, when nothing else waits."""
-        if not self.closed and self._sequence is not None:
-            self._sequence.prepare()
+    def prepare(self) -> bool:
+        """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
+        return not self.closed and self._sequence is not None and self._sequence.prepare()
 
     def _apply(self, sequence: DraftSequence, outcome: Outcome) -> None:
         if outcome.base_length != self._length:

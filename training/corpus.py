@@ -52,11 +52,6 @@ def default_roots() -> list[Path]:
     return [Path(paths["stdlib"]), Path(paths["purelib"])]
 
 
-def standard_library_root() -> Path:
-    """The root of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
     """All usable files under `roots`, without exact duplicates, in an order that machines agree on.
 

@@ -50,8 +50,8 @@ def small_lm(
     corpus: Corpus = None,
     out: Path = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
-    steps: int = 1500,
-    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 8192,
+    steps: int = 1600,
+    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 4096,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:

@@ -38,8 +38,11 @@ class DraftSequence(Protocol):
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         ...
 
-    def prepare(self) -> None:
-        """Work that makes the next draft faster; called when nothing else is waiting, after a tree was sent."""
+    def prepare(self) -> bool:
+        """A short piece of work that makes the next draft faster; called after a tree was sent, while nothing waits.
+
+        Returns whether there is more to prepare.
+        """
         ...
 
 

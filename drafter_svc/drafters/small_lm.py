@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import choose_forward, load_calibration, load_fingerprint, load_model
-from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.tree_builder import Children, Frontier, TreeLimits, build_tree
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ KIND = "small-lm"
 MAX_CHILDREN = 16
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
 MAX_PREPARED = 16
+_NO_ROW = -2
+NO_CHILDREN = Children((), ())
 # Tokens that the warm-up commits, enough to reach every path through the code.
 _WARM_UP_ROUNDS = 3
 
@@ -55,14 +59,38 @@ def load(config: DrafterConfig) -> SmallLm:
         max_steps=config.draft_steps,
         min_step_gain=config.draft_min_gain,
     )
-    return SmallLm(forward, info, calibration.sigma, limits)
+    return SmallLm(forward, info, calibration.sigma, limits, DraftAhead(config.draft_ahead_steps))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAhead:
+    """How far the search goes on while the verifier is busy.
+
+    At most `max_steps` forward passes per round, each worth at least `min_step_gain` expected tokens, towards a tree
+    of `node_factor` times the budget.
+    """
+
+    max_steps: int = 0
+    node_factor: int = 4
+    min_step_gain: float = 0.02
+
+
+NO_DRAFT_AHEAD = DraftAhead()
 
 
 class SmallLm:
     """A loaded small language model. `limits` bounds every search; a request's own budget lowers `max_nodes`."""
 
-    def __init__(self, forward: Forward[Any], info: DrafterInfo, sigma: float, limits: TreeLimits) -> None:
+    def __init__(
+        self,
+        forward: Forward[Any],
+        info: DrafterInfo,
+        sigma: float,
+        limits: TreeLimits,
+        ahead: DraftAhead = NO_DRAFT_AHEAD,
+    ) -> None:
         self.info = info
+        self._ahead = ahead
         self._forward = forward
         self._sigma = sigma
         self._limits = limits
@@ -70,7 +98,7 @@ class SmallLm:
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
         coupling = Coupling(sampling, self.info.vocab_size, self._sigma, prompt)
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt)
+        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise."""
@@ -83,17 +111,32 @@ class SmallLm:
 
 
 class SmallLmSequence:
-    """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet."""
+    """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
 
-    def __init__(self, forward: Forward[Any], coupling: Coupling, limits: TreeLimits, prompt: Sequence[int]) -> None:
+    Rows that a draft has computed stay, with their children, as long as they may come behind the committed tokens.
+    Drafting ahead is no more than going on with the search while nobody waits: what it computes behind the tokens
+    that are then committed is already there for the next draft.
+    """
+
+    def __init__(
+        self,
+        forward: Forward[Any],
+        coupling: Coupling,
+        limits: TreeLimits,
+        prompt: Sequence[int],
+        ahead: DraftAhead = NO_DRAFT_AHEAD,
+    ) -> None:
         self._cache = TreeCache(forward)
         self._max_positions = forward.max_positions
         self._coupling = coupling
         self._limits = limits
+        self._ahead = ahead
+        self._ahead_steps_left = 0
+        self._last_budget = 0
         self._unread = list(prompt)
         self._length = len(prompt)
-        # Logits behind the last committed token, once it was read.
-        self._root_logits: FloatArray | None = None
+        # Children of the last committed token, once it was read.
+        self._root: Children | None = None
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
@@ -105,39 +148,72 @@ class SmallLmSequence:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._length > self._max_positions:
             return EMPTY_TREE
-        max_nodes = min(max_nodes, self._limits.max_nodes)
-        num_children = min(max_nodes, MAX_CHILDREN)
-        first = self._length
+        self._last_budget = min(max_nodes, self._limits.max_nodes)
+        self._ahead_steps_left = self._ahead.max_steps
+        return self._search(replace(self._limits, max_nodes=self._last_budget), max_forwards=self._limits.max_steps)
+
+    def prepare(self) -> bool:
+        """Compute noise, read what no draft has read yet, or take one step ahead; whether there is more to do."""
+        self._coupling.prepare(self._length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
+        if self._length > self._max_positions:
+            return False
+        if self._unread or self._root is None:
+            self._read()
+        elif self._ahead_steps_left > 0 and self._last_budget > 0:
+            self._ahead_steps_left -= 1
+            ahead = TreeLimits(
+                max_nodes=self._ahead.node_factor * self._last_budget,
+                width=self._limits.width,
+                min_step_gain=self._ahead.min_step_gain,
+            )
+            rows_before = self._cache.num_rows
+            self._search(ahead, max_forwards=1)
+            if self._cache.num_rows == rows_before:
+                self._ahead_steps_left = 0
+        return self._ahead_steps_left > 0
+
+    def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
+        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""
+        rows: list[int] = []
+        forwards_left = max_forwards
 
         def expand(frontier: Frontier) -> Sequence[Children]:
-            logits = self._cache.grow(*frontier)
-            return self._coupling.children(logits, [first + depth for depth in frontier.depths], num_children)
+            nonlocal forwards_left
+            parents = [ROOT if parent == ROOT else rows[parent] for parent in frontier.parent_rows]
+            nodes = list(zip(parents, frontier.token_ids, strict=True))
+            missing = [index for index, node in enumerate(nodes) if self._cache.find(*node) is None]
+            if missing and forwards_left > 0:
+                forwards_left -= 1
+                self._grow(frontier, parents, missing)
+            found = [self._cache.find(*node) for node in nodes]
+            # What there was no pass left for has no children, so that nobody asks for its row.
+            rows.extend(_NO_ROW if row is None else row for row in found)
+            return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
-        [root] = self._coupling.children(self._read()[None], [first], num_children)
-        limits = TreeLimits(
-            max_nodes=max_nodes,
-            width=self._limits.width,
-            max_steps=self._limits.max_steps,
-            # A node at depth d is read at position length + d - 1; its children need no reading.
-            max_depth=self._max_positions - self._length + 1,
-            min_step_gain=self._limits.min_step_gain,
+        # A node at depth d is read at position length + d - 1; its children need no reading.
+        limits = replace(limits, max_steps=sys.maxsize, max_depth=self._max_positions - self._length + 1)
+        return build_tree(self._read(), expand, limits, KIND)
+
+    def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:
+        """One forward pass over the frontier's missing nodes."""
+        depths = [frontier.depths[index] for index in missing]
+        logits = self._cache.grow(
+            [frontier.token_ids[index] for index in missing], [parents[index] for index in missing], depths
         )
-        return build_tree(root, expand, limits, KIND)
+        self._cache.note(self._coupling.children(logits, [self._length + depth for depth in depths], MAX_CHILDREN))
 
-    def prepare(self) -> None:
-        """Compute the noise that the next two rounds can ask for, and read what no draft has read yet."""
-        if self._unread and self._length <= self._max_positions:
-            self._read()
-        self._coupling.prepare(self._length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
-
-    def _read(self) -> FloatArray:
-        """Bring the cache up to the last committed token; returns the logits [vocab] behind it."""
-        # The last token is always read anew: a tree row's logits are not kept.
-        followed = self._cache.follow(self._unread[:-1])
-        if self._unread or self._root_logits is None:
-            self._root_logits = self._cache.extend(self._unread[followed:])
+    def _read(self) -> Children:
+        """Bring the cache up to the last committed token; returns the children behind it."""
+        if self._unread:
+            followed = self._cache.follow(self._unread)
+            self._root = followed.children
+            if self._root is None:
+                logits = self._cache.extend(self._unread[followed.num_tokens :])
+                [self._root] = self._coupling.children(logits[None], [self._length], MAX_CHILDREN)
             self._unread.clear()
-        return self._root_logits
+        if self._root is None:
+            raise RuntimeError("a sequence without tokens was asked for a draft")
+        return self._root
 
 
 def _device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.tree import ROOT
+from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -52,21 +53,37 @@ class Forward(Protocol[Store]):
         ...
 
 
+class Followed(NamedTuple):
+    """What became of committed tokens: how many of them are in the trunk now, and the children noted behind the last.
+
+    `children` is None unless every token was met.
+    """
+
+    num_tokens: int
+    children: Children | None
+
+
 class TreeCache(Generic[Store]):
-    """Keeps track of which rows a store holds, and which of them each new row sees."""
+    """Keeps track of which rows a store holds, which of them each new row sees, and what was found behind each.
+
+    Tree rows are numbered from 0 in the order of appending.
+    """
 
     def __init__(self, forward: Forward[Store]) -> None:
         self._forward = forward
         self._store = forward.new_store()
         self.trunk_length = 0
         self._parents: list[int] = []
+        self._children: dict[int, Children] = {}
         self._row_of: dict[tuple[int, int], int] = {}
 
     def extend(self, token_ids: Sequence[int]) -> FloatArray:
         """Append at least one committed token to the trunk; returns the logits [vocab] behind the last.
 
-        There must be no tree rows: call `follow` first.
+        Tree rows go: call `follow` first to keep what was met.
         """
+        if self._parents:
+            self._keep([], [])
         logits = np.empty((0, 0), np.float32)
         for start in range(0, len(token_ids), PREFILL_ROWS):
             piece = np.asarray(token_ids[start : start + PREFILL_ROWS], np.int64)
@@ -79,11 +96,23 @@ class TreeCache(Generic[Store]):
         row: FloatArray = logits[-1]
         return row
 
-    def grow(self, token_ids: Sequence[int], parent_rows: Sequence[int], depths: Sequence[int]) -> FloatArray:
-        """Append tree rows; returns their logits [rows, vocab].
+    @property
+    def num_rows(self) -> int:
+        """Tree rows."""
+        return len(self._parents)
 
-        Tree rows are numbered from 0 in the order of appending; a parent is an earlier call's row, or -1 for the
-        end of the trunk, whose children have depth 1.
+    def find(self, parent_row: int, token_id: int) -> int | None:
+        """The row of a parent's child with this token, if there is one; the parent -1 is the end of the trunk."""
+        return self._row_of.get((parent_row, token_id))
+
+    def children(self, row: int) -> Children:
+        """What was noted behind a row."""
+        return self._children[row]
+
+    def grow(self, token_ids: Sequence[int], parent_rows: Sequence[int], depths: Sequence[int]) -> FloatArray:
+        """Append tree rows; returns their logits [rows, vocab]. `note` must follow.
+
+        A parent is an earlier call's row, or -1 for the end of the trunk, whose children have depth 1.
         """
         trunk, old, count = self.trunk_length, len(self._parents), len(token_ids)
         mask = np.full((count, trunk + old + count), _HIDDEN, np.float32)
@@ -99,10 +128,15 @@ class TreeCache(Generic[Store]):
         rows = Rows(np.asarray(token_ids, np.int64), positions, mask, count)
         return self._forward.run(self._store, rows)
 
-    def follow(self, token_ids: Sequence[int]) -> int:
-        """Walk committed tokens down the tree rows; what they meet joins the trunk, all other tree rows go.
+    def note(self, children: Sequence[Children]) -> None:
+        """Remember the children behind the rows of the last `grow`, in order."""
+        first = len(self._parents) - len(children)
+        self._children.update(enumerate(children, first))
 
-        Returns how many of the tokens are in the trunk now.
+    def follow(self, token_ids: Sequence[int]) -> Followed:
+        """Walk committed tokens down the tree rows; what they meet joins the trunk.
+
+        If every token is met and children are noted behind the last one, its rows stay as tree rows; all others go.
         """
         path: list[int] = []
         for token in token_ids:
@@ -110,9 +144,28 @@ class TreeCache(Generic[Store]):
             if row is None:
                 break
             path.append(row)
-        if self._parents:
-            self._forward.keep(self._store, self.trunk_length, [self.trunk_length + row for row in path])
-            self._parents.clear()
-            self._row_of.clear()
+        met_all = len(path) == len(token_ids)
+        children = self._children.get(path[-1]) if met_all and path else None
+        if path or not met_all:
+            self._keep(path, self._descendants(path[-1]) if children is not None else [])
+        return Followed(len(path), children)
+
+    def _descendants(self, ancestor: int) -> list[int]:
+        below = {ancestor}
+        for row in range(ancestor + 1, len(self._parents)):
+            if self._parents[row] in below:
+                below.add(row)
+        return sorted(below - {ancestor})
+
+    def _keep(self, path: Sequence[int], tree_rows: Sequence[int]) -> None:
+        """Make `path` part of the trunk and keep `tree_rows`, which hang behind its end."""
+        self._forward.keep(self._store, self.trunk_length, [self.trunk_length + row for row in (*path, *tree_rows)])
         self.trunk_length += len(path)
-        return len(path)
+        renumbered = {row: number for number, row in enumerate(tree_rows)}
+        self._row_of = {
+            (renumbered.get(parent, ROOT), token): renumbered[row]
+            for (parent, token), row in self._row_of.items()
+            if row in renumbered
+        }
+        self._parents = [renumbered.get(self._parents[row], ROOT) for row in tree_rows]
+        self._children = {renumbered[row]: found for row, found in self._children.items() if row in renumbered}

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from drafter_svc.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
 from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
+from drafter_svc.training.teacher import distillation_loss, teach
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
@@ -30,11 +31,12 @@ EVALUATION_ROWS = 48
 
 @dataclass(frozen=True, slots=True)
 class SmallLmRecipe:
-    """Everything that decides the result of a run. Half of a batch is the target's own text, half is corpus."""
+    """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike."""
 
-    steps: int = 1500
-    rows: int = 48
-    sample_rows: int = 8192
+    steps: int = 1600
+    rows: int = 24
+    sample_rows: int = 4096
+    corpus_rows: int = 6144
     learning_rate: float = 4e-3
     cooldown_share: float = 0.5
     # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
@@ -67,16 +69,6 @@ def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
     return model
 
 
-def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total_variation: float) -> Tensor:
-    """KL(teacher || student) plus weighted total variation, mean over positions; logits [..., vocab]."""
-    teacher = teacher_logits.float().log_softmax(-1)
-    student = student_logits.float().log_softmax(-1)
-    teacher_p, student_p = teacher.exp(), student.exp()
-    divergence = (teacher_p * (teacher - student)).sum(-1)
-    distance = 0.5 * (teacher_p - student_p).abs().sum(-1)
-    return (divergence + total_variation * distance).mean()
-
-
 def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SmallLmRecipe) -> None:
     """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
@@ -85,19 +77,16 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
+    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
+    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
     model = new_small_lm(target, recipe.seed).train()
-    can_compile = shutil.which("g++") is not None
-    teacher = torch.compile(target) if can_compile else target
-    fused_loss = torch.compile(distillation_loss) if can_compile else distillation_loss
-    held_out = store.held_out_batches(windows=48, rows=16, length=shape.length)
+    fused_loss = torch.compile(distillation_loss, dynamic=False) if shutil.which("g++") else distillation_loss
+    held_out = store.held_out_batches(windows=48, rows=recipe.rows, length=shape.length)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
-        ids = training_rows(store, samples, recipe, step)
-        with torch.no_grad():
-            teacher_logits = teacher(input_ids=ids, use_cache=False).logits
-        value: Tensor = fused_loss(
-            runner(input_ids=ids, use_cache=False).logits, teacher_logits, recipe.total_variation
-        )
+        batch = taught.batch(recipe.rows, recipe.seed, step)
+        logits = runner(input_ids=batch.token_ids, use_cache=False).logits
+        value: Tensor = fused_loss(logits, batch.top_ids, batch.top_log_probs, recipe.total_variation)
         return value
 
     def evaluate(runner: nn.Module) -> float:
@@ -108,18 +97,9 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
     loop.run()
     report = _report(target, model.eval(), store, shape, recipe.seed)
-    extra = _card_extra(report, samples.numel(), target_dir)
+    extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     (out / "drafter.json").write_text(json.dumps({"sigma": report.sigma, "within_rank": report.within_rank}) + "\n")
-
-
-def training_rows(store: TokenStore, samples: Tensor, recipe: SmallLmRecipe, step: int) -> Tensor:
-    """A batch [rows, length]: half the target's continuations, half corpus windows; a function of the step alone."""
-    half = recipe.rows // 2
-    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    chosen = torch.randint(len(samples), (half,), generator=generator)
-    corpus = store.training_batch(recipe.seed, step, recipe.rows - half, samples.shape[1])
-    return torch.cat([samples[chosen], corpus])
 
 
 def _report(
@@ -136,12 +116,13 @@ def _report(
     return measure_acceptance(target, drafter, rows, shape.prompt_tokens, seed)
 
 
-def _card_extra(report: AcceptanceReport, sample_tokens: int, target_dir: Path) -> str:
+def _card_extra(report: AcceptanceReport, sample_tokens: int, corpus_tokens: int, target_dir: Path) -> str:
     return f"""
 Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own continuations (half at T = 1, a quarter each
-at 0.7 and greedy) and as much corpus text. Share of positions at which the target's token is among the first k
-children, both models adding the same noise, on {report.positions:,} positions of the target's continuations of
-held-out prompts (calibrated sigma {report.sigma}):
+at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text.
+
+Share of positions at which the target's token is among the first k children, both models adding the same noise, on
+{report.positions:,} positions of the target's continuations of held-out prompts (calibrated sigma {report.sigma}):
 
 {report.table()}
 """

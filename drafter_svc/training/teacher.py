@@ -1,0 +1,73 @@
+"""What the target says about every position of the training text: its likeliest tokens, computed once and kept."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+# Tokens kept per position; the rest of the probability is one lump.
+TOP = 32
+_ROWS_PER_CHUNK = 64
+_SMALLEST = 1e-7
+
+
+@dataclass(frozen=True)
+class TaughtRows:
+    """Text with the target's view of it.
+
+    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the token after each one.
+    """
+
+    token_ids: Tensor
+    top_ids: Tensor
+    top_log_probs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def batch(self, rows: int, seed: int, step: int) -> TaughtRows:
+        """Random rows; a function of (seed, step) alone."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        chosen = torch.randint(len(self), (rows,), generator=generator)
+        return TaughtRows(self.token_ids[chosen], self.top_ids[chosen].long(), self.top_log_probs[chosen].float())
+
+
+@torch.inference_mode()
+def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path) -> TaughtRows:
+    """Run the target over `token_ids` [rows, length]; chunks are kept under `cache`, so a killed run goes on."""
+    cache.mkdir(parents=True, exist_ok=True)
+    model = torch.compile(target, dynamic=False) if shutil.which("g++") else target
+    chunks = []
+    for number, chunk in enumerate(tqdm(token_ids.split(_ROWS_PER_CHUNK), desc="teaching", mininterval=5)):
+        path = cache / f"taught-{number:05}.npz"
+        if not path.exists():
+            logits = model(input_ids=chunk, use_cache=False).logits
+            top = logits.float().log_softmax(-1).topk(TOP)
+            np.savez(path, ids=top.indices.numpy().astype(np.uint16), log_probs=top.values.numpy().astype(np.float16))
+        loaded = np.load(path)
+        chunks.append((torch.from_numpy(loaded["ids"].astype(np.int32)), torch.from_numpy(loaded["log_probs"])))
+    ids, log_probs = zip(*chunks, strict=True)
+    return TaughtRows(token_ids, torch.cat(ids), torch.cat(log_probs))
+
+
+def distillation_loss(student_logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, total_variation: float) -> Tensor:
+    """KL(teacher || student) plus weighted total variation, mean over positions.
+
+    Both are taken over the teacher's likeliest tokens and the lump of all others. `student_logits` [..., vocab],
+    `top_ids` and `top_log_probs` [..., TOP].
+    """
+    student = student_logits.float().log_softmax(-1).gather(-1, top_ids)
+    teacher_p, student_p = top_log_probs.exp(), student.exp()
+    teacher_rest = (1 - teacher_p.sum(-1)).clamp_min(_SMALLEST)
+    student_rest = (1 - student_p.sum(-1)).clamp_min(_SMALLEST)
+    divergence = (teacher_p * (top_log_probs - student)).sum(-1)
+    divergence = divergence + teacher_rest * (teacher_rest.log() - student_rest.log())
+    distance = 0.5 * ((teacher_p - student_p).abs().sum(-1) + (teacher_rest - student_rest).abs())
+    return (divergence + total_variation * distance).mean()
