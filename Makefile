@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# One thread that sleeps while it waits: a busy neighbour must not turn a 10 ms pass into half a second.
-export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 

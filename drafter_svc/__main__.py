@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from coppice import rpc
 from coppice.errors import CoppiceError
+from coppice.openmp import set_spin_count
 from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.config import ConfigError, DrafterConfig
 from drafter_svc.drafters.base import Drafter
@@ -44,11 +45,8 @@ def main() -> int:
 
 
 def set_threads(num_threads: int) -> None:
-    """Set what OpenMP reads when torch, which no module imported so far needs, is imported.
-
-    A waiting thread must sleep: one that spins holds up every other process on its core.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """Set what OpenMP reads when torch, which no module imported so far needs, is imported."""
+    set_spin_count()
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 

@@ -2,61 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
-# Before torch is imported: threads that wait for each other must sleep. Spinning ones turn a 10 ms pass into
-# 650 ms as soon as any other process wants one of the cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import logging
-import sys
-
-import torch
-
-from coppice.errors import CoppiceError
-from coppice.rpc import Server, run, stop_signal
-from coppice.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.service import VerifierServicer
-from verifier_svc.target_model import TargetInfo, TargetModel
-
-# The model thread and the event loop share the interpreter: hand it over quickly.
-_SWITCH_INTERVAL_S = 1e-4
-# Exit code for a setting or a model that cannot be served.
-CONFIGURATION_ERROR = 2
-
-
-async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
-    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk)
-    engine = Engine(target, info, limits, config.max_nodes)
-    server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
-    servicer = VerifierServicer(engine, info, config.max_nodes)
-    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
-    port = await server.start(config.listen_address)
-    engine.start()
-    await server.set_serving(True)
-    print(f"ready {config.listen_address.rpartition(':')[0]}:{port}", flush=True)  # noqa: T201
-    await stop_signal()
-    await server.stop(config.grace_s)
-    engine.stop()
+from coppice.openmp import set_spin_count
 
 
 def main() -> None:
-    """Read the settings, load the model, serve."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        config = VerifierConfig.from_env()
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
-        target, info = load_probed_target(config)
-    except (CoppiceError, ValueError, OSError) as error:
-        logging.getLogger("verifier_svc").error("%s", error)
-        sys.exit(CONFIGURATION_ERROR)
-    run(lambda: serve(config, target, info))
+    """Say how threads wait, which has to come before torch is imported; then run the verifier."""
+    set_spin_count()
+    from verifier_svc.app import run_verifier
+
+    run_verifier()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from coppice.cli.child import ChildError
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import DrafterSpec, Topology, TopologySpec
+from coppice.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from benchmarks.latency_suite import LatencySuite
@@ -73,7 +74,7 @@ def latency(
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
     # Before torch is imported: while another contender works, our waiting threads must sleep.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_spin_count()
     small_lm = _small_lm_directory(drafter)
     _require_checkpoint(target, "--target")
     _require_checkpoint(small_lm, "--drafter")

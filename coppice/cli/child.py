@@ -47,8 +47,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            # A waiting thread must sleep: spinning ones starve the other services on a small machine.
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **self._env},
+            env={**os.environ, **self._env},
             # Ctrl-C is for us; we stop the children in the right order.
             start_new_session=True,
             limit=LINE_LIMIT,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coppice.bundled import MODELS
+from coppice.openmp import set_spin_count
 
 app = typer.Typer(help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True)
 
@@ -65,8 +66,8 @@ def small_lm(
 
 
 def set_threads(threads: int) -> None:
-    """Set torch's threads before it is imported; waiting threads sleep, so a busy neighbour costs little."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    """Set the number of torch's threads, and how they wait."""
+    set_spin_count()
     import torch
 
     torch.set_num_threads(threads or os.cpu_count() or 1)

@@ -1,0 +1,42 @@
+"""Threads that wait must neither spin for ever nor sleep at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from coppice.openmp import set_spin_count
+
+
+def test_a_spin_count_that_is_set_is_kept() -> None:
+    env = {"GOMP_SPINCOUNT": "7"}
+    set_spin_count(env)
+    assert env == {"GOMP_SPINCOUNT": "7"}
+
+
+CHECK = """
+import builtins, os, sys
+real = builtins.__import__
+
+def checked(name, *args, **kwargs):
+    if name == "torch" and os.environ.get("GOMP_SPINCOUNT") is None:
+        print("torch was imported first")
+    return real(name, *args, **kwargs)
+
+builtins.__import__ = checked
+sys.argv = ["service"]
+import runpy
+runpy.run_module("MODULE", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["verifier_svc", "drafter_svc"])
+def test_services_set_the_spin_count_before_torch_is_imported(module: str) -> None:
+    env = {"MODEL": "nowhere/to/be/found", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", CHECK.replace("MODULE", module)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == ""
+    assert result.returncode == 2, result.stderr
+    assert "nowhere" in result.stderr
