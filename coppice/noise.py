@@ -68,14 +68,22 @@ class NoiseStream:
         self._vocab_size = vocab_size
         self._blocks: dict[int, FloatArray] = {}
 
+    def prepare(self, position: int) -> None:
+        """Compute the noise of this position and of the next BLOCK ones now, so that `at` finds it."""
+        for index in (position // BLOCK, position // BLOCK + 1):
+            self._block(index)
+
     def at(self, position: int) -> FloatArray:
         """Noise [vocab_size] of an absolute position."""
         index, offset = divmod(position, BLOCK)
+        row: FloatArray = self._block(index)[offset]
+        return row
+
+    def _block(self, index: int) -> FloatArray:
         block = self._blocks.get(index)
         if block is None:
             for old in [key for key in self._blocks if key < index - 1]:
                 del self._blocks[old]
             block = gumbel(self._seed, index * BLOCK, BLOCK, self._vocab_size)
             self._blocks[index] = block
-        row: FloatArray = block[offset]
-        return row
+        return block

@@ -39,6 +39,7 @@ class Output:
         self._matcher = StopStringMatcher(stop_strings)
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._undecoded: list[int] = []
         self._decode(transcript.tokens[transcript.num_prompt :])
         # All of it was delivered by the interrupted call; what is held back of it was not, and stays held.
         self._text.clear()
@@ -46,6 +47,7 @@ class Output:
     @property
     def stop_match(self) -> str | None:
         """The stop string that the text has reached."""
+        self._catch_up()
         return self._matcher.match
 
     def last_token_text(self) -> str:
@@ -53,12 +55,13 @@ class Output:
         return self._tokenizer.token_text(self._transcript.tokens[-1])
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that were just committed."""
+        """Add tokens that were just committed. Their text waits until somebody asks: the next round must not."""
         self._token_ids.extend(token_ids)
-        self._decode(token_ids)
+        self._undecoded.extend(token_ids)
 
     def finish(self) -> None:
         """Let go of text that was held back, unless a stop string has ended it."""
+        self._catch_up()
         if not self._decodes:
             return
         self._show(self._matcher.push(self._detokenizer.flush()))
@@ -67,10 +70,15 @@ class Output:
 
     def take(self) -> Delta:
         """Everything since the last take."""
+        self._catch_up()
         delta = Delta("".join(self._text), tuple(self._token_ids))
         self._text.clear()
         self._token_ids.clear()
         return delta
+
+    def _catch_up(self) -> None:
+        self._decode(self._undecoded)
+        self._undecoded.clear()
 
     def _decode(self, token_ids: Sequence[int]) -> None:
         if not self._decodes:

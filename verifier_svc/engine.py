@@ -24,6 +24,8 @@ LOAD_INTERVAL_S = 0.1
 
 Sink: TypeAlias = Callable[[Sequence[Event]], None]
 Command: TypeAlias = Callable[[], None]
+# Sequences of a pass, with the prompt tokens that each may bring.
+Batch: TypeAlias = list[tuple[SequenceKey, RunningSequence, int]]
 
 
 class Engine:
@@ -90,9 +92,10 @@ class Engine:
             self._take_commands()
             self._scheduler.admit(self._clock())
             start_s = self._scheduler.next_start_s()
-            if start_s is not None and start_s <= self._clock():
-                self._run_pass()
+            batch = self._run_pass() if start_s is not None and start_s <= self._clock() else []
             self._deliver()
+            for _, sequence, _ in batch:
+                sequence.prepare()
 
     def _take_commands(self) -> None:
         """Carry out what has arrived; wait for more while no pass may start."""
@@ -140,8 +143,8 @@ class Engine:
         if sequence is not None:
             sequence.submit(draft)
 
-    def _run_pass(self) -> None:
-        """One forward pass over every sequence that is ready, and what follows from its logits."""
+    def _run_pass(self) -> Batch:
+        """One forward pass over every sequence that is ready, and what follows from its logits; returns those."""
         started_s = self._clock()
         batch = self._scheduler.next_batch(started_s)
         try:
@@ -152,7 +155,7 @@ class Engine:
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(batch))
             self._fail(batch)
-            return
+            return []
         ended_s = self._clock()
         for (key, sequence, _), (first, last) in zip(batch, plan.logit_ranges, strict=True):
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
@@ -167,8 +170,9 @@ class Engine:
             if outcome.finish is not None:
                 self._scheduler.remove(key)
         self._report_load(len(batch), plan.num_rows, ended_s - forward_s, ended_s)
+        return batch
 
-    def _fail(self, batch: Sequence[tuple[SequenceKey, RunningSequence, int]]) -> None:
+    def _fail(self, batch: Batch) -> None:
         for key, _, _ in batch:
             self._scheduler.remove(key)
             self._emit(key.stream, ErrorEvent(key.sequence_id, CoppiceError("the forward pass failed")))

@@ -192,6 +192,11 @@ class Sequence:
             finish=finishes[-1],
         )
 
+    def prepare(self) -> None:
+        """Do what the next round needs and the last one did not: worth it while the round waits for its draft."""
+        if self.may_linger:
+            self._chooser.prepare(len(self.tokens))
+
     def release(self) -> None:
         """Give the cache's blocks back."""
         if self._cache is not None:

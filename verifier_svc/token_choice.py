@@ -55,6 +55,11 @@ class TokenChooser:
         scaled += self._noise.at(position)
         return int(scaled.argmax())
 
+    def prepare(self, position: int) -> None:
+        """Compute the noise from this position on, ahead of the pass that needs it."""
+        if self._noise is not None:
+            self._noise.prepare(position)
+
     def push(self, token: int) -> None:
         """Make a token part of the output's history."""
         self._num_output += 1
