@@ -45,7 +45,9 @@ class DrafterConfig:
     # further accepted tokens that a step must promise.
     draft_width: int = 4
     draft_steps: int = 7
-    draft_min_gain: float = 0.1
+    draft_min_gain: float = 0.2
+    # Least probability of a node's whole path: what a row of the target's pass costs in accepted tokens.
+    draft_min_probability: float = 0.04
     # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off.
     draft_ahead_steps: int = 8
 
@@ -60,6 +62,7 @@ class DrafterConfig:
         _require("GRACE_S", 0 <= self.grace_s < float("inf"), "at least 0 and finite", self.grace_s)
         _require("DRAFT_WIDTH", 1 <= self.draft_width <= 256, "in 1..256", self.draft_width)
         _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
+        _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
 

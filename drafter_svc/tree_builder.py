@@ -40,7 +40,8 @@ class TreeLimits:
 
     `width`: most nodes expanded per step. `max_steps`: most steps behind the root. `max_depth`: depth of the
     deepest node. `min_step_gain`: a step is taken only if the path probabilities of the nodes that it would
-    expand, the most further accepted tokens it can give on average, add up to this.
+    expand, the most further accepted tokens it can give on average, add up to this. `min_path_log_prob`: nodes less
+    likely than this are not worth a row of the target's pass.
     """
 
     max_nodes: int
@@ -48,6 +49,7 @@ class TreeLimits:
     max_steps: int = sys.maxsize
     max_depth: int = sys.maxsize
     min_step_gain: float = 0.0
+    min_path_log_prob: float = -math.inf
 
 
 def build_tree(root: Children, expand: Expand, limits: TreeLimits, source: str) -> TokenTree:
@@ -134,4 +136,6 @@ class _Search:
 
     def _can_enter(self, value: float) -> bool:
         """Whether a new node of at most this path log-probability could be among the best."""
+        if value < self._limits.min_path_log_prob:
+            return False
         return len(self._best) < self._limits.max_nodes or value > self._best[0]

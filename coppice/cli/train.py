@@ -51,8 +51,8 @@ def small_lm(
     corpus: Corpus = None,
     out: Path = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
-    steps: int = 1600,
-    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 4096,
+    steps: int = 2600,
+    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 2048,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 CALIBRATION_FILE = "drafter.json"
 # Largest accepted difference between two ways to the same logits, relative to the largest logit (at least 1).
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+INT8_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,31 @@ def choose_forward(model: PreTrainedModel) -> Forward[Any]:
             continue
         if deviation <= bound:
             logger.info("forward pass: %s, off by at most %.2g", kind.__name__, deviation)
-            return forward
+            return _with_int8(forward, model, expected)
         logger.warning("%s is off by %.2g, more than %.2g", kind.__name__, deviation, bound)
     logger.warning("forward pass: PlainForward, which computes every path from its first token")
     return plain
+
+
+def _with_int8(forward: Forward[Any], model: PreTrainedModel, expected: FloatArray) -> Forward[Any]:
+    """The same pass with 8-bit weights for few rows, where that works and stays close; else the one given.
+
+    Drafts are hints: a logit that is off by a few hundredths may cost a little acceptance, never a token.
+    """
+    if not isinstance(forward, LlamaForward) or model.dtype != torch.float32 or model.device.type != "cpu":
+        return forward
+    assert isinstance(model, LlamaForCausalLM)
+    try:
+        quantised = LlamaForward(model, int8_few_rows=True)
+        deviation = float(np.abs(probe(quantised) - expected).max())
+    except (AttributeError, RuntimeError) as error:
+        logger.info("8-bit weights are not available: %s", error)
+        return forward
+    if deviation > INT8_TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        logger.info("8-bit weights are off by %.2g, too much", deviation)
+        return forward
+    logger.info("8-bit weights for few rows, off by at most %.2g", deviation)
+    return quantised
 
 
 def probe(forward: Forward[Any]) -> FloatArray:

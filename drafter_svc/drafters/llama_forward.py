@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,7 +59,7 @@ class LlamaForward:
     """The pass over a copy of a model's weights. The model must be one that `is_supported`."""
 
     @torch.inference_mode()
-    def __init__(self, model: LlamaForCausalLM) -> None:
+    def __init__(self, model: LlamaForCausalLM, *, int8_few_rows: bool = False) -> None:
         config = model.config
         self.vocab_size = config.vocab_size
         self.max_positions = max_positions(model)
@@ -68,8 +69,8 @@ class LlamaForward:
         self._eps = config.rms_norm_eps
         self._embedding = model.model.embed_tokens.weight.detach()
         self._norm = model.model.norm.weight.detach()
-        self._head = make_linear(model.lm_head.weight)
-        self._layers = [_layer(layer) for layer in model.model.layers]
+        self._head = make_linear(model.lm_head.weight, int8_few_rows=int8_few_rows)
+        self._layers = [_layer(layer, int8_few_rows) for layer in model.model.layers]
         self._cos, self._sin = _rotary_tables(model, self.max_positions)
 
     def new_store(self) -> KvStore:
@@ -109,8 +110,8 @@ class LlamaForward:
         """The mask [G * R, S + R] for folded heads; None where every row sees all."""
         if not rows.mask.any():
             return None
-        mask = torch.from_numpy(rows.mask).to(self._embedding.device, self._embedding.dtype)
-        return mask.repeat(self._heads // self._kv_heads, 1)
+        folded = np.tile(rows.mask, (self._heads // self._kv_heads, 1))
+        return torch.from_numpy(folded).to(self._embedding.device, self._embedding.dtype)
 
     def _attend(
         self,
@@ -139,16 +140,17 @@ class LlamaForward:
         return hidden + layer.output(joined)
 
 
-def _layer(layer: LlamaDecoderLayer) -> _Layer:
+def _layer(layer: LlamaDecoderLayer, int8_few_rows: bool) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     return _Layer(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=make_linear(qkv),
-        output=make_linear(attention.o_proj.weight),
+        qkv=make_linear(qkv, int8_few_rows=int8_few_rows),
+        output=make_linear(attention.o_proj.weight, int8_few_rows=int8_few_rows),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
-        down=make_linear(mlp.down_proj.weight),
+        gate_up=make_linear(gate_up, int8_few_rows=int8_few_rows),
+        down=make_linear(mlp.down_proj.weight, int8_few_rows=int8_few_rows),
     )
 
 

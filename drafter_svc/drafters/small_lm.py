@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,7 @@ def load(config: DrafterConfig) -> SmallLm:
         width=config.draft_width,
         max_steps=config.draft_steps,
         min_step_gain=config.draft_min_gain,
+        min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
     return SmallLm(forward, info, calibration.sigma, limits, DraftAhead(config.draft_ahead_steps))
 

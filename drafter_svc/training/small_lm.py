@@ -33,10 +33,10 @@ EVALUATION_ROWS = 48
 class SmallLmRecipe:
     """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike."""
 
-    steps: int = 1600
-    rows: int = 24
-    sample_rows: int = 4096
-    corpus_rows: int = 6144
+    steps: int = 2600
+    rows: int = 12
+    sample_rows: int = 2048
+    corpus_rows: int = 4096
     learning_rate: float = 4e-3
     cooldown_share: float = 0.5
     # Weight of the total variation distance beside the divergence; it is what acceptance is made of.

@@ -21,10 +21,11 @@ TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))
 class SampleShape:
     """How many continuations there are, and how long prompt and continuation are, in tokens."""
 
-    rows: int = 8192
+    # Rows must be as long as the contexts that the drafter will meet: beyond what it has seen, it guesses badly.
+    rows: int = 2048
     batch: int = 64
-    prompt_tokens: int = 48
-    new_tokens: int = 144
+    prompt_tokens: int = 192
+    new_tokens: int = 192
 
     @property
     def length(self) -> int:

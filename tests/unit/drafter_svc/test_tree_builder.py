@@ -127,5 +127,14 @@ def test_no_step_is_taken_that_promises_too_little() -> None:
     assert tree.source_names == ("test",)
 
 
+def test_nodes_that_are_too_unlikely_are_left_out() -> None:
+    root = Children([4, 2, 3], [math.log(0.6), math.log(0.3), math.log(0.05)])
+    behind = Children([7, 8], [math.log(0.4), math.log(0.2)])
+    limits = TreeLimits(8, max_steps=1, min_path_log_prob=math.log(0.1))
+    tree = build_tree(root, lambda frontier: [behind] * len(frontier.token_ids), limits, "test")
+    assert tree.prune(99).token_ids == (4, 2, 7, 8, 7)
+    assert min(tree.path_log_probs) >= math.log(0.1)
+
+
 def test_a_root_without_children_gives_the_empty_tree() -> None:
     assert len(build_tree(Children([], []), lambda frontier: [], TreeLimits(8), "test")) == 0
