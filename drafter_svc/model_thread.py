@@ -11,6 +11,8 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 Job = Callable[[], None]
+# Idle work begins after this pause: the event loop shares the interpreter with us, and has an answer to send first.
+QUIET_S = 0.0005
 
 
 class ModelThread:
@@ -22,6 +24,8 @@ class ModelThread:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._idle: deque[Job] = deque()
+        # Whether the last thing done was a job, whose answer the event loop may still be sending.
+        self._just_answered = True
         self._thread = threading.Thread(target=self._run, name="drafter-model", daemon=True)
 
     def start(self) -> None:
@@ -49,9 +53,13 @@ class ModelThread:
                 logger.exception("a job of the model thread failed")
 
     def _next(self) -> Job | None:
-        if self._idle:
+        if not self._idle:
+            job = self._jobs.get()
+        else:
             try:
-                return self._jobs.get_nowait()
+                job = self._jobs.get(timeout=QUIET_S) if self._just_answered else self._jobs.get_nowait()
             except queue.Empty:
+                self._just_answered = False
                 return self._idle.popleft()
-        return self._jobs.get()
+        self._just_answered = True
+        return job

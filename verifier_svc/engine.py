@@ -20,6 +20,8 @@ from verifier_svc.target_model import TargetInfo, TargetModel
 logger = logging.getLogger(__name__)
 
 LOAD_INTERVAL_S = 0.1
+# How long a wait for drafts stays idle: the event loop shares the interpreter with us, and has outcomes to send first.
+QUIET_S = 0.0005
 
 
 Sink: TypeAlias = Callable[[Sequence[Event]], None]
@@ -53,6 +55,8 @@ class Engine:
         self._sinks: dict[int, Sink] = {}
         self._outbox: dict[int, list[Event]] = {}
         self._next_load_s = 0.0
+        # Sequences of the last pass that will wait for drafts and have not used the wait yet.
+        self._unprepared: list[RunningSequence] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
@@ -92,15 +96,17 @@ class Engine:
             self._take_commands()
             self._scheduler.admit(self._clock())
             start_s = self._scheduler.next_start_s()
-            batch = self._run_pass() if start_s is not None and start_s <= self._clock() else []
+            if start_s is not None and start_s <= self._clock():
+                self._run_pass()
             self._deliver()
-            for _, sequence, _ in batch:
-                sequence.prepare()
 
     def _take_commands(self) -> None:
         """Carry out what has arrived; wait for more while no pass may start."""
         start_s = self._scheduler.next_start_s()
         timeout = None if start_s is None else start_s - self._clock()
+        if timeout is not None and timeout > QUIET_S and self._unprepared:
+            self._wait_or_prepare()
+            return
         try:
             if timeout is None or timeout > 0:
                 self._carry_out(self._commands.get(timeout=timeout))
@@ -108,6 +114,15 @@ class Engine:
                 self._carry_out(self._commands.get_nowait())
         except queue.Empty:
             pass
+
+    def _wait_or_prepare(self) -> None:
+        """Use a wait for drafts: once the event loop has had time to send outcomes, get ready for the next round."""
+        try:
+            self._carry_out(self._commands.get(timeout=QUIET_S))
+        except queue.Empty:
+            for sequence in self._unprepared:
+                sequence.prepare()
+            self._unprepared = []
 
     def _carry_out(self, command: Command | None) -> None:
         if command is None:
@@ -143,8 +158,8 @@ class Engine:
         if sequence is not None:
             sequence.submit(draft)
 
-    def _run_pass(self) -> Batch:
-        """One forward pass over every sequence that is ready, and what follows from its logits; returns those."""
+    def _run_pass(self) -> None:
+        """One forward pass over every sequence that is ready, and what follows from its logits."""
         started_s = self._clock()
         batch = self._scheduler.next_batch(started_s)
         try:
@@ -155,7 +170,7 @@ class Engine:
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(batch))
             self._fail(batch)
-            return []
+            return
         ended_s = self._clock()
         for (key, sequence, _), (first, last) in zip(batch, plan.logit_ranges, strict=True):
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
@@ -169,8 +184,8 @@ class Engine:
             )
             if outcome.finish is not None:
                 self._scheduler.remove(key)
+        self._unprepared = [sequence for _, sequence, _ in batch if sequence.may_linger]
         self._report_load(len(batch), plan.num_rows, ended_s - forward_s, ended_s)
-        return batch
 
     def _fail(self, batch: Batch) -> None:
         for key, _, _ in batch:

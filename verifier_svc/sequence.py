@@ -193,9 +193,8 @@ class Sequence:
         )
 
     def prepare(self) -> None:
-        """Do what the next round needs and the last one did not: worth it while the round waits for its draft."""
-        if self.may_linger:
-            self._chooser.prepare(len(self.tokens))
+        """Do what the next round needs, before it starts."""
+        self._chooser.prepare(len(self.tokens))
 
     def release(self) -> None:
         """Give the cache's blocks back."""
