@@ -115,6 +115,38 @@ class TokenTree:
             sources=tuple(self.sources[old] for old in kept) if self.sources else (),
         )
 
+    def descend(self, token_ids: Sequence[int]) -> TokenTree:
+        """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.
+
+        Empty when they leave the tree.
+        """
+        top = ROOT
+        for token in token_ids:
+            child = self.children.get((top, token))
+            if child is None:
+                return EMPTY_TREE
+            top = child
+        if top == ROOT:
+            return self
+        renumbered = {top: ROOT}
+        kept: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if parent in renumbered and parent != ROOT:
+                renumbered[node] = len(kept)
+                kept.append(node)
+        return TokenTree(
+            token_ids=tuple(self.token_ids[old] for old in kept),
+            parents=tuple(renumbered[self.parents[old]] for old in kept),
+            log_probs=tuple(self.log_probs[old] for old in kept),
+            source_names=self.source_names,
+            sources=tuple(self.sources[old] for old in kept) if self.sources else (),
+        )
+
+    @cached_property
+    def expected_tokens(self) -> float:
+        """How many of the nodes the target will accept, by the tree's own probabilities."""
+        return sum(math.exp(value) for value in self.path_log_probs)
+
     def prune(self, max_nodes: int) -> TokenTree:
         """Keep the `max_nodes` likeliest nodes by path probability.
 

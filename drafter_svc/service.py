@@ -214,14 +214,16 @@ class DraftStream:
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
         if not session.preparing:
             session.preparing = True
-            self._thread.submit_idle(lambda: self._prepare(session))
+            self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
 
-    def _prepare(self, session: Session) -> None:
+    def _prepare(self, sequence_id: int, session: Session) -> None:
         """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""
-        session.preparing = False
-        if session.prepare():
-            session.preparing = True
-            self._thread.submit_idle(lambda: self._prepare(session))
+        started = time.perf_counter()
+        session.preparing = session.prepare()
+        if session.preparing:
+            self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
+        if (draft := session.ahead()) is not None:
+            self._post(_response(sequence_id, draft, time.perf_counter() - started))
 
     def _post(self, response: pb.DraftResponse | None) -> None:
         """Queue a response, or the end of the stream. On the model thread."""

@@ -112,6 +112,13 @@ class Session:
             return None
         return Draft(self._length, self._sequence.draft(self._max_nodes))
 
+    def ahead(self) -> Draft | None:
+        """The last draft as far as it has grown since, when that is worth sending. On the model thread."""
+        if self.closed or self._sequence is None or self._inbox:
+            return None
+        tree = self._sequence.ahead()
+        return None if tree is None else Draft(self._length, tree)
+
     def prepare(self) -> bool:
         """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
         return not self.closed and self._sequence is not None and self._sequence.prepare()

@@ -17,6 +17,10 @@ from orchestrator.transcript import Transcript
 SendDraft = Callable[[int, TokenTree, int, int | None], None]
 
 
+# Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
+BUDGETS_SENT = 4
+
+
 class Drafting:
     """Follows one request through its rounds on behalf of its drafters.
 
@@ -98,6 +102,9 @@ class Drafting:
         for client, sequence_id in self._members.items():
             client.outcome(sequence_id, outcome, new_nodes)
         sent = self.round_ended()
+        # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
+        if sent and len(left := sent[-1].descend(outcome.token_ids)):
+            self._sent.append(left)
         self._sync_linger()
         return sent
 
@@ -113,19 +120,29 @@ class Drafting:
         Raises:
             InvalidTreeError: a token is not in the target's vocabulary.
         """
-        if not self._is_current(base_length, assumed):
-            self.stale_drafts += 1
-            return
         if any(token >= self._vocab_size for token in tree.token_ids):
             raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
+        if not self._is_current(base_length, assumed):
+            self._on_late_tree(source, base_length, tree)
+            return
         self._trees[source] = labelled(tree, source)
         if not len(tree) and len(self._trees) < self._num_following():
             return
         plan = self._plan()
         merged = merge(list(self._trees.values()))
-        best = limit_depth(merged, self._transcript.room - 1).prune(plan.max_nodes)
+        best = limit_depth(merged, self._transcript.room - 1).prune(BUDGETS_SENT * plan.max_nodes)
         self._sent.append(best)
         self._forward(best, plan)
+
+    def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
+        """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
+        left = tree.descend(self._transcript.tokens[base_length:])
+        if base_length >= self._transcript.length or not len(left) or self._send is None:
+            self.stale_drafts += 1
+            return
+        if not self._trees:
+            self._sent.append(labelled(left, source))
+        self._send(base_length, tree, self._plan().max_nodes, None)
 
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""

@@ -1,43 +1,67 @@
-"""A sequence's mailbox: drafts arrive here by base length, whenever they arrive; a round takes what is there."""
+"""A sequence's mailbox: drafts arrive here by base length, whenever they arrive; a round takes the best that fits.
+
+No draft is dropped for being late. It is re-rooted: walked down the tokens committed since the length that it starts
+from; what hangs below is still a valid draft.
+"""
 
 from __future__ import annotations
 
-from coppice.tree import TokenTree
+from collections.abc import Sequence
+
+from coppice.tree import EMPTY_TREE, TokenTree
 
 # Drafts for lengths that are not reached yet; more than this means that the sender has lost track.
 _MAX_AHEAD = 8
 
 
 class Mailbox:
-    """Holds the best draft for each base length that is not passed yet."""
+    """Holds the draft for the coming round and those for lengths that are not reached yet.
+
+    A draft is fresh when it was made for the committed length itself: nothing better is on its way.
+    """
 
     def __init__(self) -> None:
-        self._drafts: dict[int, TokenTree] = {}
+        self._tree: TokenTree | None = None
+        self._is_fresh = False
+        self._later: dict[int, TokenTree] = {}
         self._num_stale = 0
 
-    def put(self, base_length: int, tree: TokenTree, committed_length: int) -> bool:
-        """Keep a draft; a later one for the same length replaces it. False when it came too late."""
-        if base_length < committed_length or len(self._drafts) >= _MAX_AHEAD:
-            self._num_stale += 1
-            return False
-        self._drafts[base_length] = tree
-        return True
+    @property
+    def tree(self) -> TokenTree | None:
+        """The best draft for the coming round. A fresh empty tree is a draft, too."""
+        return self._tree
 
-    def peek(self, committed_length: int) -> TokenTree | None:
-        """The draft for this length, if it has arrived. An empty tree is a draft, too: nothing better will come."""
-        return self._drafts.get(committed_length)
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the draft was made for the coming round."""
+        return self._is_fresh
 
-    def advance(self, committed_length: int) -> None:
-        """Forget drafts for lengths before this one; those that were never used count as stale."""
-        for length in [length for length in self._drafts if length < committed_length]:
-            del self._drafts[length]
-            self._num_stale += 1
+    def put(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Take a draft behind the first `base_length` of the committed `tokens`, or of more to come."""
+        if base_length > len(tokens):
+            if len(self._later) < _MAX_AHEAD:
+                self._later[base_length] = tree
+            else:
+                self._num_stale += 1
+        elif base_length == len(tokens):
+            self._tree, self._is_fresh = tree, True
+        else:
+            self._put_late(tree.descend(tokens[base_length:]))
 
-    def take(self, committed_length: int) -> TokenTree | None:
-        """Remove and return the draft for this length."""
-        return self._drafts.pop(committed_length, None)
+    def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
+        """These `token_ids` were committed, and `tokens` are all: what is left of the draft is for the next round."""
+        left = EMPTY_TREE if self._tree is None else self._tree.descend(token_ids)
+        self._tree, self._is_fresh = (left if len(left) else None), False
+        for length in sorted(length for length in self._later if length <= len(tokens)):
+            self.put(length, self._later.pop(length), tokens)
 
     def take_stale(self) -> int:
-        """How many drafts were dropped since the last call."""
+        """How many drafts were of no use since the last call."""
         count, self._num_stale = self._num_stale, 0
         return count
+
+    def _put_late(self, rerooted: TokenTree) -> None:
+        if not len(rerooted):
+            self._num_stale += 1
+        elif self._tree is None or (not self._is_fresh and rerooted.expected_tokens > self._tree.expected_tokens):
+            self._tree = rerooted

@@ -16,6 +16,14 @@ from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Logits, TokenChooser
 
+# A round starts with what is left of an older tree when that promises this share of what rounds accept on average:
+# waiting for a fresh tree takes about two thirds as long as the pass itself.
+WORTH_STARTING = 0.6
+# Weight of a round in the running mean of accepted nodes.
+MEAN_RATE = 0.2
+# Nodes that are kept of one draft, in units of the most that a round may verify.
+KEPT_BUDGETS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
@@ -75,7 +83,9 @@ class Sequence:
         self.linger = Linger(spec.linger_s)
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
-        self._vocab_size = info.vocab_size
+        self._budget = max_nodes
+        # Running mean of the nodes that drafted rounds accept.
+        self._mean_accepted = 0.0
         self._end = OutputEnd(
             spec.stopping,
             eos_token_ids=info.eos_token_ids,
@@ -113,8 +123,14 @@ class Sequence:
 
     @property
     def has_draft(self) -> bool:
-        """Whether the coming round's draft has arrived."""
-        return self.mailbox.peek(len(self.tokens)) is not None
+        """Whether the coming round has a draft that is worth starting with at once.
+
+        One made for this round is; what is left of an older one is, when it promises most of what rounds accept.
+        """
+        tree = self.mailbox.tree
+        if tree is None or self.mailbox.is_fresh:
+            return tree is not None
+        return tree.prune(self._budget).expected_tokens >= WORTH_STARTING * self._mean_accepted
 
     @property
     def may_linger(self) -> bool:
@@ -136,8 +152,9 @@ class Sequence:
         """Put a draft into the mailbox, cut to its budget and to what the output has room for."""
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
-        budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)
-        self.mailbox.put(draft.base_length, draft.tree.prune(budget), len(self.tokens))
+        self._budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)
+        # What is beyond the budget may become the next round's draft.
+        self.mailbox.put(draft.base_length, draft.tree.prune(KEPT_BUDGETS * self._max_nodes), self.tokens)
 
     def next_rows(self, prefill_chunk: int) -> SequenceRows:
         """The rows of the coming pass: a part of the prompt, or what is pending and the draft behind it."""
@@ -146,8 +163,8 @@ class Sequence:
         if len(pending) > prefill_chunk:
             self._rows = SequenceRows(cache, pending[:prefill_chunk], wants_logits=False)
         else:
-            tree = self.mailbox.take(len(self.tokens)) or EMPTY_TREE
-            self._rows = SequenceRows(cache, pending, self._within_room(tree))
+            tree = self.mailbox.tree or EMPTY_TREE
+            self._rows = SequenceRows(cache, pending, self._within_room(tree).prune(self._budget))
         return self._rows
 
     def finish_round(self, logits: Logits, now_s: float, waited_s: float) -> RoundOutcome | None:
@@ -179,7 +196,9 @@ class Sequence:
         self.tokens += accepted.token_ids
         self._num_rounds += 1
         self.linger.round_over(drafted=len(rows.tree) > 0)
-        self.mailbox.advance(len(self.tokens))
+        if len(rows.tree):
+            self._mean_accepted += MEAN_RATE * (len(accepted.nodes) - self._mean_accepted)
+        self.mailbox.advance(accepted.token_ids, self.tokens)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,

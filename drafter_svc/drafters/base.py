@@ -38,6 +38,13 @@ class DraftSequence(Protocol):
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         ...
 
+    def ahead(self) -> TokenTree | None:
+        """The last draft as far as it has grown in preparation, when there is enough news in it; else None.
+
+        Sent while the first form of it is being verified: what of it hangs behind the outcome is the next draft.
+        """
+        ...
+
     def prepare(self) -> bool:
         """A short piece of work that makes the next draft faster; called after a tree was sent, while nothing waits.
 

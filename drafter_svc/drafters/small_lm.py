@@ -75,6 +75,8 @@ class DraftAhead:
     max_steps: int = 0
     node_factor: int = 4
     min_step_gain: float = 0.02
+    # Steps after which the grown tree is worth a message.
+    report_steps: int = 4
 
 
 NO_DRAFT_AHEAD = DraftAhead()
@@ -134,6 +136,8 @@ class SmallLmSequence:
         self._limits = limits
         self._ahead = ahead
         self._ahead_steps_left = 0
+        # Steps ahead that no tree has shown yet.
+        self._unreported = 0
         self._last_budget = 0
         self._unread = list(prompt)
         self._length = len(prompt)
@@ -152,6 +156,7 @@ class SmallLmSequence:
             return EMPTY_TREE
         self._last_budget = min(max_nodes, self._limits.max_nodes)
         self._ahead_steps_left = self._ahead.max_steps
+        self._unreported = 0
         return self._search(replace(self._limits, max_nodes=self._last_budget), max_forwards=self._limits.max_steps)
 
     def prepare(self) -> bool:
@@ -162,17 +167,27 @@ class SmallLmSequence:
         if self._unread or self._root is None:
             self._read()
         elif self._ahead_steps_left > 0 and self._last_budget > 0:
-            self._ahead_steps_left -= 1
-            ahead = TreeLimits(
-                max_nodes=self._ahead.node_factor * self._last_budget,
-                width=self._limits.width,
-                min_step_gain=self._ahead.min_step_gain,
-            )
             rows_before = self._cache.num_rows
-            self._search(ahead, max_forwards=1)
-            if self._cache.num_rows == rows_before:
-                self._ahead_steps_left = 0
+            self._search(self._ahead_limits, max_forwards=1)
+            grew = self._cache.num_rows > rows_before
+            self._ahead_steps_left = self._ahead_steps_left - 1 if grew else 0
+            self._unreported += grew
         return self._ahead_steps_left > 0
+
+    def ahead(self) -> TokenTree | None:
+        """The last draft as far as it has grown since, after some steps or when it is complete."""
+        if self._unreported == 0 or (self._ahead_steps_left > 0 and self._unreported < self._ahead.report_steps):
+            return None
+        self._unreported = 0
+        return self._search(self._ahead_limits, max_forwards=0)
+
+    @property
+    def _ahead_limits(self) -> TreeLimits:
+        return TreeLimits(
+            max_nodes=self._ahead.node_factor * self._last_budget,
+            width=self._limits.width,
+            min_step_gain=self._ahead.min_step_gain,
+        )
 
     def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
         """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""

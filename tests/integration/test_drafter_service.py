@@ -64,7 +64,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafter(checkpoint: Path) -> Drafter:
-    return load_drafter(DrafterConfig(model=str(checkpoint), device="cpu", max_nodes=MAX_NODES, draft_min_gain=0.0))
+    # One tree per outcome: drafting ahead would add others, at times that nobody can foresee.
+    config = DrafterConfig(
+        model=str(checkpoint),
+        device="cpu",
+        max_nodes=MAX_NODES,
+        draft_min_gain=0.0,
+        draft_min_probability=0.0,
+        draft_ahead_steps=0,
+    )
+    return load_drafter(config)
 
 
 async def serving(drafter: Drafter) -> AsyncIterator[Stub]:

@@ -15,6 +15,7 @@ from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import inference_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
+from orchestrator.drafting import BUDGETS_SENT
 from tests.conftest import StartFakes
 from tests.fakes import (
     EOS,
@@ -145,8 +146,10 @@ async def test_a_budget_is_kept_and_drafts_never_reach_past_the_end(start_fakes:
     async with start_fakes(verifier, FakeDrafter(propose=bushy), max_nodes=5, linger_ms=500) as (client, _):
         await client.generate(PROMPT, Options(max_tokens=8, seed=7))
         await client.generate(PROMPT, Options(max_tokens=8, seed=7, max_nodes=2))
-    assert max(len(draft.tree.token_ids) for draft in verifier.drafts) == 5
-    assert {len(draft.tree.token_ids) for draft in verifier.drafts[-3:]} <= {0, 2}
+    # What is sent beyond the budget is for the verifier to re-root behind the outcome.
+    assert max(len(draft.tree.token_ids) for draft in verifier.drafts) <= 5 * BUDGETS_SENT
+    assert {draft.budget for draft in verifier.drafts} == {2, 5}
+    assert all(draft.budget == 2 and len(draft.tree.token_ids) <= 2 * BUDGETS_SENT for draft in verifier.drafts[-3:])
 
 
 async def test_a_drafter_that_comes_back_is_used_by_running_and_new_requests(start_fakes: StartFakes) -> None:

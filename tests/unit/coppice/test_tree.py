@@ -163,3 +163,18 @@ def test_a_chain_is_one_path() -> None:
     tree = chain([7, 8, 9], [-0.1, -0.2, -0.3])
     assert list(tree.paths()) == [(7,), (7, 8), (7, 8, 9)]
     assert tree.sources_of(2) == ()
+
+
+def test_descending_leaves_what_hangs_behind_the_tokens() -> None:
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, -1), (-0.1, -0.2, -0.3, -0.4, -0.5))
+    assert list(tree.descend([5]).paths()) == [(6,), (7,), (6, 8)]
+    assert tree.descend([5]).log_probs == (-0.2, -0.3, -0.4)
+    assert list(tree.descend([5, 6]).paths()) == [(8,)]
+    assert len(tree.descend([5, 6, 8])) == 0
+    assert len(tree.descend([5, 9])) == 0
+    assert tree.descend([]) is tree
+
+
+def test_expected_tokens_add_up_path_probabilities() -> None:
+    tree = TokenTree((5, 6, 7), (-1, 0, -1), (math.log(0.5), math.log(0.4), math.log(0.25)))
+    assert tree.expected_tokens == pytest.approx(0.5 + 0.2 + 0.25)

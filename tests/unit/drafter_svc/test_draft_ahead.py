@@ -102,3 +102,19 @@ def test_drafting_ahead_is_bounded_and_happens_in_single_passes(llama: LlamaForC
     assert forward.passes - before <= 5
     sequence.draft(10)
     assert sequence.prepare() or forward.passes - before >= 5
+
+
+def test_the_grown_tree_is_reported_and_holds_the_draft_and_more(llama: LlamaForCausalLM) -> None:
+    drafter, _ = make_drafter(llama, ahead_steps=6)
+    sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
+    tree = sequence.draft(10)
+    assert sequence.ahead() is None
+    reports = []
+    more = True
+    while more:
+        more = sequence.prepare()
+        if (grown := sequence.ahead()) is not None:
+            reports.append(grown)
+    assert 1 <= len(reports) <= 2
+    assert set(tree.paths()) < set(reports[-1].paths())
+    assert sequence.ahead() is None

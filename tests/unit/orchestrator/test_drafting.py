@@ -7,7 +7,7 @@ import pytest
 from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
-from orchestrator.drafting import Drafting
+from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.planner import FixedPlanner, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import Statistics
@@ -40,6 +40,16 @@ def test_a_tree_for_the_committed_length_is_sent_at_once() -> None:
     assert [(base, list(tree.paths())) for base, tree in one.sent] == [(3, [(7,), (7, 8)])]
 
 
+def test_a_late_tree_that_the_outcome_did_not_leave_is_passed_on_as_it_is() -> None:
+    one = Round()
+    one.transcript.append((7, 9))
+    one.drafting.round_done(outcome(3, (7, 9)))
+    one.tree("a", chain([7, 9, 4]), base=3)
+    one.tree("a", chain([7, 8, 4]), base=3)
+    assert [(base, list(tree.paths())[-1]) for base, tree in one.sent] == [(3, (7, 9, 4))]
+    assert one.drafting.stale_drafts == 1
+
+
 @pytest.mark.parametrize("base", [0, 2, 4])
 def test_a_tree_for_another_length_is_counted_and_dropped(base: int) -> None:
     one = Round()
@@ -64,9 +74,11 @@ def test_trees_of_several_sources_are_sent_as_their_union() -> None:
 
 
 def test_the_likeliest_nodes_are_kept_and_none_reaches_past_the_end() -> None:
-    one = Round(max_nodes=2, max_tokens=3)
-    one.tree("a", TokenTree((7, 8, 9, 10), (-1, 0, 1, -1), (-0.1, -0.1, 0.0, -5.0)))
-    assert list(one.sent[-1][1].paths()) == [(7,), (7, 8)]
+    one = Round(max_nodes=1, max_tokens=3)
+    log_probs = (-0.1, -0.1, 0.0, -5.0, -1.0, -2.0, -6.0)
+    one.tree("a", TokenTree((7, 8, 9, 10, 11, 12, 13), (-1, 0, 1, -1, -1, -1, -1), log_probs))
+    assert BUDGETS_SENT == 4
+    assert list(one.sent[-1][1].paths()) == [(7,), (7, 8), (11,), (12,)]
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:

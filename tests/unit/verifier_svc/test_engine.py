@@ -76,7 +76,8 @@ def oracle_drafter(outputs: Sequence[Sequence[int]], seed: int) -> Callable[...,
         kind = generator.integers(6)
         if kind == 0:
             return EMPTY_TREE
-        path = outputs[index][len(generated) :][: int(generator.integers(1, 6))]
+        # Longer than a round accepts at times: what is left over serves the next round.
+        path = outputs[index][len(generated) :][: int(generator.integers(1, 12))]
         if kind == 1:
             path = [(token + 1) % VOCAB for token in path]
         return tree_around(generator, path, VOCAB, num_decoys=2)

@@ -1,0 +1,80 @@
+"""The mailbox: late drafts are re-rooted, early ones wait, and what a round leaves over serves the next."""
+
+from __future__ import annotations
+
+from coppice.tree import EMPTY_TREE, TokenTree, chain
+from verifier_svc.mailbox import Mailbox
+
+TOKENS = [1, 2, 3]
+
+
+def paths(tree: TokenTree | None) -> list[tuple[int, ...]] | None:
+    return None if tree is None else list(tree.paths())
+
+
+def test_a_draft_for_the_committed_length_is_fresh() -> None:
+    mailbox = Mailbox()
+    mailbox.put(3, chain([7, 8]), TOKENS)
+    assert mailbox.is_fresh
+    assert paths(mailbox.tree) == [(7,), (7, 8)]
+
+
+def test_an_empty_draft_says_that_nothing_better_will_come() -> None:
+    mailbox = Mailbox()
+    mailbox.put(3, EMPTY_TREE, TOKENS)
+    assert mailbox.is_fresh
+    assert paths(mailbox.tree) == []
+
+
+def test_what_hangs_behind_the_outcome_is_kept_and_not_fresh() -> None:
+    mailbox = Mailbox()
+    mailbox.put(3, TokenTree((7, 8, 9, 4), (-1, 0, 1, -1), (0.0,) * 4), TOKENS)
+    mailbox.advance([7, 8], [*TOKENS, 7, 8])
+    assert paths(mailbox.tree) == [(9,)]
+    assert not mailbox.is_fresh
+    mailbox.advance([5], [*TOKENS, 7, 8, 5])
+    assert mailbox.tree is None
+
+
+def test_a_late_draft_is_re_rooted_along_the_committed_tokens() -> None:
+    mailbox = Mailbox()
+    mailbox.put(1, chain([2, 3, 7, 8]), TOKENS)
+    assert paths(mailbox.tree) == [(7,), (7, 8)]
+    assert not mailbox.is_fresh
+    assert mailbox.take_stale() == 0
+
+
+def test_a_late_draft_that_the_tokens_left_is_stale() -> None:
+    mailbox = Mailbox()
+    mailbox.put(1, chain([2, 4, 7]), TOKENS)
+    assert mailbox.tree is None
+    assert mailbox.take_stale() == 1
+    assert mailbox.take_stale() == 0
+
+
+def test_a_late_draft_replaces_a_worse_one_and_never_a_fresh_one() -> None:
+    mailbox = Mailbox()
+    mailbox.put(2, chain([3, 7], [0.0, -2.0]), TOKENS)
+    mailbox.put(2, chain([3, 8], [0.0, -1.0]), TOKENS)
+    assert paths(mailbox.tree) == [(8,)]
+    mailbox.put(2, chain([3, 9], [0.0, -3.0]), TOKENS)
+    assert paths(mailbox.tree) == [(8,)]
+    mailbox.put(3, chain([5], [-4.0]), TOKENS)
+    mailbox.put(2, chain([3, 8], [0.0, -1.0]), TOKENS)
+    assert paths(mailbox.tree) == [(5,)]
+
+
+def test_a_draft_for_a_length_to_come_waits_for_it() -> None:
+    mailbox = Mailbox()
+    mailbox.put(5, chain([7]), TOKENS)
+    assert mailbox.tree is None
+    mailbox.advance([4, 6], [*TOKENS, 4, 6])
+    assert paths(mailbox.tree) == [(7,)]
+    assert mailbox.is_fresh
+
+
+def test_a_sender_that_has_lost_track_fills_no_memory() -> None:
+    mailbox = Mailbox()
+    for length in range(10, 100):
+        mailbox.put(length, chain([7]), TOKENS)
+    assert mailbox.take_stale() == 82
