@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-
-import torch
 
 from coppice.errors import CoppiceError
 from coppice.rpc import Server, run, stop_signal
@@ -46,7 +43,6 @@ def run_verifier() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         config = VerifierConfig.from_env()
-        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
         target, info = load_probed_target(config)
     except (CoppiceError, ValueError, OSError) as error:
         logging.getLogger("verifier_svc").error("%s", error)

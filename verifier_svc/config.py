@@ -22,8 +22,7 @@ class VerifierConfig:
     model: str
     listen_address: str = "127.0.0.1:0"
     device: str = "auto"
-    # 0 means half of the cores: the event loops and the drafters want the others, and a pass whose threads wait for
-    # one that has lost its core is slower than a pass on fewer threads.
+    # 0 picks by the number of rows, see cpu_threads.py.
     threads: int = 0
     # auto is strict on CPU and fast on CUDA.
     exactness: str = "auto"

@@ -13,6 +13,7 @@ from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
+from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -50,7 +51,8 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     probe = ConformanceProbe(model, vocab_size)
     if device.type == "cpu":
         logger.info("packed %d linear layers", pack_linears(model))
-    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS)
+    threads = CpuThreads(config.threads) if device.type == "cpu" else None
+    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
     probe.check(target)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib))
     text_config = model.config.get_text_config()

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, plan_pass
 from verifier_svc.tree_attention import TreeAttention
@@ -32,7 +33,10 @@ class TargetInfo:
 class TargetModel:
     """A loaded model with its tree attention and paged cache. Used by one thread at a time."""
 
-    def __init__(self, model: PreTrainedModel, *, exact: bool, num_blocks: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, exact: bool, num_blocks: int, threads: CpuThreads | None = None
+    ) -> None:
+        self._threads = threads
         self.device = next(model.parameters()).device
         self.exact = exact
         self.cache = KVCache(num_blocks, self.device)
@@ -62,6 +66,8 @@ class TargetModel:
     def forward(self, plan: PassPlan) -> Tensor:
         """Run a pass; returns float32 logits [K, vocab] of the plan's logit rows on the CPU."""
         keep = {"logits_to_keep": plan.logit_rows} if self._keeps_rows else {}
+        if self._threads is not None:
+            self._threads.set_for(plan.num_rows)
         self._attention.begin(plan)
         try:
             output = self._model(input_ids=plan.token_ids, position_ids=plan.positions, use_cache=False, **keep)
