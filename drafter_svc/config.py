@@ -48,8 +48,9 @@ class DrafterConfig:
     draft_min_gain: float = 0.2
     # Least probability of a node's whole path: what a row of the target's pass costs in accepted tokens.
     draft_min_probability: float = 0.04
-    # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off.
-    draft_ahead_steps: int = 8
+    # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
+    # on two cores the steps cost the verifier more than the next tree gains.
+    draft_ahead_steps: int = 0
 
     def __post_init__(self) -> None:
         _require("MODEL", bool(self.model), "a checkpoint directory or hub id", self.model)

@@ -84,8 +84,9 @@ class Sequence:
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
         self._budget = max_nodes
-        # Running mean of the nodes that drafted rounds accept.
+        # Running mean of the nodes that rounds with a draft of their own accept.
         self._mean_accepted = 0.0
+        self._round_is_fresh = False
         self._end = OutputEnd(
             spec.stopping,
             eos_token_ids=info.eos_token_ids,
@@ -164,6 +165,7 @@ class Sequence:
             self._rows = SequenceRows(cache, pending[:prefill_chunk], wants_logits=False)
         else:
             tree = self.mailbox.tree or EMPTY_TREE
+            self._round_is_fresh = self.mailbox.is_fresh
             self._rows = SequenceRows(cache, pending, self._within_room(tree).prune(self._budget))
         return self._rows
 
@@ -196,7 +198,7 @@ class Sequence:
         self.tokens += accepted.token_ids
         self._num_rounds += 1
         self.linger.round_over(drafted=len(rows.tree) > 0)
-        if len(rows.tree):
+        if self._round_is_fresh:
             self._mean_accepted += MEAN_RATE * (len(accepted.nodes) - self._mean_accepted)
         self.mailbox.advance(accepted.token_ids, self.tokens)
         self.last_outcome_s = now_s
