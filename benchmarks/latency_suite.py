@@ -28,6 +28,7 @@ from benchmarks.transformers_baseline import (
     quiet_transformers,
     top_two_gap,
 )
+from coppice.bundled import MODELS
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 
 
@@ -104,8 +105,8 @@ class LatencySuite:
 
     def _settings(self, prompt_ids: Sequence[Sequence[int]], num_cut: int) -> dict[str, Any]:
         return {
-            "target": str(self.target),
-            "small_lm": str(self.small_lm),
+            "target": shown(self.target),
+            "small_lm": shown(self.small_lm),
             # Of each model, save that the drafter takes one by itself unless --threads names a number.
             "threads": self.threads,
             "num_runs": self.plan.num_runs,
@@ -128,3 +129,11 @@ def _progress() -> Progress:
     """On stderr, so that what is printed at the end can be piped."""
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     return Progress(*columns, console=Console(stderr=True))
+
+
+def shown(path: Path) -> str:
+    """A path as a report shows it: from the repository or the current folder, so that it names no one's machine."""
+    for base in (MODELS.parent, Path.cwd()):
+        if path.resolve().is_relative_to(base.resolve()):
+            return path.resolve().relative_to(base.resolve()).as_posix()
+    return path.name
