@@ -78,11 +78,6 @@ class SequenceCache:
         self.length = 0
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that the sequence owns."""
-        return len(self._blocks)
-
-    @property
     def committed_slots(self) -> Tensor:
         """Slots of the tokens whose keys and values are kept, in order [length]."""
         return self._table[: self.length]

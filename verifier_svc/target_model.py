@@ -38,7 +38,6 @@ class TargetModel:
     ) -> None:
         self._threads = threads
         self.device = next(model.parameters()).device
-        self.exact = exact
         self.cache = KVCache(num_blocks, self.device)
         self._model = model
         self._attention = TreeAttention(self.cache, exact=exact)

@@ -26,6 +26,12 @@ class AcceptanceReport:
     sigma: float
     positions: int
 
+    @property
+    def by_rank(self) -> list[float]:
+        """Probability that a child is right, by its rank, at the highest temperature: what `Describe` reports."""
+        within = self.within_rank[max(self.within_rank)]
+        return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
+
     def table(self) -> str:
         """A Markdown table."""
         header = "| temperature | " + " | ".join(f"k={rank + 1}" for rank in range(RANKS)) + " |"

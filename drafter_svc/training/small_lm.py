@@ -99,7 +99,12 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     report = _report(target, model.eval(), store, shape, recipe.seed)
     extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
-    (out / "drafter.json").write_text(json.dumps({"sigma": report.sigma, "within_rank": report.within_rank}) + "\n")
+    calibration = {
+        "sigma": report.sigma,
+        "acceptance_by_rank": report.by_rank,
+        "within_rank": report.within_rank,
+    }
+    (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
 
 
 def _report(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from drafter_svc.drafters.checkpoint import load_calibration
 from drafter_svc.training.acceptance_report import measure_acceptance
 from drafter_svc.training.target_samples import SampleShape, sample_target
 from drafter_svc.training.teacher import TOP, TaughtRows, distillation_loss, teach
@@ -132,6 +133,11 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert drafter.config.vocab_size == 300
     calibration = json.loads((tmp_path / "out" / "drafter.json").read_text())
     assert calibration["sigma"] > 0
+    # The drafter reads its own recipe's calibration.
+    read = load_calibration(str(tmp_path / "out"))
+    assert read.sigma == calibration["sigma"]
+    assert len(read.acceptance_by_rank) == 4
+    assert sum(read.acceptance_by_rank) == pytest.approx(calibration["within_rank"]["1.0"][-1])
     card = (tmp_path / "out" / "README.md").read_text()
     assert "bits per byte" in card
     assert "k=4" in card
