@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coppice.bundled import MODELS
+from coppice.errors import CoppiceError
 from coppice.openmp import set_spin_count
 
 app = typer.Typer(help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True)
@@ -43,7 +46,8 @@ def target(
     from training.corpus import default_roots
     from verifier_svc.training.target import TargetRecipe, train_target
 
-    train_target(corpus or default_roots(), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
+    with mistakes_as_messages():
+        train_target(corpus or default_roots(), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
 
 
 @app.command("small-lm")
@@ -51,8 +55,8 @@ def small_lm(
     corpus: Corpus = None,
     out: Path = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
-    steps: int = 2600,
-    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 2048,
+    steps: int = 9000,
+    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 3072,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:
@@ -62,7 +66,18 @@ def small_lm(
     from training.corpus import default_roots
 
     recipe = SmallLmRecipe(steps=steps, sample_rows=samples, seed=seed)
-    train_small_lm(corpus or default_roots(), target_dir, out, recipe)
+    with mistakes_as_messages():
+        train_small_lm(corpus or default_roots(), target_dir, out, recipe)
+
+
+@contextlib.contextmanager
+def mistakes_as_messages() -> Iterator[None]:
+    """Report what the user can mend in one line, not as a traceback."""
+    try:
+        yield
+    except CoppiceError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def set_threads(threads: int) -> None:

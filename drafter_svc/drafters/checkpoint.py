@@ -103,14 +103,14 @@ def choose_forward(model: PreTrainedModel) -> Forward[Any]:
             continue
         if deviation <= bound:
             logger.info("forward pass: %s, off by at most %.2g", kind.__name__, deviation)
-            return _with_int8(forward, model, expected)
+            return _with_few_rows(forward, model, expected)
         logger.warning("%s is off by %.2g, more than %.2g", kind.__name__, deviation, bound)
     logger.warning("forward pass: PlainForward, which computes every path from its first token")
     return plain
 
 
-def _with_int8(forward: Forward[Any], model: PreTrainedModel, expected: FloatArray) -> Forward[Any]:
-    """The same pass with 8-bit weights for few rows, where that works and stays close; else the one given.
+def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: FloatArray) -> Forward[Any]:
+    """The same pass with compiled 8-bit steps for few rows, where that works and stays close; else the one given.
 
     Drafts are hints: a logit that is off by a few hundredths may cost a little acceptance, never a token.
     """
@@ -118,16 +118,17 @@ def _with_int8(forward: Forward[Any], model: PreTrainedModel, expected: FloatArr
         return forward
     assert isinstance(model, LlamaForCausalLM)
     try:
-        quantised = LlamaForward(model, int8_few_rows=True)
-        deviation = float(np.abs(probe(quantised) - expected).max())
-    except (AttributeError, RuntimeError) as error:
-        logger.info("8-bit weights are not available: %s", error)
+        compiled = LlamaForward(model, compile_few_rows=True)
+        deviation = float(np.abs(probe(compiled) - expected).max())
+    # A compiler that is missing, too old for this numpy, or has no code for this machine must not stop us.
+    except Exception as error:  # noqa: BLE001
+        logger.warning("draft steps are not compiled and slower: %s", error)
         return forward
     if deviation > INT8_TOLERANCE * max(1.0, float(np.abs(expected).max())):
-        logger.info("8-bit weights are off by %.2g, too much", deviation)
+        logger.warning("draft steps are not compiled: 8-bit weights are off by %.2g", deviation)
         return forward
-    logger.info("8-bit weights for few rows, off by at most %.2g", deviation)
-    return quantised
+    logger.info("compiled draft steps with 8-bit weights, off by at most %.2g", deviation)
+    return compiled
 
 
 def probe(forward: Forward[Any]) -> FloatArray:

@@ -1,7 +1,8 @@
 """A lean forward pass for models of the Llama architecture.
 
 For small models most of transformers' time per step is overhead. Here query, key and value share one matrix, as do
-gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows.
+gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows. What is left
+of the overhead is still most of a draft step's time, so that the few rows of such a step go through `few_rows`.
 
 Axes: R new rows, S cached rows, H query heads, K key heads, G = H / K, D head size, L layers, C capacity.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +24,11 @@ from drafter_svc.drafters.hf_forward import max_positions, to_numpy
 from drafter_svc.drafters.packed_linear import Linear, make_linear
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 
+if TYPE_CHECKING:
+    from drafter_svc.drafters.few_rows import FewRowsPass
+
+# Up to here the compiled pass is faster; measured on 1 to 16 rows.
+FEW_ROWS = 8
 # Capacity is a multiple of this many rows and at least doubles when it is exceeded.
 CAPACITY_STEP = 256
 
@@ -59,7 +66,12 @@ class LlamaForward:
     """The pass over a copy of a model's weights. The model must be one that `is_supported`."""
 
     @torch.inference_mode()
-    def __init__(self, model: LlamaForCausalLM, *, int8_few_rows: bool = False) -> None:
+    def __init__(self, model: LlamaForCausalLM, *, compile_few_rows: bool = False) -> None:
+        """Copy the weights; with `compile_few_rows` (float32 on a CPU), few rows go through compiled 8-bit code.
+
+        Raises:
+            ImportError: `compile_few_rows`, and there is no compiler.
+        """
         config = model.config
         self.vocab_size = config.vocab_size
         self.max_positions = max_positions(model)
@@ -69,9 +81,10 @@ class LlamaForward:
         self._eps = config.rms_norm_eps
         self._embedding = model.model.embed_tokens.weight.detach()
         self._norm = model.model.norm.weight.detach()
-        self._head = make_linear(model.lm_head.weight, int8_few_rows=int8_few_rows)
-        self._layers = [_layer(layer, int8_few_rows) for layer in model.model.layers]
+        self._head = make_linear(model.lm_head.weight)
+        self._layers = [_layer(layer) for layer in model.model.layers]
         self._cos, self._sin = _rotary_tables(model, self.max_positions)
+        self._few_rows = _compile_few_rows(model, self._cos, self._sin) if compile_few_rows else None
 
     def new_store(self) -> KvStore:
         """An empty store."""
@@ -83,6 +96,10 @@ class LlamaForward:
         """Append the rows; returns logits [num_logits, vocab]."""
         count = len(rows.token_ids)
         _reserve(store, store.length + count)
+        if self._few_rows is not None and count <= FEW_ROWS:
+            logits = self._few_rows.run(store.kv.numpy(), store.length, rows)
+            store.length += count
+            return logits
         device = self._embedding.device
         hidden = F.embedding(torch.from_numpy(rows.token_ids).to(device), self._embedding)
         positions = torch.from_numpy(rows.positions).to(device)
@@ -140,17 +157,24 @@ class LlamaForward:
         return hidden + layer.output(joined)
 
 
-def _layer(layer: LlamaDecoderLayer, int8_few_rows: bool) -> _Layer:
+def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor) -> FewRowsPass:
+    # Here, so that everything else works where Numba is not installed.
+    from drafter_svc.drafters.few_rows import FewRowsPass
+
+    return FewRowsPass(model, cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy())
+
+
+def _layer(layer: LlamaDecoderLayer) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     return _Layer(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=make_linear(qkv, int8_few_rows=int8_few_rows),
-        output=make_linear(attention.o_proj.weight, int8_few_rows=int8_few_rows),
+        qkv=make_linear(qkv),
+        output=make_linear(attention.o_proj.weight),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=make_linear(gate_up, int8_few_rows=int8_few_rows),
-        down=make_linear(mlp.down_proj.weight, int8_few_rows=int8_few_rows),
+        gate_up=make_linear(gate_up),
+        down=make_linear(mlp.down_proj.weight),
     )
 
 

@@ -18,6 +18,7 @@ from drafter_svc.training.teacher import distillation_loss, teach
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
 from training.token_store import TokenStore
 
 # Two layers: the second can look for what followed an earlier occurrence, which code is full of.
@@ -33,10 +34,10 @@ EVALUATION_ROWS = 48
 class SmallLmRecipe:
     """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike."""
 
-    steps: int = 2600
-    rows: int = 12
-    sample_rows: int = 2048
-    corpus_rows: int = 4096
+    steps: int = 9000
+    rows: int = 9
+    sample_rows: int = 3072
+    corpus_rows: int = 6144
     learning_rate: float = 4e-3
     cooldown_share: float = 0.5
     # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
@@ -73,7 +74,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
     target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
-    state_dir = out.with_name(out.name + ".state")
+    state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))

@@ -22,10 +22,10 @@ class SampleShape:
     """How many continuations there are, and how long prompt and continuation are, in tokens."""
 
     # Rows must be as long as the contexts that the drafter will meet: beyond what it has seen, it guesses badly.
-    rows: int = 2048
+    rows: int = 3072
     batch: int = 64
-    prompt_tokens: int = 192
-    new_tokens: int = 192
+    prompt_tokens: int = 256
+    new_tokens: int = 256
 
     @property
     def length(self) -> int:

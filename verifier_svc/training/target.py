@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
 from training.token_store import TokenStore
 
 # Few, wide layers: transformers costs about half a millisecond per layer on a CPU, whatever the width.
@@ -65,7 +66,7 @@ def new_target(vocab_size: int, eos_token_id: int, seed: int) -> LlamaForCausalL
 def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: TargetRecipe) -> None:
     """Train, evaluate in bits per byte on the held-out split, and write the checkpoint with its card."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-    state_dir = out.with_name(out.name + ".state")
+    state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     model = new_target(len(tokenizer), tokenizer.eos_token_id, recipe.seed).train()
     held_out = store.held_out_batches(windows=64, rows=16, length=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from drafter_svc.drafters.checkpoint import load_calibration
 from drafter_svc.training.acceptance_report import measure_acceptance
 from drafter_svc.training.target_samples import SampleShape, sample_target
 from drafter_svc.training.teacher import TOP, TaughtRows, distillation_loss, teach
+from training.state import ForeignStateError
 
-VOCAB = 64
+VOCAB = 256
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,7 @@ def test_taught_rows_hold_the_targets_likeliest_next_tokens(tmp_path: Path) -> N
     with torch.inference_mode():
         expected = target(input_ids=rows).logits.log_softmax(-1)
     assert torch.equal(taught.top_ids[..., 0].long(), expected.argmax(-1))
+    assert taught.top_ids.shape == (3, 12, TOP)
     assert torch.allclose(taught.top_log_probs.float(), expected.topk(TOP).values, atol=2e-2)
     again = teach(tiny_llama(9), rows, tmp_path)
     assert torch.equal(again.top_ids, taught.top_ids), "chunks on disk are not computed again"
@@ -138,6 +141,9 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read.sigma == calibration["sigma"]
     assert len(read.acceptance_by_rank) == 4
     assert sum(read.acceptance_by_rank) == pytest.approx(calibration["within_rank"]["1.0"][-1])
+    # The state of one recipe is not that of another.
+    with pytest.raises(ForeignStateError, match="other settings"):
+        small_lm.train_small_lm([corpus], tmp_path / "target", tmp_path / "out", replace(recipe, steps=5))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "bits per byte" in card
     assert "k=4" in card
