@@ -11,40 +11,19 @@ Axes: R new rows, S cached rows, H query heads, K key heads, D head size, L laye
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from transformers import LlamaForCausalLM
 
+from drafter_svc.compiler import compiled
 from drafter_svc.drafters.tree_cache import Rows
-
-logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Sums may be reordered and multiplications fused; infinities stay what they are.
-_FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 _SMALLEST_SCALE = 1e-8
-
-
-def compiled(function: Function) -> Function:
-    """Compile with numba, and keep the result on disk where there is a place for it."""
-
-    def compile_now(cache: bool) -> Function:
-        result: Any = numba.njit(fastmath=_FAST_MATH, nogil=True, cache=cache)(function)
-        return cast(Function, result)
-
-    try:
-        return compile_now(cache=True)
-    except RuntimeError as error:
-        logger.info("compiled code is not kept: %s", error)
-        return compile_now(cache=False)
 
 
 class Weights(NamedTuple):

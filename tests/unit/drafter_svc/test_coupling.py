@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
-from drafter_svc.coupling import Coupling, FloatArray
+from drafter_svc.coupling import Coupling, FloatArray, library_top_scores
+from drafter_svc.top_scores import top_scores
 
 VOCAB = 300
 
@@ -108,3 +109,24 @@ def test_penalties_act_on_prompt_and_output_tokens() -> None:
     scores = coupling.scores(logits, [3])[0]
     # Divided by 2; divided by 2, less 1 for presence and 2 x 0.5 for frequency; untouched.
     assert scores[:4].tolist() == [4.0, 1.5, 6.0, 5.0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from([1, 2, 7, VOCAB]), excluded=st.sampled_from([0, VOCAB - 3]))
+def test_compiled_and_library_code_find_the_same_children(seed: int, limit: int, excluded: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(0, 5, (3, VOCAB)).astype(np.float32)
+    scores[1, rng.choice(VOCAB, excluded, replace=False)] = -np.inf
+    tokens, log_probs, counts = top_scores(scores, np.float32(0.7), limit)
+    other_tokens, other_log_probs, other_counts = library_top_scores(scores, np.float32(0.7), limit)
+    assert counts.tolist() == other_counts.tolist()
+    for row, count in enumerate(counts):
+        assert tokens[row, :count].tolist() == other_tokens[row, :count].tolist()
+        assert np.allclose(log_probs[row, :count], other_log_probs[row, :count], atol=1e-4)
+
+
+def test_a_score_that_is_no_number_is_no_child() -> None:
+    scores = np.array([[1.0, np.nan, 3.0, 2.0]], np.float32)
+    tokens, log_probs, counts = top_scores(scores, np.float32(1), 4)
+    assert tokens[0, : counts[0]].tolist() == [2, 3, 0]
+    assert np.isfinite(log_probs).all()
