@@ -29,10 +29,18 @@ INT8_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured about a checkpoint; `sigma` is the scale of its log-probability errors, in nats."""
+    """What was measured about a checkpoint.
 
-    sigma: float = 1.0
+    `sigmas` are pairs of a temperature and the scale of the log-probability errors there, in nats, coldest first.
+    """
+
+    sigmas: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     acceptance_by_rank: tuple[float, ...] = ()
+
+    def sigma_at(self, temperature: float) -> float:
+        """Sigma at a temperature, straight between two that were measured and the nearest one beyond them."""
+        temperatures, sigmas = zip(*self.sigmas, strict=True)
+        return float(np.interp(temperature, temperatures, sigmas))
 
 
 def load_model(reference: str, device: torch.device) -> PreTrainedModel:
@@ -75,14 +83,13 @@ def load_calibration(reference: str) -> Calibration:
         return Calibration()
     try:
         content = json.loads(path.read_text())
-        calibration = Calibration(
-            float(content.get("sigma", 1.0)), tuple(float(value) for value in content.get("acceptance_by_rank", ()))
-        )
+        sigmas = sorted((float(key), float(value)) for key, value in content.get("sigmas", {"0": 1.0}).items())
+        shares = tuple(float(value) for value in content.get("acceptance_by_rank", ()))
     except (ValueError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{path}: {error}") from error
-    if not (calibration.sigma > 0 and math.isfinite(calibration.sigma)):
-        raise IncompatibleError(f"{path}: sigma must be a finite number above 0, got {calibration.sigma}")
-    return calibration
+    if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for _, sigma in sigmas):
+        raise IncompatibleError(f"{path}: sigmas must be finite numbers above 0, got {sigmas}")
+    return Calibration(tuple(sigmas), shares)
 
 
 def choose_forward(model: PreTrainedModel) -> Forward[Any]:

@@ -17,7 +17,7 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.drafters.checkpoint import choose_forward, load_calibration, load_fingerprint, load_model
+from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_calibration, load_fingerprint, load_model
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.tree_builder import Children, Frontier, TreeLimits, build_tree
 
@@ -61,7 +61,7 @@ def load(config: DrafterConfig) -> SmallLm:
         min_step_gain=config.draft_min_gain,
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
-    return SmallLm(forward, info, calibration.sigma, limits, DraftAhead(config.draft_ahead_steps))
+    return SmallLm(forward, info, calibration, limits, DraftAhead(config.draft_ahead_steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +89,20 @@ class SmallLm:
         self,
         forward: Forward[Any],
         info: DrafterInfo,
-        sigma: float,
+        calibration: Calibration,
         limits: TreeLimits,
         ahead: DraftAhead = NO_DRAFT_AHEAD,
     ) -> None:
         self.info = info
         self._ahead = ahead
         self._forward = forward
-        self._sigma = sigma
+        self._calibration = calibration
         self._limits = limits
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams) -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
-        coupling = Coupling(sampling, self.info.vocab_size, self._sigma, prompt)
+        sigma = self._calibration.sigma_at(sampling.temperature)
+        coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
         return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead)
 
     def warm_up(self) -> None:

@@ -16,14 +16,14 @@ _SIGMAS = np.round(np.arange(0.3, 2.51, 0.05), 2).tolist()
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReport:
-    """Share of positions whose token is among the first k children, per temperature, and the calibrated sigma.
+    """Share of positions whose token is among the first k children, and the calibrated sigma, per temperature.
 
-    `sigma` is the scale at which softmax((log q + T * G) / sigma) best predicts which child is right: the size of the
-    difference between the drafter's and the target's log-probabilities.
+    `sigmas` holds the scale at which softmax((log q + T * G) / sigma) best predicts which child is right: the size of
+    the difference between the drafter's and the target's log-probabilities, where the target goes at that temperature.
     """
 
     within_rank: dict[float, list[float]]
-    sigma: float
+    sigmas: dict[float, float]
     positions: int
 
     @property
@@ -34,10 +34,11 @@ class AcceptanceReport:
 
     def table(self) -> str:
         """A Markdown table."""
-        header = "| temperature | " + " | ".join(f"k={rank + 1}" for rank in range(RANKS)) + " |"
-        lines = [header, "|---" * (RANKS + 1) + "|"]
+        header = "| temperature | " + " | ".join(f"k={rank + 1}" for rank in range(RANKS)) + " | sigma |"
+        lines = [header, "|---" * (RANKS + 2) + "|"]
         for temperature, shares in self.within_rank.items():
-            lines.append(f"| {temperature} | " + " | ".join(f"{share:.3f}" for share in shares) + " |")
+            cells = [str(temperature), *(f"{share:.3f}" for share in shares), f"{self.sigmas[temperature]:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
 
@@ -56,10 +57,11 @@ def measure_acceptance(
     """
     generator = torch.Generator().manual_seed(seed)
     within_rank: dict[float, list[float]] = {}
-    likelihood = np.zeros(len(_SIGMAS))
+    sigmas: dict[float, float] = {}
     positions = 0
     for temperature, batch in rows.items():
         hits = torch.zeros(RANKS)
+        likelihood = np.zeros(len(_SIGMAS))
         count = 0
         for part in batch.split(8):
             target_logs = _log_probs(target, part, prompt_tokens)
@@ -72,8 +74,9 @@ def measure_acceptance(
             count += len(right)
             likelihood += [(scores / sigma).log_softmax(-1).gather(1, right[:, None]).sum().item() for sigma in _SIGMAS]
         within_rank[temperature] = (hits / count).tolist()
+        sigmas[temperature] = _SIGMAS[int(likelihood.argmax())]
         positions += count
-    return AcceptanceReport(within_rank, _SIGMAS[int(likelihood.argmax())], positions)
+    return AcceptanceReport(within_rank, sigmas, positions)
 
 
 def _log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: int) -> Tensor:

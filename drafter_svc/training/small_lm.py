@@ -101,7 +101,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     calibration = {
-        "sigma": report.sigma,
+        "sigmas": report.sigmas,
         "acceptance_by_rank": report.by_rank,
         "within_rank": report.within_rank,
     }
@@ -128,7 +128,7 @@ Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own contin
 at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text.
 
 Share of positions at which the target's token is among the first k children, both models adding the same noise, on
-{report.positions:,} positions of the target's continuations of held-out prompts (calibrated sigma {report.sigma}):
+{report.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:
 
 {report.table()}
 """

@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(directory)
     words = {f"w{index}": index for index in range(VOCAB)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
-    (directory / "drafter.json").write_text('{"sigma": 0.7, "acceptance_by_rank": [0.5, 0.25]}')
+    (directory / "drafter.json").write_text('{"sigmas": {"0": 0.7}, "acceptance_by_rank": [0.5, 0.25]}')
     return directory
 
 

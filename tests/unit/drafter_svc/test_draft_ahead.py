@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import DraftAhead, SmallLm
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
@@ -36,7 +37,7 @@ class CountingForward(LlamaForward):
 def make_drafter(model: LlamaForCausalLM, ahead_steps: int) -> tuple[SmallLm, CountingForward]:
     forward = CountingForward(model)
     info = DrafterInfo("small-lm", "test", "", VOCAB, 64)
-    return SmallLm(forward, info, 0.8, COMPLETE, DraftAhead(max_steps=ahead_steps)), forward
+    return SmallLm(forward, info, Calibration(((0.0, 0.8),)), COMPLETE, DraftAhead(max_steps=ahead_steps)), forward
 
 
 def prepare_fully(sequence: Any) -> int:

@@ -27,7 +27,12 @@ ROUTES = {"lean": LlamaForward, "cached": CachedForward, "plain": PlainForward}
 
 def make_drafter(model: LlamaForCausalLM, route: str = "lean", **limits: int) -> SmallLm:
     info = DrafterInfo("small-lm", "test", "", VOCAB, CONTEXT)
-    return SmallLm(ROUTES[route](model), info, 0.8, TreeLimits(**{"max_nodes": 12, "max_steps": 4, **limits}))
+    return SmallLm(
+        ROUTES[route](model),
+        info,
+        Calibration(((0.0, 0.8),)),
+        TreeLimits(**{"max_nodes": 12, "max_steps": 4, **limits}),
+    )
 
 
 def assert_same(tree: TokenTree, expected: TokenTree) -> None:
@@ -102,12 +107,31 @@ def test_warm_up_reaches_the_end(llama: LlamaForCausalLM) -> None:
 
 
 def test_calibration_is_read_from_the_checkpoint(tmp_path: Path) -> None:
-    assert load_calibration(str(tmp_path)) == Calibration(1.0, ())
-    (tmp_path / "drafter.json").write_text(json.dumps({"sigma": 0.9, "acceptance_by_rank": [0.6, 0.2]}))
-    assert load_calibration(str(tmp_path)) == Calibration(0.9, (0.6, 0.2))
+    assert load_calibration(str(tmp_path)) == Calibration(((0.0, 1.0),), ())
+    content = {"sigmas": {"1.0": 0.9, "0.0": 0.5}, "acceptance_by_rank": [0.6, 0.2]}
+    (tmp_path / "drafter.json").write_text(json.dumps(content))
+    assert load_calibration(str(tmp_path)) == Calibration(((0.0, 0.5), (1.0, 0.9)), (0.6, 0.2))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"sigma": 0}', '{"sigma": "much"}', '{"sigma": NaN}'])
+def test_sigma_is_that_of_the_temperature() -> None:
+    calibration = Calibration(((0.0, 0.5), (1.0, 0.9)))
+    sigmas = [calibration.sigma_at(temperature) for temperature in (0.0, 0.25, 1.0, 2.0)]
+    assert sigmas == pytest.approx([0.5, 0.6, 0.9, 0.9])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"sigmas": {}}',
+        '{"sigmas": 0.5}',
+        '{"sigmas": {"0": 0}}',
+        '{"sigmas": {"0": "much"}}',
+        '{"sigmas": {"warm": 1}}',
+        '{"sigmas": {"0": NaN}}',
+    ],
+)
 def test_a_calibration_file_that_makes_no_sense_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "drafter.json").write_text(content)
     with pytest.raises(IncompatibleError, match=r"drafter\.json"):

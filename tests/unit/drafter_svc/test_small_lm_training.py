@@ -105,7 +105,7 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
     same = measure_acceptance(target, target, rows, prompt_tokens=4, seed=0)
     other = measure_acceptance(target, tiny_llama(1), rows, prompt_tokens=4, seed=0)
     assert same.within_rank == {0.0: [1.0] * 4, 1.0: [1.0] * 4}
-    assert same.sigma < other.sigma
+    assert all(same.sigmas[temperature] < other.sigmas[temperature] for temperature in rows)
     assert other.within_rank[1.0][0] < 0.9
     assert other.within_rank[1.0] == sorted(other.within_rank[1.0])
 
@@ -135,10 +135,10 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drafter = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert drafter.config.vocab_size == 300
     calibration = json.loads((tmp_path / "out" / "drafter.json").read_text())
-    assert calibration["sigma"] > 0
+    assert all(sigma > 0 for sigma in calibration["sigmas"].values())
     # The drafter reads its own recipe's calibration.
     read = load_calibration(str(tmp_path / "out"))
-    assert read.sigma == calibration["sigma"]
+    assert {str(temperature): sigma for temperature, sigma in read.sigmas} == calibration["sigmas"]
     assert len(read.acceptance_by_rank) == 4
     assert sum(read.acceptance_by_rank) == pytest.approx(calibration["within_rank"]["1.0"][-1])
     # The state of one recipe is not that of another.
