@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
-from drafter_svc.coupling import Coupling, FloatArray, library_top_scores
+from drafter_svc.coupling import Coupling, FloatArray, library_top_scores, top_children
 from drafter_svc.top_scores import top_scores
 
 VOCAB = 300
@@ -130,3 +134,26 @@ def test_a_score_that_is_no_number_is_no_child() -> None:
     tokens, log_probs, counts = top_scores(scores, np.float32(1), 4)
     assert tokens[0, : counts[0]].tolist() == [2, 3, 0]
     assert np.isfinite(log_probs).all()
+
+
+def test_without_numba_children_are_the_same() -> None:
+    program = """
+import json, sys
+sys.modules["numba"] = None
+import json
+import subprocess
+import sys
+
+import numpy as np
+from drafter_svc import coupling
+assert "drafter_svc.top_scores" not in sys.modules
+scores = np.random.default_rng(5).normal(0, 5, (2, 300)).astype(np.float32)
+print(json.dumps(coupling.top_children(scores, np.float32(0.7), 6)))
+"""
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    scores = np.random.default_rng(5).normal(0, 5, (2, VOCAB)).astype(np.float32)
+    for [token_ids, log_probs], children in zip(
+        json.loads(output), top_children(scores, np.float32(0.7), 6), strict=True
+    ):
+        assert token_ids == children.token_ids
+        assert log_probs == pytest.approx(children.log_probs, abs=1e-4)
