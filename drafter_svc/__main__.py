@@ -34,6 +34,8 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
+    # Before any thread starts: each inherits it.
+    os.nice(config.niceness)
     set_threads(config.num_threads)
     try:
         drafter = load_drafter(config)

@@ -51,6 +51,9 @@ class DrafterConfig:
     # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
     # on two cores the steps cost the verifier more than the next tree gains.
     draft_ahead_steps: int = 0
+    # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
+    # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
+    niceness: int = 0
 
     def __post_init__(self) -> None:
         _require("MODEL", bool(self.model), "a checkpoint directory or hub id", self.model)
@@ -65,6 +68,7 @@ class DrafterConfig:
         _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
+        _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
 
     @property

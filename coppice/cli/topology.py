@@ -17,6 +17,7 @@ GRACE_S = 10.0
 STOP_TIMEOUT_S = 15.0
 LOCAL = "127.0.0.1"
 DEFAULT_KIND = "small-lm"
+DRAFTER_NICENESS = "10"
 NO_DRAFTER = "none"
 
 
@@ -130,7 +131,8 @@ class Topology:
         return env
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:
-        return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind}
+        # On one machine drafters share the target's cores, and step back for it.
+        return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
 
 
 async def _all_ready(children: Sequence[Child], timeout_s: float) -> None:

@@ -51,6 +51,8 @@ def test_every_variable_is_read() -> None:
         ("MAX_SEQUENCES", "1.5"),
         ("GRACE_S", "nan"),
         ("DRAFT_WIDTH", "0"),
+        ("NICENESS", "-1"),
+        ("NICENESS", "20"),
         ("DRAFT_STEPS", "-1"),
         ("DRAFT_MIN_GAIN", "2"),
     ],
