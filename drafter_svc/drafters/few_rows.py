@@ -165,9 +165,11 @@ def run_rows(
         rms_norm(hidden, weights.mlp_norms[layer], eps, normed)
         multiply(normed, weights.gate_up.values[layer], weights.gate_up.scales[layer], gate_up)
         for row in range(rows):
+            gate, up, result = gate_up[row, :inner], gate_up[row, inner:], gated[row]
+            result[:] = -gate
+            exponentials(result)
             for column in range(inner):
-                gate = gate_up[row, column]
-                gated[row, column] = gate / (np.float32(1) + np.exp(-gate)) * gate_up[row, inner + column]
+                result[column] = gate[column] / (np.float32(1) + result[column]) * up[column]
         multiply(gated, weights.down.values[layer], weights.down.scales[layer], change)
         hidden += change
     last = hidden[rows - num_logits :]
@@ -263,6 +265,40 @@ def multiply_one(
         results[row, second] = b * scales[second]
 
 
+_LOG2_E = np.float32(1.4426950408889634)
+# ln 2 in two parts: the first has so few bits that its product with a whole number is exact.
+_LN_2_HIGH = np.float32(0.693359375)
+_LN_2_LOW = np.float32(-2.12194440e-4)
+_LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
+_EXPONENT_BIAS = 127
+_FRACTION_BITS = 23
+
+
+@compiled
+def exponentials(values: FloatArray) -> None:
+    """exp of every value [n], in place and to six digits; below -87 it stays at exp(-87).
+
+    exp(x) = 2^n * exp(f) with a whole n and |f| <= ln 2 / 2, exp(f) by its series: a loop that compiles to vectors,
+    which calls of the library's own exp do not.
+    """
+    exponents = np.empty(len(values), np.int32)
+    for index in range(len(values)):
+        x = min(max(values[index], _LOWEST), _HIGHEST)
+        n = np.floor(x * _LOG2_E + np.float32(0.5))
+        f = x - n * _LN_2_HIGH - n * _LN_2_LOW
+        series = np.float32(1 / 720)
+        series = series * f + np.float32(1 / 120)
+        series = series * f + np.float32(1 / 24)
+        series = series * f + np.float32(1 / 6)
+        series = series * f + np.float32(0.5)
+        series = series * f + np.float32(1)
+        values[index] = series * f + np.float32(1)
+        exponents[index] = (np.int32(n) + _EXPONENT_BIAS) << _FRACTION_BITS
+    powers = exponents.view(np.float32)
+    for index in range(len(values)):
+        values[index] *= powers[index]
+
+
 @compiled
 def rms_norm(inputs: FloatArray, weight: FloatArray, eps: float, results: FloatArray) -> None:
     """`results` = `inputs` [R, h] over their root mean square, times `weight` [h]."""
@@ -306,8 +342,9 @@ def attend(qkv: FloatArray, kv: FloatArray, mask: FloatArray, heads: int, end: i
                 weights[key] = score
                 highest = max(highest, score)
             total = np.float32(0)
+            weights -= highest
+            exponentials(weights)
             for key in range(end):
-                weights[key] = np.exp(weights[key] - highest)
                 total += weights[key]
             result = results[row, head * size : (head + 1) * size]
             result[:] = 0

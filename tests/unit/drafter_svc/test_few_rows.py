@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from drafter_svc.drafters import checkpoint, few_rows
-from drafter_svc.drafters.few_rows import FewRowsPass, multiply, quantise
+from drafter_svc.drafters.few_rows import FewRowsPass, exponentials, multiply, quantise
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.llama_forward import FEW_ROWS, LlamaForward
 from tests.unit.drafter_svc.test_forward import LLAMAS, make_llama, run_random_rounds
@@ -60,6 +60,16 @@ def test_every_number_of_rows_and_outputs_multiplies_right(shape: tuple[int, int
     multiply(inputs, weights.values, weights.scales, results)
     expected = inputs.astype(np.float64) @ (weights.values * weights.scales[:, None].astype(np.float64)).T
     assert np.allclose(results, expected, atol=1e-5)
+
+
+def test_exponentials_are_right_to_six_digits() -> None:
+    values = np.linspace(-86, 88, 20_001, dtype=np.float32)
+    results = values.copy()
+    exponentials(results)
+    assert np.allclose(results, np.exp(values.astype(np.float64)), rtol=1e-6)
+    hidden = np.array([-np.inf, -1e30], np.float32)
+    exponentials(hidden)
+    assert (hidden < 1e-37).all()
 
 
 def test_quantised_weights_are_within_half_a_step_and_zero_rows_stay_zero() -> None:
