@@ -7,24 +7,14 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from transformers import LlamaForCausalLM
 
 from drafter_svc.drafters import checkpoint, few_rows
 from drafter_svc.drafters.few_rows import FewRowsPass, exponentials, multiply, quantise
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.llama_forward import FEW_ROWS, LlamaForward
+from tests.eight_bits import round_to_8_bits
 from tests.unit.drafter_svc.test_forward import LLAMAS, make_llama, run_random_rounds
-
-
-def round_to_8_bits(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model with every matrix as the compiled pass reads it. Embeddings that are the head, too, must be its own."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embed_tokens" not in name:
-                values, scales = quantise(parameter.numpy())
-                parameter.copy_(torch.from_numpy(values * scales[:, None]))
-    return model
 
 
 @pytest.mark.parametrize("changes", [v for k, v in LLAMAS.items() if k != "tied"])
