@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,13 +107,7 @@ class TokenTree:
         renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
         if any(self.parents[old] not in renumbered for old in kept):
             raise InvalidTreeError("a selected node has a parent that is not selected")
-        return TokenTree(
-            token_ids=tuple(self.token_ids[old] for old in kept),
-            parents=tuple(renumbered[self.parents[old]] for old in kept),
-            log_probs=tuple(self.log_probs[old] for old in kept),
-            source_names=self.source_names,
-            sources=tuple(self.sources[old] for old in kept) if self.sources else (),
-        )
+        return self._take(kept, renumbered)
 
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
         """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.
@@ -134,6 +128,10 @@ class TokenTree:
             if parent in renumbered and parent != ROOT:
                 renumbered[node] = len(kept)
                 kept.append(node)
+        return self._take(kept, renumbered)
+
+    def _take(self, kept: Sequence[int], renumbered: Mapping[int, int]) -> TokenTree:
+        """The nodes `kept`, in their order; `renumbered` says what becomes of each one's parent."""
         return TokenTree(
             token_ids=tuple(self.token_ids[old] for old in kept),
             parents=tuple(renumbered[self.parents[old]] for old in kept),

@@ -186,26 +186,27 @@ def multiply(inputs: FloatArray, values: npt.NDArray[np.int8], scales: FloatArra
     rows = inputs.shape[0]
     row = 0
     while row + 4 <= rows:
-        multiply_four(inputs, values, scales, results, row)
+        multiply_four(inputs[row : row + 4], values, results[row : row + 4])
         row += 4
     if row + 2 <= rows:
-        multiply_two(inputs, values, scales, results, row)
+        multiply_two(inputs[row : row + 2], values, results[row : row + 2])
         row += 2
     if row < rows:
-        multiply_one(inputs, values, scales, results, row)
+        multiply_one(inputs[row], values, results[row])
+    for row in range(rows):
+        for output in range(len(scales)):
+            results[row, output] *= scales[output]
 
 
 # Two outputs at a time, for as many rows as there are registers: each weight is turned into a float once, and each
-# input is read once for two weights.
+# input is read once for two weights. Results are without scales.
 
 
 @compiled
-def multiply_four(
-    inputs: FloatArray, values: npt.NDArray[np.int8], scales: FloatArray, results: FloatArray, row: int
-) -> None:
-    """Four rows of `multiply`, from `row` on."""
+def multiply_four(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
+    """Four rows of `multiply`."""
     outputs, width = values.shape
-    x0, x1, x2, x3 = inputs[row], inputs[row + 1], inputs[row + 2], inputs[row + 3]
+    x0, x1, x2, x3 = inputs[0], inputs[1], inputs[2], inputs[3]
     for first in range(0, outputs, 2):
         second = min(first + 1, outputs - 1)
         weights_a, weights_b = values[first], values[second]
@@ -220,18 +221,15 @@ def multiply_four(
             b1 += b * x1[column]
             b2 += b * x2[column]
             b3 += b * x3[column]
-        for offset, (a, b) in enumerate(((a0, b0), (a1, b1), (a2, b2), (a3, b3))):
-            results[row + offset, first] = a * scales[first]
-            results[row + offset, second] = b * scales[second]
+        results[0, first], results[1, first], results[2, first], results[3, first] = a0, a1, a2, a3
+        results[0, second], results[1, second], results[2, second], results[3, second] = b0, b1, b2, b3
 
 
 @compiled
-def multiply_two(
-    inputs: FloatArray, values: npt.NDArray[np.int8], scales: FloatArray, results: FloatArray, row: int
-) -> None:
-    """Two rows of `multiply`, from `row` on."""
+def multiply_two(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
+    """Two rows of `multiply`."""
     outputs, width = values.shape
-    x0, x1 = inputs[row], inputs[row + 1]
+    x0, x1 = inputs[0], inputs[1]
     for first in range(0, outputs, 2):
         second = min(first + 1, outputs - 1)
         weights_a, weights_b = values[first], values[second]
@@ -242,27 +240,22 @@ def multiply_two(
             a1 += a * x1[column]
             b0 += b * x0[column]
             b1 += b * x1[column]
-        for offset, (a, b) in enumerate(((a0, b0), (a1, b1))):
-            results[row + offset, first] = a * scales[first]
-            results[row + offset, second] = b * scales[second]
+        results[0, first], results[1, first] = a0, a1
+        results[0, second], results[1, second] = b0, b1
 
 
 @compiled
-def multiply_one(
-    inputs: FloatArray, values: npt.NDArray[np.int8], scales: FloatArray, results: FloatArray, row: int
-) -> None:
+def multiply_one(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
     """One row of `multiply`."""
     outputs, width = values.shape
-    x = inputs[row]
     for first in range(0, outputs, 2):
         second = min(first + 1, outputs - 1)
         weights_a, weights_b = values[first], values[second]
         a = b = np.float32(0)
         for column in range(width):
-            a += np.float32(weights_a[column]) * x[column]
-            b += np.float32(weights_b[column]) * x[column]
-        results[row, first] = a * scales[first]
-        results[row, second] = b * scales[second]
+            a += np.float32(weights_a[column]) * inputs[column]
+            b += np.float32(weights_b[column]) * inputs[column]
+        results[first], results[second] = a, b
 
 
 _LOG2_E = np.float32(1.4426950408889634)
