@@ -55,6 +55,26 @@ class Coupling:
         if sampling.has_penalties:
             self._seen[np.asarray(prompt, np.int64)] = True
 
+    @property
+    def sigma(self) -> np.float32:
+        """The scale of what is uncertain."""
+        return self._sigma
+
+    @property
+    def is_noise_alone(self) -> bool:
+        """Whether scores are logits plus noise: no penalties, no bias, no truncation."""
+        sampling = self._sampling
+        truncates = sampling.temperature > 0 and (
+            0 < sampling.top_k < self._vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+        )
+        return self._bias is None and not sampling.has_penalties and not truncates
+
+    def noise(self, first_position: int, num_positions: int) -> FloatArray:
+        """What is added to logits at consecutive positions [num_positions, vocab]; no rows without temperature."""
+        if self._sampling.temperature == 0 or num_positions == 0:
+            return np.empty((0, self._vocab_size), np.float32)
+        return np.stack([self._noise_at(first_position + offset) for offset in range(num_positions)])
+
     def commit(self, token_ids: Sequence[int]) -> None:
         """Take in committed tokens after the prompt."""
         if self._sampling.has_penalties and token_ids:

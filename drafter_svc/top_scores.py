@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from drafter_svc.compiler import compiled
+from coppice.compiler import compiled
 
 FloatArray = npt.NDArray[np.float32]
 # Scores that are this many sigma below the largest add nothing to a sum of exponentials in single precision.

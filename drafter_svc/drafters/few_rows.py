@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import LlamaForCausalLM
 
-from drafter_svc.compiler import compiled
+from coppice.compiler import compiled
 from drafter_svc.drafters.tree_cache import Rows
 
 FloatArray = npt.NDArray[np.float32]

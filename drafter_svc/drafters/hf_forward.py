@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
+from drafter_svc.drafters.whole_search import WholeSearch
 
 # What a model without a stated context gets: its positions are unbounded, our memory is not.
 UNSTATED_CONTEXT = 32_768
@@ -86,6 +87,9 @@ class CachedForward:
             layer.keys = layer.keys.index_select(-2, index)
             layer.values = layer.values.index_select(-2, index)
 
+    def search(self, store: DynamicCache, search: WholeSearch) -> None:
+        """Searches go step by step here."""
+
 
 @dataclass(slots=True)
 class PlainStore:
@@ -120,3 +124,6 @@ class PlainForward:
     def keep(self, store: PlainStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
         store.token_ids[first:] = [store.token_ids[row] for row in rows]
+
+    def search(self, store: PlainStore, search: WholeSearch) -> None:
+        """Searches go step by step here."""

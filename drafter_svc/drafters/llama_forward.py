@@ -23,9 +23,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from drafter_svc.drafters.hf_forward import max_positions, to_numpy
 from drafter_svc.drafters.packed_linear import Linear, make_linear
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
+from drafter_svc.drafters.whole_search import Found, WholeSearch
 
 if TYPE_CHECKING:
-    from drafter_svc.drafters.few_rows import FewRowsPass
+    from drafter_svc.drafters.compiled_search import CompiledLlama
 
 # Up to here the compiled pass is faster; measured on 1 to 16 rows.
 FEW_ROWS = 8
@@ -123,6 +124,16 @@ class LlamaForward:
             store.kv[:, :, :, first:end] = store.kv.index_select(3, index)
         store.length = end
 
+    @torch.inference_mode()
+    def search(self, store: KvStore, search: WholeSearch) -> Found | None:
+        """A whole search in compiled code, where there is any and steps are few rows wide."""
+        if self._few_rows is None or search.limits.width > FEW_ROWS:
+            return None
+        _reserve(store, store.length + search.limits.max_steps * search.limits.width)
+        found = self._few_rows.search(store.kv.numpy(), store.length, search)
+        store.length += len(found.row_token_ids)
+        return found
+
     def _folded_mask(self, rows: Rows) -> Tensor | None:
         """The mask [G * R, S + R] for folded heads; None where every row sees all."""
         if not rows.mask.any():
@@ -157,11 +168,11 @@ class LlamaForward:
         return hidden + layer.output(joined)
 
 
-def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor) -> FewRowsPass:
+def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor) -> CompiledLlama:
     # Here, so that everything else works where Numba is not installed.
-    from drafter_svc.drafters.few_rows import FewRowsPass
+    from drafter_svc.drafters.compiled_search import CompiledLlama
 
-    return FewRowsPass(model, cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy())
+    return CompiledLlama(model, cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy())
 
 
 def _layer(layer: LlamaDecoderLayer) -> _Layer:

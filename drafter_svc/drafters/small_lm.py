@@ -19,6 +19,7 @@ from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_calibration, load_fingerprint, load_model
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
+from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.tree_builder import Children, Frontier, TreeLimits, build_tree
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,9 @@ class SmallLmSequence:
         self._last_budget = min(max_nodes, self._limits.max_nodes)
         self._ahead_steps_left = self._ahead.max_steps
         self._unreported = 0
-        return self._search(replace(self._limits, max_nodes=self._last_budget), max_forwards=self._limits.max_steps)
+        limits = replace(self._limits, max_nodes=self._last_budget)
+        tree = self._whole_search(limits)
+        return self._search(limits, max_forwards=limits.max_steps) if tree is None else tree
 
     def prepare(self) -> bool:
         """Compute noise, read what no draft has read yet, or take one step ahead; whether there is more to do."""
@@ -190,6 +193,30 @@ class SmallLmSequence:
             min_step_gain=self._ahead.min_step_gain,
         )
 
+    def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
+        """The best tree in one call, where the forward can; the same tree as `_search` finds."""
+        root = self._read()
+        # Noise is gathered for every step that there may be.
+        if not self._coupling.is_noise_alone or limits.max_steps > MAX_PREPARED:
+            return None
+        # A child of a node at depth d stands at position length + d.
+        noise = self._coupling.noise(self._length + 1, limits.max_steps)
+        limits = replace(limits, max_depth=self._deepest)
+        found = self._cache.search(WholeSearch(root, noise, self._coupling.sigma, limits, MAX_CHILDREN))
+        if found is None:
+            return None
+        return TokenTree(
+            token_ids=tuple(found.token_ids.tolist()),
+            parents=tuple(found.parents.tolist()),
+            log_probs=tuple(found.log_probs.tolist()),
+            source_names=(KIND,),
+        )
+
+    @property
+    def _deepest(self) -> int:
+        # A node at depth d is read at position length + d - 1; its children need no reading.
+        return self._max_positions - self._length + 1
+
     def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
         """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""
         rows: list[int] = []
@@ -208,8 +235,7 @@ class SmallLmSequence:
             rows.extend(_NO_ROW if row is None else row for row in found)
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
-        # A node at depth d is read at position length + d - 1; its children need no reading.
-        limits = replace(limits, max_steps=sys.maxsize, max_depth=self._max_positions - self._length + 1)
+        limits = replace(limits, max_steps=sys.maxsize, max_depth=self._deepest)
         return build_tree(self._read(), expand, limits, KIND)
 
     def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:

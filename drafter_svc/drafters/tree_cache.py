@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.tree import ROOT
+from drafter_svc.drafters.whole_search import Found, WholeSearch
 from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
@@ -50,6 +51,10 @@ class Forward(Protocol[Store]):
 
     def keep(self, store: Store, first: int, rows: Sequence[int]) -> None:
         """Of the cached rows from `first` on keep the given ones, which ascend, in their order."""
+        ...
+
+    def search(self, store: Store, search: WholeSearch) -> Found | None:
+        """Search behind the cached rows and append what was computed; None where this has to be done step by step."""
         ...
 
 
@@ -127,6 +132,27 @@ class TreeCache(Generic[Store]):
         positions = np.asarray(depths, np.int64) + (trunk - 1)
         rows = Rows(np.asarray(token_ids, np.int64), positions, mask, count)
         return self._forward.run(self._store, rows)
+
+    def search(self, search: WholeSearch) -> Found | None:
+        """A whole search by the forward itself, its rows and children noted; None where it has none for this case."""
+        found = None if self._parents else self._forward.search(self._store, search)
+        if found is None:
+            return None
+        self._parents = found.row_parents.tolist()
+        tokens = found.row_token_ids.tolist()
+        self._row_of = {key: row for row, key in enumerate(zip(self._parents, tokens, strict=True))}
+        self._children = {
+            row: Children(tokens[:count], log_probs[:count])
+            for row, (tokens, log_probs, count) in enumerate(
+                zip(
+                    found.child_token_ids.tolist(),
+                    found.child_log_probs.tolist(),
+                    found.child_counts.tolist(),
+                    strict=True,
+                )
+            )
+        }
+        return found
 
     def note(self, children: Sequence[Children]) -> None:
         """Remember the children behind the rows of the last `grow`, in order."""

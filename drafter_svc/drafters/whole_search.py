@@ -1,0 +1,43 @@
+"""What a forward pass that can search for a whole tree on its own is asked, and what it answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter_svc.tree_builder import Children, TreeLimits
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+class WholeSearch(NamedTuple):
+    """A search behind the trunk's end, for requests whose scores are logits plus noise.
+
+    `noise` [steps, vocab] is added to the logits of nodes at depth 1, 2, ...; it has no rows without temperature.
+    `sigma` is the coupling's scale, `max_children` the most children of one node that are looked at.
+    """
+
+    root: Children
+    noise: FloatArray
+    sigma: np.float32
+    limits: TreeLimits
+    max_children: int
+
+
+class Found(NamedTuple):
+    """The tree, as `TokenTree` has it, and the rows that were computed for it, in order.
+
+    Of `child_token_ids` and `child_log_probs` [rows, max_children] the first `child_counts` of each row count.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    log_probs: FloatArray
+    row_token_ids: IntArray
+    row_parents: IntArray
+    child_token_ids: IntArray
+    child_log_probs: FloatArray
+    child_counts: IntArray

@@ -1,0 +1,123 @@
+"""A whole search in one compiled call finds the tree that the search step by step finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from transformers import LlamaForCausalLM
+
+from coppice.sampling import SamplingParams
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.checkpoint import Calibration
+from drafter_svc.drafters.compiled_search import CompiledLlama
+from drafter_svc.drafters.llama_forward import FEW_ROWS, KvStore, LlamaForward
+from drafter_svc.drafters.small_lm import NO_DRAFT_AHEAD, DraftAhead, SmallLm
+from drafter_svc.drafters.whole_search import WholeSearch
+from drafter_svc.tree_builder import TreeLimits
+
+VOCAB = 61
+CONTEXT = 64
+LIMITS = {
+    "one node": TreeLimits(max_nodes=1, max_steps=3),
+    "as served": TreeLimits(max_nodes=11, max_steps=7, min_step_gain=0.2, min_path_log_prob=math.log(0.04)),
+    "wide": TreeLimits(max_nodes=40, width=FEW_ROWS, max_steps=5),
+    "narrow and deep": TreeLimits(max_nodes=9, width=1, max_steps=9),
+    "no steps": TreeLimits(max_nodes=9, max_steps=0),
+}
+
+
+class StepByStep(LlamaForward):
+    """The same pass without the whole search."""
+
+    def search(self, store: KvStore, search: WholeSearch) -> None:
+        """Searches go step by step here."""
+
+
+def sequences(llama: LlamaForCausalLM, limits: TreeLimits, ahead: DraftAhead = NO_DRAFT_AHEAD) -> Iterator[SmallLm]:
+    for kind in (LlamaForward, StepByStep):
+        forward = kind(llama, compile_few_rows=True)
+        info = DrafterInfo("small-lm", "test", "", VOCAB, CONTEXT)
+        yield SmallLm(forward, info, Calibration(((0.0, 0.8),)), limits, ahead)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every whole search."""
+    seen: list[int] = []
+    search = CompiledLlama.search
+
+    def counted(self: CompiledLlama, kv: np.ndarray, length: int, request: WholeSearch) -> object:
+        found = search(self, kv, length, request)
+        seen.append(len(found.row_token_ids))
+        return found
+
+    monkeypatch.setattr(CompiledLlama, "search", counted)
+    return seen
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0], ids="temperature {}".format)
+def test_the_trees_are_the_same_round_by_round(
+    llama: LlamaForCausalLM, limits: TreeLimits, temperature: float, searches: list[int]
+) -> None:
+    rng = np.random.default_rng(5)
+    sampling = SamplingParams(temperature=temperature, seed=11)
+    whole, step_by_step = (drafter.open((5, 9, 2), sampling) for drafter in sequences(llama, limits))
+    length, drafts = 3, 0
+    # On into the end of the context, where depth is bounded.
+    while length < CONTEXT:
+        tree = whole.draft(limits.max_nodes)
+        assert tree == step_by_step.draft(limits.max_nodes)
+        drafts += 1
+        path = tree.path(int(rng.integers(-1, len(tree)))) if len(tree) else ()
+        # Now and then the outcome ends with a token that the search has read.
+        outcome = [tree.token_ids[node] for node in path] + [int(rng.integers(VOCAB))] * int(rng.random() < 0.7)
+        outcome = outcome or [1]
+        length += len(outcome)
+        for sequence in (whole, step_by_step):
+            sequence.extend(outcome)
+            if rng.random() < 0.5:
+                sequence.prepare()
+    assert len(searches) > drafts / 3, "most drafts are whole searches"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0, top_k=9),
+        SamplingParams(temperature=1.0, top_p=0.8),
+        SamplingParams(temperature=1.0, min_p=0.1),
+        SamplingParams(repetition_penalty=1.2),
+        SamplingParams(logit_bias={4: 2.0}),
+    ],
+    ids=str,
+)
+def test_other_ways_of_scoring_go_step_by_step(
+    llama: LlamaForCausalLM, sampling: SamplingParams, searches: list[int]
+) -> None:
+    drafter, _ = sequences(llama, LIMITS["as served"])
+    assert len(drafter.open((5, 9, 2), sampling).draft(11)) > 0
+    assert searches == []
+
+
+def test_steps_wider_than_the_compiled_pass_go_step_by_step(llama: LlamaForCausalLM, searches: list[int]) -> None:
+    drafter, _ = sequences(llama, TreeLimits(max_nodes=20, width=FEW_ROWS + 1, max_steps=3))
+    assert len(drafter.open((5, 9, 2), SamplingParams()).draft(20)) == 20
+    assert searches == []
+
+
+def test_drafting_ahead_goes_on_from_a_whole_search(llama: LlamaForCausalLM, searches: list[int]) -> None:
+    ahead = DraftAhead(max_steps=3, min_step_gain=0.0, report_steps=1)
+    grown = []
+    for drafter in sequences(llama, LIMITS["as served"], ahead):
+        sequence = drafter.open((5, 9, 2), SamplingParams(temperature=1.0, seed=2))
+        sequence.draft(11)
+        while sequence.prepare():
+            pass
+        grown.append(sequence.ahead())
+    assert grown[0] is not None
+    assert grown[0] == grown[1]
+    assert len(searches) == 1
