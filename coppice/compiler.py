@@ -21,25 +21,34 @@ _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function at its first call, for speed: sums may be taken in any order.
+    """Compile a function at its first call, for speed: sums may be taken in any order."""
+    return _compile(function, _FAST_MATH)
 
-    The machine code is kept on disk where there is a place for it.
-    """
+
+def compiled_exactly(function: Function) -> Function:
+    """Compile a function at its first call, such that every operation is done and rounded as it is written."""
+    return _compile(function, fast_math=False)
+
+
+def _compile(function: Function, fast_math: set[str] | bool) -> Function:
+    """The machine code is kept on disk where there is a place for it."""
     directory = _cache_directory(function.__module__.partition(".")[0])
+    # Divisions by zero give infinities, as in numpy.
     with _caching_in(directory):
-        result: Any = numba.njit(fastmath=_FAST_MATH, nogil=True, cache=directory is not None)(function)
+        decorator: Any = numba.njit(fastmath=fast_math, error_model="numpy", nogil=True, cache=directory is not None)
+        result = decorator(function)
     return cast(Function, result)
 
 
 @cache
 def _cache_directory(package: str) -> Path | None:
-    """Where machine code of this package's present sources is kept.
+    """Where machine code of this package's present sources, compiled as this file says, is kept.
 
     Numba itself looks at the file of the compiled function alone, and would go on using what was compiled with an
     older version of a function that it calls in another file.
     """
     (source,) = sys.modules[package].__path__
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(Path(source).rglob("*.py")):
         digest.update(path.read_bytes())
     for parent in (Path(source) / "__pycache__", Path.home() / ".cache" / "coppice"):

@@ -1,45 +1,44 @@
-"""The paged KV cache: blocks of token slots, and per sequence a table of the slots that its tokens live in.
+"""The paged KV cache's bookkeeping: blocks of token slots, and per sequence a table of the blocks that it owns.
 
-Keys and values never move. A pass writes its rows to spare slots of the sequence; accepting a path appends those
-rows' slots to the table, and the slots of rejected rows are spare again.
+A sequence's tokens lie in its blocks in order: position p is in slot p mod BLOCK_SIZE of block p div BLOCK_SIZE. A
+pass writes its rows behind the committed tokens; accepting a path moves the path's rows together, and what lay between
+them is overwritten by the next pass. The keys and values themselves belong to the attention kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from coppice.errors import OverloadedError
 
-# Slots in a block.
-BLOCK_SIZE = 16
+IntArray = npt.NDArray[np.int64]
+
+# Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
+BLOCK_SIZE = 64
+
+
+def slots_of(table: IntArray, positions: IntArray) -> IntArray:
+    """Slots of positions in a sequence whose blocks are `table`."""
+    slots: IntArray = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return slots
 
 
 class KVCache:
-    """Key and value buffers of every layer [slots, kv_heads, head_dim], and the blocks that are free.
+    """Which blocks are free, and which rows have to move before the next pass."""
 
-    A layer's buffers take the shape of the first keys and values that it stores, so that any head layout fits.
-    """
-
-    def __init__(self, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.device = device
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
+        self._sources: list[IntArray] = []
+        self._destinations: list[IntArray] = []
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence owns."""
         return len(self._free)
-
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes that one token takes over all layers seen so far."""
-        buffers = (*self._keys.values(), *self._values.values())
-        return sum(buffer[0].numel() * buffer.element_size() for buffer in buffers)
 
     def take_block(self) -> int:
         """Hand out a free block.
@@ -55,58 +54,57 @@ class KVCache:
         """Take blocks back."""
         self._free.extend(blocks)
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store `keys` and `values` [rows, kv_heads, head_dim] in `slots` [rows]; returns the layer's buffers."""
-        if layer not in self._keys:
-            num_slots = self.num_blocks * BLOCK_SIZE
-            self._keys[layer] = keys.new_empty(num_slots, *keys.shape[1:])
-            self._values[layer] = values.new_empty(num_slots, *values.shape[1:])
-        key_buffer, value_buffer = self._keys[layer], self._values[layer]
-        key_buffer.index_copy_(0, slots, keys)
-        value_buffer.index_copy_(0, slots, values)
-        return key_buffer, value_buffer
+    def move(self, sources: IntArray, destinations: IntArray) -> None:
+        """Before the next pass, what is in slots `sources` has to go to `destinations`; all are read before written."""
+        self._sources.append(sources)
+        self._destinations.append(destinations)
+
+    def take_moves(self) -> tuple[IntArray, IntArray]:
+        """Sources and destinations of all moves since the last call."""
+        empty = np.empty(0, np.int64)
+        moves = np.concatenate([empty, *self._sources]), np.concatenate([empty, *self._destinations])
+        self._sources, self._destinations = [], []
+        return moves
 
 
 class SequenceCache:
-    """One sequence's part of the cache."""
+    """One sequence's part of the cache, for at most `max_tokens` tokens and rows behind them."""
 
     def __init__(self, cache: KVCache, max_tokens: int) -> None:
         self._cache = cache
-        self._blocks: list[int] = []
-        self._spare: list[int] = []
-        self._table = torch.empty(max_tokens, dtype=torch.long)
+        self._num_blocks = 0
+        self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
+        # Tokens whose keys and values are kept.
         self.length = 0
 
     @property
-    def committed_slots(self) -> Tensor:
-        """Slots of the tokens whose keys and values are kept, in order [length]."""
-        return self._table[: self.length]
+    def table(self) -> IntArray:
+        """The sequence's blocks, in order [blocks]."""
+        return self._table[: self._num_blocks]
 
-    def reserve(self, rows: int) -> list[int]:
-        """Spare slots for the next `rows` rows; they stay spare until `keep`.
+    def reserve(self, rows: int) -> None:
+        """Own the blocks that the next `rows` rows are written to.
 
         Raises:
             OverloadedError: the cache has no block left.
         """
-        while len(self._spare) < rows:
-            block = self._cache.take_block()
-            self._blocks.append(block)
-            first = block * BLOCK_SIZE
-            self._spare.extend(range(first, first + BLOCK_SIZE))
-        return self._spare[:rows]
+        needed = -(-(self.length + rows) // BLOCK_SIZE)
+        while self._num_blocks < needed:
+            self._table[self._num_blocks] = self._cache.take_block()
+            self._num_blocks += 1
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last reservation, in path order; the others are spare again."""
-        slots = [self._spare[row] for row in rows]
-        end = self.length + len(slots)
-        self._table[self.length : end] = torch.tensor(slots, dtype=torch.long)
-        self.length = end
-        kept = set(rows)
-        self._spare = [slot for row, slot in enumerate(self._spare) if row not in kept]
+        """Commit these rows of the last pass, in path order and ascending; the others are forgotten."""
+        kept = np.asarray(rows, np.int64)
+        places = np.arange(len(kept))
+        moved = kept != places
+        if moved.any():
+            sources = slots_of(self._table, self.length + kept[moved])
+            self._cache.move(sources, slots_of(self._table, self.length + places[moved]))
+        self.length += len(kept)
 
     def release(self) -> None:
         """Give every block back; the sequence is empty afterwards."""
-        self._cache.return_blocks(self._blocks)
-        self._blocks = []
-        self._spare = []
+        self._cache.return_blocks(self.table.tolist())
+        self._num_blocks = 0
         self.length = 0

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
+from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
@@ -52,8 +53,7 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     if device.type == "cpu":
         logger.info("packed %d linear layers", pack_linears(model))
     threads = CpuThreads(config.threads) if device.type == "cpu" else None
-    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
-    probe.check(target)
+    target = probed(model, probe, exact=exact, threads=threads)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib))
     text_config = model.config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
@@ -70,9 +70,39 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     return target, info
 
 
+def probed(model: PreTrainedModel, probe: ConformanceProbe, *, exact: bool, threads: CpuThreads | None) -> TargetModel:
+    """The model with the first attention kernel that computes what it asks for."""
+    if kernel := compiled_kernel(model):
+        try:
+            target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+            probe.check(target)
+        except KernelLimitError as error:
+            logger.info("attention is not compiled: %s", error)
+        else:
+            logger.info("attention is compiled")
+            return target
+    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
+    probe.check(target)
+    return target
+
+
+def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
+    """The compiled kernel for a model in single precision on a CPU; None elsewhere, or without a compiler."""
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+        return None
+    try:
+        # Here, so that everything else works where Numba is not installed.
+        from verifier_svc.compiled_attention import CompiledKernel
+    except ImportError as error:
+        logger.warning("attention is not compiled and slower: %s", error)
+        return None
+    return CompiledKernel()
+
+
 def _cache_blocks(target: TargetModel, mebibytes: int) -> int:
     """Blocks that fit into `mebibytes`."""
-    per_block = target.cache.bytes_per_slot * BLOCK_SIZE
+    per_block = target.bytes_per_slot * BLOCK_SIZE
     return max(1, mebibytes * 2**20 // max(1, per_block))
 
 

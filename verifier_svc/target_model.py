@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
-from verifier_svc.kv_cache import KVCache
+from verifier_svc.kv_cache import IntArray, KVCache
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, plan_pass
+from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
 
 
@@ -34,13 +36,20 @@ class TargetModel:
     """A loaded model with its tree attention and paged cache. Used by one thread at a time."""
 
     def __init__(
-        self, model: PreTrainedModel, *, exact: bool, num_blocks: int, threads: CpuThreads | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        exact: bool,
+        num_blocks: int,
+        kernel: AttentionKernel | None = None,
+        threads: CpuThreads | None = None,
     ) -> None:
+        """Install `kernel` in the model, or attention in tensor operations, which suits every model."""
         self._threads = threads
         self.device = next(model.parameters()).device
-        self.cache = KVCache(num_blocks, self.device)
         self._model = model
-        self._attention = TreeAttention(self.cache, exact=exact)
+        self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
+        self.resize_cache(num_blocks)
         self._row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
@@ -54,25 +63,35 @@ class TargetModel:
 
     def resize_cache(self, num_blocks: int) -> None:
         """Start over with an empty cache of another size."""
-        self.cache = KVCache(num_blocks, self.device)
-        self._attention.cache = self.cache
+        self.cache = KVCache(num_blocks)
+        self._attention.kernel.allocate(num_blocks)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of keys and values that one token takes; known after the first pass."""
+        return self._attention.kernel.bytes_per_slot
 
     def plan(self, work: list[SequenceRows]) -> PassPlan:
         """Lay out a pass for this model."""
-        return plan_pass(work, row_multiple=self._row_multiple, device=self.device)
+        return plan_pass(work, row_multiple=self._row_multiple)
 
     @torch.inference_mode()
     def forward(self, plan: PassPlan) -> Tensor:
         """Run a pass; returns float32 logits [K, vocab] of the plan's logit rows on the CPU."""
-        keep = {"logits_to_keep": plan.logit_rows} if self._keeps_rows else {}
+        logit_rows = self._on_device(plan.logit_rows)
+        keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
+        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
         if self._threads is not None:
             self._threads.set_for(plan.num_rows)
-        self._attention.begin(plan)
+        self._attention.begin(plan, *self.cache.take_moves())
         try:
-            output = self._model(input_ids=plan.token_ids, position_ids=plan.positions, use_cache=False, **keep)
+            output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **keep)
         finally:
             self._attention.end()
         logits: Tensor = output.logits[0]
         if not self._keeps_rows:
-            logits = logits.index_select(0, plan.logit_rows)
+            logits = logits.index_select(0, logit_rows)
         return logits.float().cpu()
+
+    def _on_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -13,6 +13,8 @@ from coppice.errors import IncompatibleError, OverloadedError
 from coppice.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
+from verifier_svc.attention_kernel import AttentionKernel
+from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 from verifier_svc.packed_linear import pack_linears
@@ -20,14 +22,25 @@ from verifier_svc.pass_plan import SequenceRows, visibility
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
+NewKernel = Callable[[], AttentionKernel | None]
+KERNELS = {"compiled": CompiledKernel, "tensors": lambda: None}
+
+
+@pytest.fixture(params=KERNELS.values(), ids=KERNELS.keys())
+def new_kernel(request: pytest.FixtureRequest) -> NewKernel:
+    """Makes the kernel that a target model is built with."""
+    make: NewKernel = request.param
+    return make
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["strict", "fast"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_node_sees_its_own_path_and_nothing_else(family: str, exact: bool, new_model: NewModel) -> None:
+def test_every_node_sees_its_own_path_and_nothing_else(
+    family: str, exact: bool, new_model: NewModel, new_kernel: NewKernel
+) -> None:
     model, plain = new_model(family), new_model(family)
     pack_linears(model)
-    target = TargetModel(model, exact=exact, num_blocks=64)
+    target = TargetModel(model, exact=exact, num_blocks=64, kernel=new_kernel())
     generator = np.random.default_rng(1)
     contexts = [generator.integers(0, VOCAB, size).tolist() for size in (3, 31, 17)]
     caches = [SequenceCache(target.cache, 256) for _ in contexts]
@@ -50,10 +63,10 @@ def test_every_node_sees_its_own_path_and_nothing_else(family: str, exact: bool,
             pending[index] = [bonus]
 
 
-def test_strict_rows_do_not_depend_on_the_batch_or_the_tree(new_model: NewModel) -> None:
+def test_strict_rows_do_not_depend_on_the_batch_or_the_tree(new_model: NewModel, new_kernel: NewKernel) -> None:
     model = new_model("llama")
     pack_linears(model)
-    target = TargetModel(model, exact=True, num_blocks=128)
+    target = TargetModel(model, exact=True, num_blocks=128, kernel=new_kernel())
     generator = np.random.default_rng(2)
     prompt = generator.integers(0, VOCAB, 40).tolist()
     path = generator.integers(0, VOCAB, 6).tolist()
@@ -77,8 +90,8 @@ def test_strict_rows_do_not_depend_on_the_batch_or_the_tree(new_model: NewModel)
     assert torch.equal(target.forward(plan)[first:last], torch.stack(one_by_one))
 
 
-def test_a_prompt_in_chunks_gives_the_logits_of_a_prompt_at_once(new_model: NewModel) -> None:
-    target = TargetModel(new_model("qwen3"), exact=True, num_blocks=64)
+def test_a_prompt_in_chunks_gives_the_logits_of_a_prompt_at_once(new_model: NewModel, new_kernel: NewKernel) -> None:
+    target = TargetModel(new_model("qwen3"), exact=True, num_blocks=64, kernel=new_kernel())
     prompt = np.random.default_rng(3).integers(0, VOCAB, 50).tolist()
     whole, parts = SequenceCache(target.cache, 64), SequenceCache(target.cache, 64)
     expected = target.forward(target.plan([SequenceRows(whole, prompt)]))[0]
@@ -97,14 +110,14 @@ def test_visibility_is_derived_from_parents() -> None:
         [1, 1, 1, 1, 0],
         [1, 1, 0, 0, 1],
     ]
-    assert visibility(2, tree).astype(int).tolist() == expected
+    assert visibility(2, tree.parents).astype(int).tolist() == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_probe_accepts_supported_families(family: str, new_model: NewModel) -> None:
+def test_the_probe_accepts_supported_families(family: str, new_model: NewModel, new_kernel: NewKernel) -> None:
     model = new_model(family)
     probe = ConformanceProbe(model, VOCAB)
-    target = TargetModel(model, exact=False, num_blocks=16)
+    target = TargetModel(model, exact=False, num_blocks=16, kernel=new_kernel())
     assert probe.check(target).max_difference < 1e-3
     assert target.cache.num_free_blocks == target.cache.num_blocks
 
@@ -118,26 +131,35 @@ def test_the_probe_refuses_a_model_whose_attention_is_wrong(new_model: NewModel)
         probe.check(target)
 
 
-def test_kept_rows_stay_where_they_are_and_the_rest_is_spare_again() -> None:
-    cache = KVCache(num_blocks=2, device=torch.device("cpu"))
-    sequence = SequenceCache(cache, max_tokens=32)
-    slots = sequence.reserve(6)
+def test_kept_rows_move_together_behind_the_committed_ones() -> None:
+    cache = KVCache(num_blocks=3)
+    other, sequence = SequenceCache(cache, max_tokens=BLOCK_SIZE), SequenceCache(cache, max_tokens=2 * BLOCK_SIZE)
+    sequence.reserve(BLOCK_SIZE - 2)
+    sequence.keep(range(BLOCK_SIZE - 2))
+    other.reserve(1)
+    sequence.reserve(6)
     sequence.keep([0, 2, 5])
-    assert sequence.committed_slots.tolist() == [slots[0], slots[2], slots[5]]
-    assert set(sequence.reserve(3)) >= {slots[1], slots[3], slots[4]}
+    first, second = (int(block) * BLOCK_SIZE for block in sequence.table)
+    # Rows 2 and 5 go behind row 0; the first of them to the end of the first block.
+    sources, destinations = cache.take_moves()
+    assert sources.tolist() == [second, second + 3]
+    assert destinations.tolist() == [first + BLOCK_SIZE - 1, second]
+    assert sequence.length == BLOCK_SIZE + 1
+    assert cache.take_moves()[0].tolist() == []
     sequence.release()
-    assert cache.num_free_blocks == 2
+    other.release()
+    assert cache.num_free_blocks == 3
 
 
 def test_a_full_cache_is_an_overload_and_not_a_crash() -> None:
-    cache = KVCache(num_blocks=1, device=torch.device("cpu"))
-    sequence = SequenceCache(cache, max_tokens=64)
+    cache = KVCache(num_blocks=1)
+    sequence = SequenceCache(cache, max_tokens=2 * BLOCK_SIZE)
     with pytest.raises(OverloadedError):
         sequence.reserve(BLOCK_SIZE + 1)
 
 
 def test_an_empty_tree_is_plain_decoding() -> None:
-    sequence = SequenceCache(KVCache(4, torch.device("cpu")), 32)
+    sequence = SequenceCache(KVCache(4), 32)
     rows = SequenceRows(sequence, [1, 2, 3])
     assert rows.tree is EMPTY_TREE
     assert len(rows) == 3
