@@ -30,6 +30,27 @@ def plot_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def plot_passes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw time per pass against rows, for every context."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contexts = list(dict.fromkeys(row["context"] for row in rows))
+    figure, panels = plt.subplots(1, len(contexts), figsize=FIGURE_INCHES, dpi=DPI, sharey=True, squeeze=False)
+    for axes, context in zip(panels[0], contexts, strict=True):
+        group = [row for row in rows if row["context"] == context]
+        sizes = [row["rows"] for row in group]
+        for name in ("coppice", "transformers"):
+            axes.plot(sizes, [row[f"{name}_ms"] for row in group], marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("rows")
+        axes.set_title(f"{context} tokens before")
+    panels[0][0].set_ylabel("ms per pass")
+    panels[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def _draw_speed(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     contenders = list(dict.fromkeys(row["contender"] for row in rows))
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))

@@ -27,6 +27,33 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
         console.print(f"MISMATCH: {text}", style="bold red", markup=False)
 
 
+def print_passes(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the times of passes, a line per number of rows and a pair of columns per context."""
+    console = console or Console()
+    console.width = max(console.width, MIN_WIDTH)
+    contexts = list(dict.fromkeys(row["context"] for row in report["rows"]))
+    table = Table(title="Milliseconds per pass: ours over a tree, transformers' over a chain (ratio of two in turn)")
+    table.add_column("rows", justify="right")
+    for context in contexts:
+        table.add_column(f"{context} tokens before: ours / transformers", justify="right")
+    for size in dict.fromkeys(row["rows"] for row in report["rows"]):
+        cells = [
+            f"{row['coppice_ms']:.2f} / {row['transformers_ms']:.2f} ({row['ratio']:.2f})"
+            for row in report["rows"]
+            if row["rows"] == size
+        ]
+        table.add_row(str(size), *cells)
+    console.print(table)
+    for context, slope in report["ms_per_further_row"].items():
+        if slope:
+            console.print(
+                f"A further row behind {context} tokens: {slope['coppice']:.3f} ms, transformers "
+                f"{slope['transformers']:.3f} ms."
+            )
+    for text in report["notes"]:
+        console.print(text, markup=False)
+
+
 def _speed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Tokens per second, median of the runs (4-grams: share that is repeated in its output)")
     table.add_column("contender", no_wrap=True)

@@ -94,6 +94,38 @@ def latency(
     _report(_measure_or_exit(suite, spec), out)
 
 
+@app.command()
+def passes(
+    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    out: Annotated[Path, typer.Option(help="Directory for passes.json and passes.png.")] = Path("benchmarks/results"),
+    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
+    context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
+    repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
+    threads: Threads = 0,
+    seed: Seed = 0,
+) -> None:
+    """One pass of the target by rows and context, beside transformers' own forward, in turn."""
+    set_spin_count()
+    _require_checkpoint(target, "--target")
+    sizes, contexts = _numbers(rows, "--rows"), _numbers(context, "--context")
+
+    from benchmarks.contenders import BenchmarkError
+    from benchmarks.passes import PassesPlan, measure_passes
+    from benchmarks.plot import plot_passes
+    from benchmarks.report import write_json
+    from benchmarks.table import print_passes
+
+    try:
+        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads)
+    except BenchmarkError as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+    write_json(report, out / "passes.json")
+    plot_passes(report["rows"], out / "passes.png")
+    print_passes(report)
+    typer.echo(f"wrote {out / 'passes.json'} and {out / 'passes.png'}")
+
+
 def _measure_or_exit(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
     from benchmarks.contenders import BenchmarkError
 
@@ -185,11 +217,18 @@ def _temperatures(chosen: list[float] | None) -> tuple[float, ...]:
     return temperatures
 
 
-def _node_budgets(text: str) -> tuple[int, ...]:
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        budgets = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
     except ValueError:
-        raise typer.BadParameter(f"--sweep-nodes: needs numbers such as 4,8,16, got {text!r}") from None
+        numbers = (0,)
+    if any(number < 1 for number in numbers):
+        raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
+    return numbers
+
+
+def _node_budgets(text: str) -> tuple[int, ...]:
+    budgets = _numbers(text, "--sweep-nodes")
     for nodes in budgets:
         if not 1 <= nodes <= MAX_SWEPT_NODES:
             raise typer.BadParameter(f"--sweep-nodes: {nodes} is not in [1, {MAX_SWEPT_NODES}]")
