@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -25,6 +26,7 @@ class CoppiceContender:
         self.name = name
         self._stub = _stub(channel)
         self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=max_nodes)
+        self._calls = itertools.count()
         budget = "the server's own" if max_nodes is None else max_nodes
         self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}"
 
@@ -55,6 +57,8 @@ class CoppiceContender:
             sampling=sampling_to_proto(SamplingParams(temperature=task.temperature, seed=task.seed)),
             stopping=stopping_to_proto(StoppingOptions(max_tokens=task.max_tokens, ignore_eos=True)),
             speculation=self._policy,
+            # Prompts come again, run after run: none may find what an earlier call has computed for it.
+            cache_salt=f"{self.name} {next(self._calls)}",
         )
 
 

@@ -39,6 +39,8 @@ class Options:
     speculation: str = "auto"
     # Most draft nodes of a round.
     max_nodes: int | None = None
+    # Requests of the same salt share what is computed for prompts that begin alike.
+    cache_salt: str = ""
     # Tokens that an interrupted call has delivered already.
     resume_token_ids: tuple[int, ...] = ()
 
@@ -186,7 +188,7 @@ class Client:
 def build_request(prompt: str | Sequence[int], options: Options | None = None) -> inference_pb2.GenerateRequest:
     """The message for a prompt, given as text or as token ids."""
     options = options or Options()
-    request = inference_pb2.GenerateRequest(resume_token_ids=options.resume_token_ids)
+    request = inference_pb2.GenerateRequest(resume_token_ids=options.resume_token_ids, cache_salt=options.cache_salt)
     if isinstance(prompt, str):
         request.prompt = prompt
     else:

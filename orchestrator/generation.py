@@ -109,6 +109,7 @@ class Generation:
             exactness=self._request.exactness,
             linger_us=self._drafting.opening_linger_us(),
             priority=self._request.priority,
+            cache_salt=self._request.cache_salt,
             want_features=self._drafting.wants_features,
         )
 

@@ -33,6 +33,8 @@ class Responses:
             message.finished.stop_match = finish.stop_match
         message.usage.prompt_tokens = len(self._request.prompt_ids)
         message.usage.completion_tokens = num_generated
+        # Of a call that goes on after another, output of the earlier one may be among what was cached.
+        message.usage.cached_prompt_tokens = min(finish.cached_tokens, len(self._request.prompt_ids))
         message.speculation.CopyFrom(_speculation(generation.statistics))
         message.timing.CopyFrom(_timing(generation.statistics, generation.clock))
         return message

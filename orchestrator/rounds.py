@@ -21,6 +21,7 @@ class Opening:
     linger_us: int
     priority: int
     want_features: bool
+    cache_salt: str
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,5 @@ class Finish:
     reason: sampling_pb2.FinishReason
     stop_match: str | None = None
     queue_us: int = 0
+    # Prompt tokens that the verifier did not compute anew.
+    cached_tokens: int = 0

@@ -16,6 +16,7 @@ from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.verifier_client import VerifierInfo
 
 MAX_REQUEST_ID_BYTES = 128
+MAX_CACHE_SALT_BYTES = 128
 # No vocabulary that we know has longer tokens, so a longer prompt cannot fit the context; checked before tokenizing.
 MAX_BYTES_PER_TOKEN = 512
 # Tokenizing this much takes about a millisecond; more is done off the event loop.
@@ -36,6 +37,7 @@ class GenerationRequest:
     acceptance: sampling_pb2.AcceptanceRule
     exactness: sampling_pb2.Exactness
     priority: int
+    cache_salt: str
     want_text: bool
     want_token_ids: bool
     # Whether to draft, with which sources (empty: all) and at most how many nodes.
@@ -61,6 +63,8 @@ async def validate(
     _check_supported(message)
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
+    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
     sampling = wire.sampling_from_proto(message.sampling)
     if not message.sampling.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
@@ -81,6 +85,7 @@ async def validate(
         acceptance=policy.acceptance or sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
         exactness=policy.exactness,
         priority=message.priority,
+        cache_salt=message.cache_salt,
         want_text=not message.response.HasField("text") or message.response.text,
         want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
         speculates=policy.mode != _MODES.MODE_OFF and max_nodes != 0,

@@ -205,7 +205,7 @@ class VerifierClient:
                 self._handlers.pop(message.sequence_id, None)
                 finished = message.finished
                 match_text = finished.stop_match if finished.HasField("stop_match") else None
-                handler.on_finished(Finish(finished.reason, match_text, finished.queue_us))
+                handler.on_finished(Finish(finished.reason, match_text, finished.queue_us, finished.cached_tokens))
             case "error":
                 # Closed at the verifier already.
                 self._handlers.pop(message.sequence_id, None)
@@ -262,6 +262,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         resumed_tokens=opening.resumed_tokens,
         priority=opening.priority,
         want_features=opening.want_features,
+        cache_salt=opening.cache_salt,
     )
 
 

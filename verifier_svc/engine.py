@@ -180,7 +180,9 @@ class Engine:
             queue_s = sequence.started_s - sequence.opened_s
             self._emit(
                 key.stream,
-                OutcomeEvent(key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s),
+                OutcomeEvent(
+                    key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached
+                ),
             )
             if outcome.finish is not None:
                 self._scheduler.remove(key)

@@ -18,6 +18,7 @@ class OutcomeEvent:
     pass_rows: int
     pass_s: float
     queue_s: float
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

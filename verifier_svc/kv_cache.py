@@ -1,12 +1,18 @@
-"""The paged KV cache's bookkeeping: blocks of token slots, and per sequence a table of the blocks that it owns.
+"""The paged KV cache's bookkeeping: blocks of token slots, and per sequence a table of the blocks that it uses.
 
 A sequence's tokens lie in its blocks in order: position p is in slot p mod BLOCK_SIZE of block p div BLOCK_SIZE. A
 pass writes its rows behind the committed tokens; accepting a path moves the path's rows together, and what lay between
 them is overwritten by the next pass. The keys and values themselves belong to the attention kernel.
+
+Keys and values depend on the tokens up to their own alone. So a block that committed tokens fill is published under a
+digest of all tokens up to its end, and a sequence that begins with the same tokens uses it, too. A published block
+that nobody uses any more stays until its room is needed; the one that was left longest ago goes first.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,6 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 # Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
 BLOCK_SIZE = 64
+_DIGEST_BYTES = 16
 
 
 def slots_of(table: IntArray, positions: IntArray) -> IntArray:
@@ -27,32 +34,69 @@ def slots_of(table: IntArray, positions: IntArray) -> IntArray:
 
 
 class KVCache:
-    """Which blocks are free, and which rows have to move before the next pass."""
+    """Who uses which block, what published blocks hold, and which rows have to move before the next pass.
 
-    def __init__(self, num_blocks: int) -> None:
+    Without `reuses_prefixes` nothing is published.
+    """
+
+    def __init__(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._reuses_prefixes = reuses_prefixes
+        self._num_users = [0] * num_blocks
+        # Blocks that hold nothing of use.
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        # Published blocks without a user, left longest ago first.
+        self._left: OrderedDict[int, None] = OrderedDict()
+        self._published: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
         self._sources: list[IntArray] = []
         self._destinations: list[IntArray] = []
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence owns."""
-        return len(self._free)
+        """Blocks that no sequence uses."""
+        return len(self._empty) + len(self._left)
 
     def take_block(self) -> int:
-        """Hand out a free block.
+        """Hand out a block that nobody uses.
 
         Raises:
             OverloadedError: there is none.
         """
-        if not self._free:
+        if self._empty:
+            block = self._empty.pop()
+        elif self._left:
+            block, _ = self._left.popitem(last=False)
+            del self._published[self._digests.pop(block)]
+        else:
             raise OverloadedError("the KV cache is full")
-        return self._free.pop()
+        self._num_users[block] = 1
+        return block
+
+    def share_block(self, digest: bytes) -> int | None:
+        """Use the block that is published under a digest, beside whoever uses it already; None if there is none."""
+        block = self._published.get(digest)
+        if block is not None:
+            self._left.pop(block, None)
+            self._num_users[block] += 1
+        return block
+
+    def publish_block(self, block: int, digest: bytes) -> None:
+        """Let others use a full block; a second one with the same content stays private."""
+        if self._reuses_prefixes and digest not in self._published:
+            self._published[digest] = block
+            self._digests[block] = digest
 
     def return_blocks(self, blocks: Iterable[int]) -> None:
-        """Take blocks back."""
-        self._free.extend(blocks)
+        """One user less for each of a sequence's blocks, in the order of its tokens."""
+        # Later blocks are of no use without the earlier ones, so they are the first to go.
+        for block in reversed(list(blocks)):
+            self._num_users[block] -= 1
+            if self._num_users[block] == 0:
+                if block in self._digests:
+                    self._left[block] = None
+                else:
+                    self._empty.append(block)
 
     def move(self, sources: IntArray, destinations: IntArray) -> None:
         """Before the next pass, what is in slots `sources` has to go to `destinations`; all are read before written."""
@@ -68,12 +112,18 @@ class KVCache:
 
 
 class SequenceCache:
-    """One sequence's part of the cache, for at most `max_tokens` tokens and rows behind them."""
+    """One sequence's part of the cache, for at most `max_tokens` tokens and rows behind them.
 
-    def __init__(self, cache: KVCache, max_tokens: int) -> None:
+    Sequences share blocks only with those of the same `salt`.
+    """
+
+    def __init__(self, cache: KVCache, max_tokens: int, salt: str = "") -> None:
         self._cache = cache
         self._num_blocks = 0
         self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
+        # Blocks that are shared or published, and the digest of the tokens up to the end of the last of them.
+        self._num_published = 0
+        self._digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
         # Tokens whose keys and values are kept.
         self.length = 0
 
@@ -82,16 +132,26 @@ class SequenceCache:
         """The sequence's blocks, in order [blocks]."""
         return self._table[: self._num_blocks]
 
+    def adopt(self, token_ids: Sequence[int]) -> int:
+        """Begin with what others have computed of these tokens, at most all but the last; returns how many."""
+        while (self._num_blocks + 1) * BLOCK_SIZE < len(token_ids):
+            digest = self._next_digest(token_ids)
+            block = self._cache.share_block(digest)
+            if block is None:
+                break
+            self._append(block)
+            self._num_published, self._digest = self._num_blocks, digest
+        self.length = self._num_blocks * BLOCK_SIZE
+        return self.length
+
     def reserve(self, rows: int) -> None:
         """Own the blocks that the next `rows` rows are written to.
 
         Raises:
             OverloadedError: the cache has no block left.
         """
-        needed = -(-(self.length + rows) // BLOCK_SIZE)
-        while self._num_blocks < needed:
-            self._table[self._num_blocks] = self._cache.take_block()
-            self._num_blocks += 1
+        while self._num_blocks * BLOCK_SIZE < self.length + rows:
+            self._append(self._cache.take_block())
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, in path order and ascending; the others are forgotten."""
@@ -103,8 +163,25 @@ class SequenceCache:
             self._cache.move(sources, slots_of(self._table, self.length + places[moved]))
         self.length += len(kept)
 
+    def publish(self, token_ids: Sequence[int]) -> None:
+        """Let others use the blocks that committed tokens fill. `token_ids` are the sequence's, at least `length`."""
+        while (self._num_published + 1) * BLOCK_SIZE <= self.length:
+            self._digest = self._next_digest(token_ids)
+            self._cache.publish_block(int(self._table[self._num_published]), self._digest)
+            self._num_published += 1
+
     def release(self) -> None:
-        """Give every block back; the sequence is empty afterwards."""
+        """Give every block back; the sequence must not be used any more."""
         self._cache.return_blocks(self.table.tolist())
         self._num_blocks = 0
         self.length = 0
+
+    def _append(self, block: int) -> None:
+        self._table[self._num_blocks] = block
+        self._num_blocks += 1
+
+    def _next_digest(self, token_ids: Sequence[int]) -> bytes:
+        """The digest of the tokens up to the end of the first block that is not published."""
+        start = self._num_published * BLOCK_SIZE
+        tokens = np.asarray(token_ids[start : start + BLOCK_SIZE], np.uint32)
+        return hashlib.blake2b(self._digest + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()

@@ -28,6 +28,7 @@ def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
                 reason=_FINISH_REASONS[finish.reason],
                 stop_match=finish.stop_match,
                 queue_us=microseconds(event.queue_s),
+                cached_tokens=event.cached_tokens,
             )
             yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)
     elif isinstance(event, ErrorEvent):

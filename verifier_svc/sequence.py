@@ -35,6 +35,7 @@ class SequenceSpec:
     num_resumed: int = 0
     linger_s: float = 0.0
     priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ class Sequence:
         resumed = spec.prompt[len(prompt) :]
         self.tokens = list(spec.prompt)
         self.priority = spec.priority
+        # Tokens whose keys and values were there already.
+        self.num_cached = 0
+        self._cache_salt = spec.cache_salt
         self.opened_s = opened_s
         self.started_s = opened_s
         self.mailbox = Mailbox()
@@ -145,7 +149,8 @@ class Sequence:
 
     def start(self, cache: KVCache, now_s: float) -> None:
         """Take part in passes from now on."""
-        self._cache = SequenceCache(cache, len(self.tokens) + self._end.room + self._max_nodes)
+        self._cache = SequenceCache(cache, len(self.tokens) + self._end.room + self._max_nodes, self._cache_salt)
+        self.num_cached = self._cache.adopt(self.tokens)
         self.started_s = now_s
         self.last_outcome_s = now_s
 
@@ -180,6 +185,7 @@ class Sequence:
         num_pending = len(rows.pending)
         if not rows.wants_logits:
             rows.cache.keep(range(num_pending))
+            rows.cache.publish(self.tokens)
             return None
         base = len(self.tokens)
         finishes: list[Finish | None] = []
@@ -196,6 +202,7 @@ class Sequence:
         accepted = sample_and_follow(rows.tree, draw, is_last)
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
         self.tokens += accepted.token_ids
+        rows.cache.publish(self.tokens)
         self._num_rounds += 1
         self.linger.round_over(drafted=len(rows.tree) > 0)
         if self._round_is_fresh:

@@ -153,6 +153,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_resumed=message.resumed_tokens,
             linger_s=message.linger_us / 1e6,
             priority=message.priority,
+            cache_salt=message.cache_salt,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:

@@ -61,9 +61,9 @@ class TargetModel:
         """The model itself."""
         return self._model
 
-    def resize_cache(self, num_blocks: int) -> None:
+    def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
         """Start over with an empty cache of another size."""
-        self.cache = KVCache(num_blocks)
+        self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes)
         self._attention.kernel.allocate(num_blocks)
 
     @property

@@ -137,7 +137,9 @@ async def _compare(
 
 
 def _options(speculation: str, temperature: float, max_tokens: int) -> Options:
-    return Options(max_tokens=max_tokens, temperature=temperature, seed=SEED, speculation=speculation)
+    # A salt for each, so that neither way finds what the other has computed for its prompt.
+    salt = f"{speculation} {temperature:g}"
+    return Options(max_tokens=max_tokens, temperature=temperature, seed=SEED, speculation=speculation, cache_salt=salt)
 
 
 def describe(comparison: Comparison, number: str) -> str:

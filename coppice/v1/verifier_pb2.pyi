@@ -21,7 +21,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenSequence, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[CloseSequence, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features")
+    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class OpenSequence(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MAX_REDRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     WANT_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     stopping: _sampling_pb2.StoppingOptions
@@ -42,7 +43,8 @@ class OpenSequence(_message.Message):
     priority: int
     max_redraft_nodes: int
     want_features: bool
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_length", "tree", "budget", "linger_us")
@@ -105,14 +107,16 @@ class Outcome(_message.Message):
     def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., draft_nodes: _Optional[int] = ..., draft_depth: _Optional[int] = ..., redraft: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., features: _Optional[bytes] = ..., log_probs: _Optional[_Iterable[float]] = ..., pass_rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., linger_us: _Optional[int] = ..., stale_drafts: _Optional[int] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
-    __slots__ = ("reason", "stop_match", "queue_us")
+    __slots__ = ("reason", "stop_match", "queue_us", "cached_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_MATCH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: _sampling_pb2.FinishReason
     stop_match: str
     queue_us: int
-    def __init__(self, reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_match: _Optional[str] = ..., queue_us: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_match: _Optional[str] = ..., queue_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("code", "message", "field")

@@ -116,6 +116,19 @@ async def test_an_interrupted_stream_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.timeout(120)
+async def test_a_prompt_that_was_read_before_gives_the_same_tokens_without_being_read() -> None:
+    async with client_of(PAIRS["bundled"]) as client:
+        prompt = "\n\n".join(CODE_PROMPTS * 3)
+        options = Options(temperature=1.0, seed=6, max_tokens=40, ignore_eos=True, cache_salt="a")
+        first = await client.generate(prompt, options)
+        again = await client.generate(prompt, replace(options, speculation="off"))
+        apart = await client.generate(prompt, replace(options, cache_salt="b"))
+        assert first.token_ids == again.token_ids == apart.token_ids
+        assert first.usage.cached_prompt_tokens == apart.usage.cached_prompt_tokens == 0
+        assert again.usage.cached_prompt_tokens == (first.usage.prompt_tokens - 1) // 64 * 64 > 64
+
+
+@pytest.mark.timeout(120)
 async def test_stop_strings_end_the_text_in_the_same_place_with_and_without_speculation() -> None:
     async with client_of(PAIRS["bundled"]) as client:
         options = Options(max_tokens=60, ignore_eos=True)

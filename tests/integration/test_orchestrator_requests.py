@@ -75,6 +75,7 @@ WRONG: list[tuple[str, Request]] = [
     ("speculation.mode", drafted(mode=77)),
     ("speculation.exactness", drafted(exactness=77)),
     ("request_id", Request(prompt="x", request_id="é" * 65)),
+    ("cache_salt", Request(prompt="x", cache_salt="é" * 65)),
 ]
 
 

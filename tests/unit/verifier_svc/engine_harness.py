@@ -28,6 +28,7 @@ class Result:
     rounds: int = 0
     accepted: int = 0
     stale: int = 0
+    num_cached: int = 0
     error: ErrorEvent | None = None
 
 
@@ -38,6 +39,7 @@ class Harness:
         self._engine = engine
         self._stream = stream
         self._events: queue.Queue[Event] = queue.Queue()
+        self._partial: dict[int, list[int]] = {}
         engine.attach(stream, lambda events: [self._events.put(event) for event in events])
 
     def generate(
@@ -48,6 +50,7 @@ class Harness:
         drafter: Drafter | None = None,
         linger_s: float = 5.0,
         num_resumed: int = 0,
+        salt: str = "",
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished."""
         results = [Result() for _ in prompts]
@@ -58,6 +61,7 @@ class Harness:
                 stopping or StoppingOptions(max_tokens=24),
                 num_resumed=num_resumed,
                 linger_s=linger_s if drafter else 0.0,
+                cache_salt=salt,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))
@@ -81,11 +85,20 @@ class Harness:
         """The next event of the stream."""
         return self._events.get(timeout=DEADLINE_S)
 
+    def collect(self, finished: dict[int, list[int]]) -> None:
+        """Take the next event; outputs that end with it are put into `finished`."""
+        event = self.next_event()
+        if isinstance(event, OutcomeEvent):
+            self._partial.setdefault(event.sequence_id, []).extend(event.outcome.token_ids)
+            if event.outcome.finish is not None:
+                finished[event.sequence_id] = self._partial.pop(event.sequence_id)
+
     def _take(self, event: OutcomeEvent, result: Result) -> None:
         outcome = event.outcome
         result.token_ids += outcome.token_ids
         result.finish = outcome.finish
         result.rounds += 1
+        result.num_cached = event.cached_tokens
         result.accepted += len(outcome.accepted_nodes)
         result.stale += outcome.stale_drafts
 

@@ -15,6 +15,7 @@ from coppice.tree import EMPTY_TREE, TokenTree, chain
 from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import tree_around
+from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, LoadEvent
 from verifier_svc.output_end import FinishReason
@@ -50,7 +51,7 @@ def byte_tokenizer() -> bytes:
 def engine(new_model: Callable[[str], PreTrainedModel]) -> Iterator[Engine]:
     model = new_model("llama")
     pack_linears(model)
-    target = TargetModel(model, exact=True, num_blocks=60)
+    target = TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
     info = TargetInfo(
         name="tiny",
         tokenizer_json=byte_tokenizer(),
@@ -216,6 +217,65 @@ def test_a_sequence_without_drafter_is_not_held_up_by_one_that_waits(engine: Eng
     assert len(result.token_ids) == 30
     engine.detach(1)
     assert waiting.next_event() is not None
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again_and_gives_the_same_tokens(engine: Engine) -> None:
+    harness = Harness(engine)
+    sampling = SamplingParams(temperature=1.0, seed=4)
+    stopping = StoppingOptions(max_tokens=60, ignore_eos=True)
+    prompt = [int(token) for token in np.random.default_rng(1).integers(3, VOCAB, 130)]
+    prompts = [prompt, [*prompt[:70], 5, 6], prompt[:64], prompt[:100]]
+    cold = [harness.generate([some], sampling, stopping, salt=f"cold {n}")[0] for n, some in enumerate(prompts)]
+    assert [result.num_cached for result in cold] == [0, 0, 0, 0]
+    outputs = [result.token_ids for result in cold]
+    assert harness.generate([prompt], sampling, stopping, salt="warm")[0].num_cached == 0
+    warm = harness.generate(prompts, sampling, stopping, oracle_drafter(outputs, 1), salt="warm")
+    assert [result.token_ids for result in warm] == outputs
+    assert [result.num_cached for result in warm] == [128, 64, 0, 64]
+    # Output is reused like a prompt.
+    longer = harness.generate([prompt + outputs[0]], sampling, stopping, num_resumed=59, salt="warm")[0]
+    assert longer.num_cached == 128
+    more = harness.generate([prompt[:100] + outputs[3]], sampling, stopping, num_resumed=59, salt="warm")[0]
+    assert more.num_cached == 128
+
+
+@pytest.mark.timeout(120)
+def test_sequences_that_come_and_go_disturb_no_other(engine: Engine) -> None:
+    """Joins, leaves and cancellations at random, prompts shared and not: every output is the undisturbed one."""
+    generator = np.random.default_rng(7)
+    texts = [[int(token) for token in generator.integers(3, VOCAB, 120)] for _ in range(3)]
+    stopping = StoppingOptions(max_tokens=20, ignore_eos=True)
+    cases = [
+        (texts[int(generator.integers(3))][: int(generator.integers(1, 120))], int(generator.integers(2)))
+        for _ in range(12)
+    ]
+    undisturbed = [
+        Harness(engine, stream=1).generate([prompt], SamplingParams(temperature=1.0, seed=seed), stopping, salt=str(n))
+        for n, (prompt, seed) in enumerate(cases)
+    ]
+    expected = [results[0].token_ids for results in undisturbed]
+    harness = Harness(engine, stream=2)
+    finished: dict[int, list[int]] = {}
+    opened: dict[int, int] = {}
+    cancelled: set[int] = set()
+    for number in range(1000):
+        case = int(generator.integers(len(cases)))
+        prompt, seed = cases[case]
+        opened[number] = case
+        spec = SequenceSpec(tuple(prompt), SamplingParams(temperature=1.0, seed=seed), stopping)
+        engine.open(SequenceKey(2, number), spec)
+        while len(opened) - len(cancelled) - len(finished) > 6:
+            if generator.random() < 0.01:
+                victim = int(generator.choice([n for n in opened if n not in cancelled and n not in finished]))
+                engine.close(SequenceKey(2, victim))
+                cancelled.add(victim)
+            harness.collect(finished)
+    while len(finished) < len(opened) - len(cancelled - finished.keys()):
+        harness.collect(finished)
+    assert len(cancelled) > 50
+    assert len(finished) > 600
+    for number, token_ids in finished.items():
+        assert token_ids == expected[opened[number]], number
 
 
 def test_closing_and_detaching_frees_everything(engine: Engine) -> None:

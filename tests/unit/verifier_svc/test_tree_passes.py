@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError, OverloadedError
+from coppice.errors import IncompatibleError
 from coppice.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.conformance_probe import ConformanceProbe
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
+from verifier_svc.kv_cache import KVCache, SequenceCache
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.pass_plan import SequenceRows, visibility
 from verifier_svc.target_model import TargetModel
@@ -129,33 +129,6 @@ def test_the_probe_refuses_a_model_whose_attention_is_wrong(new_model: NewModel)
     model.model.layers[1].self_attn.scaling *= 1.5
     with pytest.raises(IncompatibleError, match="not supported"):
         probe.check(target)
-
-
-def test_kept_rows_move_together_behind_the_committed_ones() -> None:
-    cache = KVCache(num_blocks=3)
-    other, sequence = SequenceCache(cache, max_tokens=BLOCK_SIZE), SequenceCache(cache, max_tokens=2 * BLOCK_SIZE)
-    sequence.reserve(BLOCK_SIZE - 2)
-    sequence.keep(range(BLOCK_SIZE - 2))
-    other.reserve(1)
-    sequence.reserve(6)
-    sequence.keep([0, 2, 5])
-    first, second = (int(block) * BLOCK_SIZE for block in sequence.table)
-    # Rows 2 and 5 go behind row 0; the first of them to the end of the first block.
-    sources, destinations = cache.take_moves()
-    assert sources.tolist() == [second, second + 3]
-    assert destinations.tolist() == [first + BLOCK_SIZE - 1, second]
-    assert sequence.length == BLOCK_SIZE + 1
-    assert cache.take_moves()[0].tolist() == []
-    sequence.release()
-    other.release()
-    assert cache.num_free_blocks == 3
-
-
-def test_a_full_cache_is_an_overload_and_not_a_crash() -> None:
-    cache = KVCache(num_blocks=1)
-    sequence = SequenceCache(cache, max_tokens=2 * BLOCK_SIZE)
-    with pytest.raises(OverloadedError):
-        sequence.reserve(BLOCK_SIZE + 1)
 
 
 def test_an_empty_tree_is_plain_decoding() -> None:
