@@ -37,7 +37,7 @@ class VerifierConfig:
     prefill_chunk: int = 512
     kv_cache_mib: int = 1024
     # Whether prompts that begin alike share what is computed for their beginning.
-    prefix_cache: str = "on"
+    prefix_reuse: str = "on"
     grace_s: float = 20.0
 
     def __post_init__(self) -> None:
@@ -47,8 +47,8 @@ class VerifierConfig:
             raise ValueError(f"DEVICE must be one of {', '.join(DEVICES)}, got {self.device!r}")
         if self.exactness not in EXACTNESS:
             raise ValueError(f"EXACTNESS must be one of {', '.join(EXACTNESS)}, got {self.exactness!r}")
-        if self.prefix_cache not in SWITCH:
-            raise ValueError(f"PREFIX_CACHE must be one of {', '.join(SWITCH)}, got {self.prefix_cache!r}")
+        if self.prefix_reuse not in SWITCH:
+            raise ValueError(f"PREFIX_REUSE must be one of {', '.join(SWITCH)}, got {self.prefix_reuse!r}")
         for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
@@ -70,7 +70,7 @@ class VerifierConfig:
             max_sequences=_integer(env, "MAX_SEQUENCES", cls.max_sequences),
             max_queued=_integer(env, "MAX_QUEUED", cls.max_queued),
             prefill_chunk=_integer(env, "PREFILL_CHUNK", cls.prefill_chunk),
-            prefix_cache=env.get("PREFIX_CACHE", cls.prefix_cache),
+            prefix_reuse=env.get("PREFIX_REUSE", cls.prefix_reuse),
             kv_cache_mib=_integer(env, "KV_CACHE_MIB", cls.kv_cache_mib),
             grace_s=_number(env, "GRACE_S", cls.grace_s),
         )

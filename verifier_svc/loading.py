@@ -54,7 +54,7 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
         logger.info("packed %d linear layers", pack_linears(model))
     threads = CpuThreads(config.threads) if device.type == "cpu" else None
     target = probed(model, probe, exact=exact, threads=threads)
-    target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_cache == "on")
+    target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     text_config = model.config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
     info = TargetInfo(

@@ -24,7 +24,9 @@ from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import Engine
+from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.loading import load_probed_target
+from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -83,6 +85,18 @@ async def stub(loaded: tuple[TargetModel, TargetInfo]) -> AsyncIterator[Stub]:
         while target.cache.num_free_blocks < target.cache.num_blocks:  # noqa: ASYNC110 nothing to wait on
             await asyncio.sleep(0.01)
     await asyncio.to_thread(engine.stop)
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
+def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
+    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, prefix_reuse=switch)
+    target, _ = load_probed_target(config)
+    tokens = [5] * (BLOCK_SIZE + 1)
+    first, second = SequenceCache(target.cache, 2 * BLOCK_SIZE), SequenceCache(target.cache, 2 * BLOCK_SIZE)
+    target.forward(target.plan([SequenceRows(first, tokens)]))
+    first.keep(range(len(tokens)))
+    first.publish(tokens)
+    assert second.adopt(tokens) == expected
 
 
 class Peer:

@@ -1,0 +1,51 @@
+"""Settings from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from verifier_svc.config import VerifierConfig
+
+
+def test_unset_variables_keep_their_defaults() -> None:
+    assert VerifierConfig.from_env({"MODEL": "m"}) == VerifierConfig(model="m")
+
+
+def test_every_setting_is_read() -> None:
+    env = {
+        "MODEL": "m",
+        "LISTEN_ADDRESS": "127.0.0.1:7",
+        "DEVICE": "cpu",
+        "THREADS": "3",
+        "EXACTNESS": "fast",
+        "MAX_NODES": "9",
+        "MAX_CONTEXT_TOKENS": "100",
+        "MAX_SEQUENCES": "2",
+        "MAX_QUEUED": "5",
+        "PREFILL_CHUNK": "64",
+        "KV_CACHE_MIB": "12",
+        "PREFIX_REUSE": "off",
+        "GRACE_S": "1.5",
+    }
+    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 12, "off", 1.5)
+    assert VerifierConfig.from_env(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MODEL", ""),
+        ("DEVICE", "tpu"),
+        ("THREADS", "-1"),
+        ("THREADS", "many"),
+        ("EXACTNESS", "roughly"),
+        ("MAX_NODES", "0"),
+        ("MAX_SEQUENCES", "1.5"),
+        ("KV_CACHE_MIB", "0"),
+        ("PREFIX_REUSE", "maybe"),
+        ("GRACE_S", "-2"),
+    ],
+)
+def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        VerifierConfig.from_env({"MODEL": "m", name: value})
