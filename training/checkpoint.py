@@ -64,7 +64,7 @@ def save_checkpoint(
         "title": title,
         "command": "coppice " + shlex.join(sys.argv[1:]),
         "seed": recipe.seed,
-        "steps": recipe.steps,
+        "steps": last["step"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "train_tokens": len(store.train),
         "held_out_tokens": len(store.held_out),

@@ -32,10 +32,30 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Cycles:
+    """Schedules one after the other: each warms up anew and cools down."""
+
+    cycles: tuple[Schedule, ...]
+
+    @property
+    def steps(self) -> int:
+        """Steps of all cycles."""
+        return sum(cycle.steps for cycle in self.cycles)
+
+    def at(self, step: int) -> float:
+        """The learning rate of a step, counted over all cycles."""
+        for cycle in self.cycles[:-1]:
+            if step < cycle.steps:
+                return cycle.at(step)
+            step -= cycle.steps
+        return self.cycles[-1].at(step)
+
+
+@dataclass(frozen=True, slots=True)
 class LoopConfig:
     """How a run is paced: when it evaluates, saves, and where it keeps its state."""
 
-    schedule: Schedule
+    schedule: Schedule | Cycles
     state_dir: Path
     evaluate_every: int = 100
     save_every_s: float = 120.0

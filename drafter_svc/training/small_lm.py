@@ -1,12 +1,18 @@
-"""`coppice train small-lm`: a small Llama distilled from the target, on the target's own text and on the corpus."""
+"""`coppice train small-lm`: a small Llama distilled from the target, on the target's own text and on the corpus.
+
+A first cycle learns from rows that the target has looked at once, whose view of them is kept: cheap steps, over the
+same rows again and again. It ends with the rows half known by heart. A second cycle pays the target's pass in every
+step, for corpus rows that are new each time.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from drafter_svc.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
 from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
-from drafter_svc.training.teacher import distillation_loss, teach
+from drafter_svc.training.teacher import distillation_loss, full_distillation_loss, teach
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
-from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
 from training.state import open_state
 from training.token_store import TokenStore
 
@@ -28,11 +34,15 @@ INTERMEDIATE = 640
 HEADS = 4
 KV_HEADS = 2
 EVALUATION_ROWS = 48
+EVALUATION_BATCHES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class SmallLmRecipe:
-    """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike."""
+    """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike.
+
+    `steps` are those over kept rows, `fresh_steps` those after them, of whose `rows` `fresh_rows` are new corpus text.
+    """
 
     steps: int = 9000
     rows: int = 9
@@ -42,7 +52,16 @@ class SmallLmRecipe:
     cooldown_share: float = 0.5
     # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
     total_variation: float = 1.0
+    fresh_steps: int = 4500
+    fresh_rows: int = 6
+    fresh_learning_rate: float = 2e-3
     seed: int = 0
+
+    def schedule(self) -> Cycles:
+        """The learning rate of both cycles."""
+        kept = Schedule(self.steps, self.learning_rate, cooldown_share=self.cooldown_share)
+        fresh = Schedule(self.fresh_steps, self.fresh_learning_rate, cooldown_share=1.0)
+        return Cycles((kept, fresh))
 
 
 def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
@@ -81,24 +100,31 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
     taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
     model = new_small_lm(target, recipe.seed).train()
-    fused_loss = torch.compile(distillation_loss, dynamic=False) if shutil.which("g++") else distillation_loss
-    held_out = store.held_out_batches(windows=48, rows=recipe.rows, length=shape.length)
+    kept_loss, fresh_loss, teacher = _fused(distillation_loss), _fused(full_distillation_loss), _fused(target)
+    held_out = store.held_out_batches(windows=EVALUATION_BATCHES * recipe.rows, rows=recipe.rows, length=shape.length)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
-        batch = taught.batch(recipe.rows, recipe.seed, step)
-        logits = runner(input_ids=batch.token_ids, use_cache=False).logits
-        value: Tensor = fused_loss(logits, batch.top_ids, batch.top_log_probs, recipe.total_variation)
+        if step < recipe.steps:
+            batch = taught.batch(recipe.rows, recipe.seed, step)
+            logits = runner(input_ids=batch.token_ids, use_cache=False).logits
+            value: Tensor = kept_loss(logits, batch.top_ids, batch.top_log_probs, recipe.total_variation)
+            return value
+        token_ids = fresh_rows(samples, store, recipe, step, shape.length)
+        with torch.no_grad():
+            teacher_logits = teacher(input_ids=token_ids, use_cache=False).logits
+        logits = runner(input_ids=token_ids, use_cache=False).logits
+        value = fresh_loss(logits, teacher_logits, recipe.total_variation)
         return value
 
     def evaluate(runner: nn.Module) -> float:
         losses = [float(runner(input_ids=ids, labels=ids, use_cache=False).loss) for ids in held_out]
         return sum(losses) / len(losses)
 
-    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(recipe.schedule(), state_dir))
     loop.run()
     report = _report(target, model.eval(), store, shape, recipe.seed)
-    extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
+    fresh_tokens = recipe.fresh_steps * recipe.fresh_rows * shape.length
+    extra = _card_extra(report, samples.numel(), windows.numel(), fresh_tokens, target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     calibration = {
         "sigmas": report.sigmas,
@@ -106,6 +132,19 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
         "within_rank": report.within_rank,
     }
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
+
+
+def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: int, length: int) -> Tensor:
+    """Rows of a step of the second cycle [rows, length]: new corpus text, and some of the target's own."""
+    corpus = store.training_batch(recipe.seed, step, recipe.fresh_rows, length)
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    chosen = torch.randint(len(samples), (recipe.rows - recipe.fresh_rows,), generator=generator)
+    return torch.cat([samples[chosen], corpus])
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled where there is a C++ compiler; slower, not different in kind, where there is none."""
+    return torch.compile(function, dynamic=False) if shutil.which("g++") else function
 
 
 def _report(
@@ -122,10 +161,13 @@ def _report(
     return measure_acceptance(target, drafter, rows, shape.prompt_tokens, seed)
 
 
-def _card_extra(report: AcceptanceReport, sample_tokens: int, corpus_tokens: int, target_dir: Path) -> str:
+def _card_extra(
+    report: AcceptanceReport, sample_tokens: int, corpus_tokens: int, fresh_tokens: int, target_dir: Path
+) -> str:
     return f"""
 Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own continuations (half at T = 1, a quarter each
-at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text.
+at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text, again and again, then on these continuations and
+{fresh_tokens:,} tokens of corpus text that was new in every step.
 
 Share of positions at which the target's token is among the first k children, both models adding the same noise, on
 {report.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:

@@ -58,6 +58,15 @@ def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path) -> TaughtRows
     return TaughtRows(token_ids, torch.cat(ids), torch.cat(log_probs))
 
 
+def full_distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total_variation: float) -> Tensor:
+    """KL(teacher || student) plus weighted total variation, mean over positions; both [..., vocab]."""
+    student, teacher = student_logits.float().log_softmax(-1), teacher_logits.float().log_softmax(-1)
+    teacher_p = teacher.exp()
+    divergence = (teacher_p * (teacher - student)).sum(-1)
+    distance = 0.5 * (teacher_p - student.exp()).abs().sum(-1)
+    return (divergence + total_variation * distance).mean()
+
+
 def distillation_loss(student_logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, total_variation: float) -> Tensor:
     """KL(teacher || student) plus weighted total variation, mean over positions.
 
