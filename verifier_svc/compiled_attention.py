@@ -24,6 +24,7 @@ from torch import Tensor
 
 from coppice.compiler import compiled_exactly
 from coppice.tree import ROOT
+from verifier_svc.aligned_arrays import aligned_rows, aligned_zeros
 from verifier_svc.attention_kernel import AttentionRule, KernelLimitError
 from verifier_svc.exact_math import (
     LANES,
@@ -132,8 +133,8 @@ class CompiledKernel:
         if buffers is None:
             blocks, kv_heads = self._num_blocks, key.shape[0]
             # Zeros: a block's unused keys are scored, too, and must be numbers.
-            keys = np.zeros((blocks, kv_heads, key.shape[-1], BLOCK_SIZE), np.float32)
-            values = np.zeros((blocks, kv_heads, BLOCK_SIZE, value.shape[-1]), np.float32)
+            keys = aligned_zeros(blocks, kv_heads, key.shape[-1], BLOCK_SIZE)
+            values = aligned_zeros(blocks, kv_heads, BLOCK_SIZE, value.shape[-1])
             buffers = self._buffers[layer] = keys, values
         return buffers
 
@@ -225,9 +226,9 @@ def attend_rows(
     group = query.shape[1] // keys.shape[1]
     together = _ROWS_TOGETHER * group
     work = Work(
-        np.empty((together, query.shape[2]), np.float32),
-        np.empty((together, most_blocks * BLOCK_SIZE), np.float32),
-        np.empty((together, output.shape[2]), np.float32),
+        aligned_rows(together, query.shape[2]),
+        aligned_rows(together, most_blocks * BLOCK_SIZE),
+        aligned_rows(together, output.shape[2]),
     )
     for segment in range(len(rows.contexts)):
         start, stop = rows.starts[segment], rows.starts[segment + 1]
