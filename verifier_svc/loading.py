@@ -15,6 +15,7 @@ from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
+from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -33,7 +34,8 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     """Load the checkpoint of `config`, safetensors only and without remote code, and try it on random trees.
 
     Raises:
-        IncompatibleError: the model's layers cannot be verified as trees.
+        IncompatibleError: the model's layers cannot be verified as trees; or strict mode is asked for, and this
+            machine's kernels do not give it.
         OSError: the checkpoint cannot be read.
     """
     device = _device(config.device)
@@ -54,6 +56,7 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
         logger.info("packed %d linear layers", pack_linears(model))
     threads = CpuThreads(config.threads) if device.type == "cpu" else None
     target = probed(model, probe, exact=exact, threads=threads)
+    exact = exact and is_exact(target, vocab_size, is_required=config.exactness == "strict")
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     text_config = model.config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
@@ -84,6 +87,17 @@ def probed(model: PreTrainedModel, probe: ConformanceProbe, *, exact: bool, thre
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
     probe.check(target)
     return target
+
+
+def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:
+    """Whether strict mode keeps its promise here; without it the server goes on in fast mode, unless it is required."""
+    if rows_stand_alone(target, vocab_size):
+        return True
+    reason = "this machine's matrix kernels give a row other bits in company than alone"
+    if is_required:
+        raise IncompatibleError(f"EXACTNESS is strict, but {reason}")
+    logger.warning("strict mode is not offered: %s", reason)
+    return False
 
 
 def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:

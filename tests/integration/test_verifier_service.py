@@ -22,6 +22,7 @@ from coppice.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
+from verifier_svc import loading
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
@@ -97,6 +98,12 @@ def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expecte
     first.keep(range(len(tokens)))
     first.publish(tokens)
     assert second.adopt(tokens) == expected
+
+
+def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1)
+    monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
+    assert not load_probed_target(config)[1].exact
 
 
 class Peer:

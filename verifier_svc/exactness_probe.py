@@ -1,0 +1,77 @@
+"""The load-time probe of strict mode: are a row's logits the same bits alone and in company, on this machine?
+
+Attention is exact by construction (exact_math.py) or in double precision, but matrix products are a library's, and
+which of its kernels runs depends on the processor. So the promise is tried before it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from verifier_svc.kv_cache import SequenceCache
+from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.target_model import TargetModel
+
+_PROMPT, _PATH = 40, 6
+# The prompt's first part, when it comes in two.
+_CHUNK = 16
+# Rows of other sequences in the same pass, from few to more than one thread's work.
+_COMPANY = (1, 9, 75)
+
+
+def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> bool:
+    """Whether plain decoding, a chunked prompt, and a tree beside other sequences give the same bits."""
+    generator = np.random.default_rng(seed)
+    prompt, path = (generator.integers(0, vocab_size, size).tolist() for size in (_PROMPT, _PATH))
+    expected = _one_by_one(target, prompt, path)
+    tree, nodes = _tree_around(path, vocab_size)
+    for size in _COMPANY:
+        cache, other = SequenceCache(target.cache, 128), SequenceCache(target.cache, 128)
+        company = generator.integers(0, vocab_size, size).tolist()
+        _last_logits(target, [SequenceRows(cache, prompt[:_CHUNK], wants_logits=False), SequenceRows(other, company)])
+        cache.keep(range(_CHUNK))
+        logits = _last_logits(target, [SequenceRows(other, company), SequenceRows(cache, prompt[_CHUNK:], tree)])
+        same = torch.equal(logits[[0, *(1 + node for node in nodes)]], expected)
+        cache.release()
+        other.release()
+        if not same:
+            return False
+    return True
+
+
+def _one_by_one(target: TargetModel, prompt: Sequence[int], path: Sequence[int]) -> Tensor:
+    """Logits behind the prompt and behind every token of the path, one token per pass [1 + path, vocab]."""
+    cache = SequenceCache(target.cache, 128)
+    rows = []
+    pending = list(prompt)
+    for token in [*path, 0]:
+        rows.append(_last_logits(target, [SequenceRows(cache, pending, EMPTY_TREE)])[0])
+        cache.keep(range(len(pending)))
+        pending = [token]
+    cache.release()
+    return torch.stack(rows)
+
+
+def _last_logits(target: TargetModel, work: list[SequenceRows]) -> Tensor:
+    """Logits of the last sequence's rows."""
+    plan = target.plan(work)
+    first, last = plan.logit_ranges[-1]
+    return target.forward(plan)[first:last]
+
+
+def _tree_around(path: Sequence[int], vocab_size: int) -> tuple[TokenTree, list[int]]:
+    """A tree in which every node of the path has a sibling before it, and the path's nodes."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    nodes: list[int] = []
+    for token in path:
+        above = nodes[-1] if nodes else ROOT
+        tokens += [(token + 1) % vocab_size, token]
+        parents += [above, above]
+        nodes.append(len(tokens) - 1)
+    return TokenTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens)), nodes
