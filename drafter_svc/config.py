@@ -46,8 +46,9 @@ class DrafterConfig:
     draft_width: int = 4
     draft_steps: int = 7
     draft_min_gain: float = 0.2
-    # Least probability of a node's whole path: what a row of the target's pass costs in accepted tokens.
-    draft_min_probability: float = 0.04
+    # Least probability of a node's whole path: what a row of the target's pass costs in tokens. With the bundled pair a
+    # row takes about a fortieth of a round that yields four tokens.
+    draft_min_probability: float = 0.1
     # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
     # on two cores the steps cost the verifier more than the next tree gains.
     draft_ahead_steps: int = 0
