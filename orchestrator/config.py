@@ -30,8 +30,8 @@ class Config:
     listen_address: str = "127.0.0.1:0"
     # A drafter that does not fit, or that is not there in time, stops the start.
     require_drafters: bool = False
-    # Most draft nodes of a round. Rows come in fours on CPU: fifteen nodes and the root make sixteen. Drafters leave out
-    # the nodes that do not pay, so that few rounds have as many.
+    # Most draft nodes of a round. Rows come in fours on CPU: fifteen nodes and the root make sixteen. Drafters leave
+    # out the nodes that do not pay, so that few rounds have as many.
     max_nodes: int = 15
     # Longest wait for a round's draft.
     linger_ms: float = 40.0
