@@ -63,6 +63,23 @@ class RaggedRows(NamedTuple):
     tails: IntArray
 
 
+class Group(NamedTuple):
+    """Rows `first` to before `last` of a segment, for the query heads of one key head.
+
+    `context` tokens are cached, `begin` is the first position that any of the rows looks at, a block's first, and
+    `table` the segment's blocks, of which those from `first_block` to before `last_block` are read.
+    """
+
+    first: int
+    last: int
+    context: int
+    begin: int
+    first_block: int
+    last_block: int
+    table: IntArray
+    head: int
+
+
 class Work(NamedTuple):
     """Room for a few rows of one key head: queries [rows, D], scores [rows, positions], sums [rows, value size]."""
 
@@ -235,12 +252,15 @@ def attend_rows(
         table = rows.tables[rows.table_starts[segment] : rows.table_starts[segment + 1]]
         for first in range(start, stop, _ROWS_TOGETHER):
             last = min(first + _ROWS_TOGETHER, stop)
+            context = rows.contexts[segment]
             begin = first_key(rows, segment, first, last, window)
+            last_block = (context + last - start + BLOCK_SIZE - 1) // BLOCK_SIZE
             for head in range(first_head, last_head):
-                score_rows(query, keys, rows, segment, table, first, last, begin, scale, head, work)
+                some = Group(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
+                score_rows(query, keys, some, scale, work)
                 for index in range((last - first) * group):
-                    weigh(rows, segment, first + index // group, begin, window, work.scores[index])
-                sum_values(values, rows, segment, table, first, last, begin, head, work, output)
+                    weigh(rows, context, first + index // group, begin, window, work.scores[index])
+                sum_values(values, rows, some, work, output)
 
 
 @compiled_exactly
@@ -256,76 +276,53 @@ def first_key(rows: RaggedRows, segment: int, first: int, last: int, window: int
 
 
 @compiled_exactly
-def score_rows(
-    query: FloatArray,
-    keys: FloatArray,
-    rows: RaggedRows,
-    segment: int,
-    table: IntArray,
-    first: int,
-    last: int,
-    begin: int,
-    scale: np.float32,
-    head: int,
-    work: Work,
-) -> None:
-    """Scores of some rows of a segment, for the query heads of one key head, by position from `begin` on."""
+def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float32, work: Work) -> None:
+    """Scores of a group's rows, by position from its beginning on."""
     group = query.shape[1] // keys.shape[1]
-    count = (last - first) * group
+    count = (some.last - some.first) * group
     for index in range(count):
-        row, member = first + index // group, index % group
+        row, head = some.first + index // group, some.head * group + index % group
         for place in range(query.shape[2]):
-            work.queries[index, place] = query[row, head * group + member, place] * scale
-    end = rows.contexts[segment] + last - rows.starts[segment]
-    for block in range(begin // BLOCK_SIZE, (end + BLOCK_SIZE - 1) // BLOCK_SIZE):
-        page = keys[table[block], head]
+            work.queries[index, place] = query[row, head, place] * scale
+    for block in range(some.first_block, some.last_block):
+        page = keys[some.table[block], some.head]
         for index in range(count):
             score_block(work.queries[index], page, work.scores[index, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE])
 
 
 @compiled_exactly
-def sum_values(
-    values: FloatArray,
-    rows: RaggedRows,
-    segment: int,
-    table: IntArray,
-    first: int,
-    last: int,
-    begin: int,
-    head: int,
-    work: Work,
-    output: FloatArray,
-) -> None:
-    """Weighted means of the values that some rows of a segment see, for the query heads of one key head."""
+def sum_values(values: FloatArray, rows: RaggedRows, some: Group, work: Work, output: FloatArray) -> None:
+    """Weighted means of the values that a group's rows see."""
     group = output.shape[1] // values.shape[1]
-    count = (last - first) * group
-    context = rows.contexts[segment]
+    count = (some.last - some.first) * group
     work.sums[:count] = 0
-    end = context + last - rows.starts[segment]
-    for block in range(begin // BLOCK_SIZE, (end + BLOCK_SIZE - 1) // BLOCK_SIZE):
-        page = values[table[block], head]
+    for block in range(some.first_block, some.last_block):
+        page = values[some.table[block], some.head]
         start = block * BLOCK_SIZE
         done = 0
-        if start + BLOCK_SIZE <= context + rows.runs[first]:
+        if start + BLOCK_SIZE <= some.context + rows.runs[some.first]:
             # Rows further down see no less of the context.
             while done + 4 <= count:
                 weights = work.scores[done : done + 4, start : start + BLOCK_SIZE]
                 add_products_of_four(weights, page, work.sums[done : done + 4])
                 done += 4
         for index in range(done, count):
-            run = context + rows.runs[first + index // group]
+            run = some.context + rows.runs[some.first + index // group]
             add_products(work.scores[index, start : max(start, min(start + BLOCK_SIZE, run))], page, work.sums[index])
     for index in range(count):
-        row, member = first + index // group, index % group
-        place = context + rows.runs[row]
+        row, head = some.first + index // group, some.head * group + index % group
+        place = some.context + rows.runs[row]
         for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
-            block, inside = (context + rows.tails[tail]) // BLOCK_SIZE, (context + rows.tails[tail]) % BLOCK_SIZE
-            value = values[table[block], head, inside : inside + 1]
+            block, inside = (
+                (some.context + rows.tails[tail]) // BLOCK_SIZE,
+                (some.context + rows.tails[tail]) % BLOCK_SIZE,
+            )
+            value = values[some.table[block], some.head, inside : inside + 1]
             add_products(work.scores[index, place : place + 1], value, work.sums[index])
             place += 1
-        total = lane_sum(work.scores[index, begin : end_of_lanes(place)])
+        total = lane_sum(work.scores[index, some.begin : end_of_lanes(place)])
         for column in range(output.shape[2]):
-            output[row, head * group + member, column] = work.sums[index, column] / total
+            output[row, head, column] = work.sums[index, column] / total
 
 
 @compiled_exactly
@@ -342,12 +339,11 @@ def visible_keys(rows: RaggedRows, segment: int, row: int) -> int:
 
 
 @compiled_exactly
-def weigh(rows: RaggedRows, segment: int, row: int, begin: int, window: int, scores: FloatArray) -> None:
+def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, scores: FloatArray) -> None:
     """Scores of a segment's positions to exp(score - highest) in the order of the row's path, from `begin` on.
 
     What the row does not see of the lanes from `begin` to the end of the path becomes 0.
     """
-    context = rows.contexts[segment]
     place = context + rows.runs[row]
     for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
         # Tails name rows in ascending order and at or beyond their own place, so that none is lost.
