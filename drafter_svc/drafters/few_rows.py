@@ -4,33 +4,26 @@ A draft is a chain of short steps, each over a row or four. Sixty calls into a t
 arithmetic then, above all right after the target's pass, which leaves every cache cold. Numba compiles this file's
 loops to one function, which reads each weight once, as 8 bits.
 
-Drafts are hints: 8-bit weights may cost a little acceptance, never a token.
-
 Axes: R new rows, S cached rows, H query heads, K key heads, D head size, L layers, h hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba.extending import overload
 from transformers import LlamaForCausalLM
 
 from coppice.compiler import compiled
+from drafter_svc.drafters.int8_inputs import arrange, multiply_bytes
+from drafter_svc.drafters.int8_weights import Weights, multiply_floats, quantise
 from drafter_svc.drafters.tree_cache import Rows
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-_SMALLEST_SCALE = 1e-8
-
-
-class Weights(NamedTuple):
-    """A matrix or a stack of them, [..., out, in] in 8 bits, and one scale per output [..., out]."""
-
-    values: npt.NDArray[np.int8]
-    scales: FloatArray
 
 
 class FewRowsWeights(NamedTuple):
@@ -52,11 +45,12 @@ class FewRowsWeights(NamedTuple):
 class FewRowsPass:
     """A copy of a Llama's weights in 8 bits, and the pass over it.
 
-    `cos` and `signed_sin` [positions, D] turn queries and keys: x * cos + roll(x, D / 2) * signed sin.
+    `cos` and `signed_sin` [positions, D] turn queries and keys: x * cos + roll(x, D / 2) * signed sin. With
+    `round_inputs` the matrices' inputs are rounded to 8 bits, too, which needs `int8_inputs.is_available()`.
     """
 
-    def __init__(self, model: LlamaForCausalLM, cos: FloatArray, signed_sin: FloatArray) -> None:
-        self._weights = read_weights(model, cos, signed_sin)
+    def __init__(self, model: LlamaForCausalLM, cos: FloatArray, signed_sin: FloatArray, *, round_inputs: bool) -> None:
+        self._weights = read_weights(model, cos, signed_sin, round_inputs)
         self._heads = model.config.num_attention_heads
         self._eps = model.config.rms_norm_eps
 
@@ -75,39 +69,52 @@ class FewRowsPass:
         )
 
 
-def quantise(weight: FloatArray) -> Weights:
-    """Symmetric 8-bit weights with one scale per output."""
-    scales = np.maximum(np.abs(weight).max(-1) / 127, _SMALLEST_SCALE).astype(np.float32)
-    return Weights(np.rint(weight / scales[..., None]).astype(np.int8), scales)
-
-
-def read_weights(model: LlamaForCausalLM, cos: FloatArray, signed_sin: FloatArray) -> FewRowsWeights:
+def read_weights(
+    model: LlamaForCausalLM, cos: FloatArray, signed_sin: FloatArray, round_inputs: bool
+) -> FewRowsWeights:
     """Copy and quantise the weights of a Llama."""
     layers = list(model.model.layers)
 
+    def matrices(weight: FloatArray) -> Weights:
+        return arrange(quantise(weight)) if round_inputs else quantise(weight)
+
     def stack(*names: str) -> FloatArray:
         """For every layer, the matrices of the given names on top of each other."""
-        matrices = [np.concatenate([_array(layer.get_submodule(name).weight) for name in names]) for layer in layers]
-        return np.stack(matrices)
+        joined = [np.concatenate([_array(layer.get_submodule(name).weight) for name in names]) for layer in layers]
+        return np.stack(joined)
 
     return FewRowsWeights(
         embedding=_array(model.model.embed_tokens.weight),
         cos=cos,
         signed_sin=signed_sin,
         input_norms=stack("input_layernorm"),
-        qkv=quantise(stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-        output=quantise(stack("self_attn.o_proj")),
+        qkv=matrices(stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        output=matrices(stack("self_attn.o_proj")),
         mlp_norms=stack("post_attention_layernorm"),
-        gate_up=quantise(stack("mlp.gate_proj", "mlp.up_proj")),
-        down=quantise(stack("mlp.down_proj")),
+        gate_up=matrices(stack("mlp.gate_proj", "mlp.up_proj")),
+        down=matrices(stack("mlp.down_proj")),
         norm=_array(model.model.norm.weight),
-        head=quantise(_array(model.lm_head.weight)),
+        head=matrices(_array(model.lm_head.weight)),
     )
 
 
 def _array(parameter: Any) -> FloatArray:
     array: FloatArray = parameter.detach().float().cpu().contiguous().numpy()
     return array
+
+
+def multiply(inputs: FloatArray, values: npt.NDArray[Any], scales: FloatArray, results: FloatArray) -> None:
+    """`results` [R, out] = `inputs` [R, in] times the transpose of a matrix with 8-bit `values` and `scales` [out].
+
+    Only compiled code calls it; which of the two ways is meant, the type of `values` says.
+    """
+    raise NotImplementedError
+
+
+@overload(multiply, strict=False)
+def _choose_multiply(inputs: Any, values: Any, scales: Any, results: Any) -> Callable[..., None]:
+    way = multiply_bytes if values.dtype.name == "uint8" else multiply_floats
+    return lambda inputs, values, scales, results: way(inputs, values, scales, results)
 
 
 @compiled
@@ -137,7 +144,7 @@ def run_rows(
     """
     rows, layers, kv_heads, size = len(token_ids), kv.shape[0], kv.shape[2], kv.shape[4]
     width = weights.embedding.shape[1]
-    inner = weights.down.values.shape[2]
+    inner = weights.gate_up.scales.shape[1] // 2
     hidden = np.empty((rows, width), np.float32)
     normed = np.empty((rows, width), np.float32)
     change = np.empty((rows, width), np.float32)
@@ -175,87 +182,9 @@ def run_rows(
     last = hidden[rows - num_logits :]
     final = np.empty((num_logits, width), np.float32)
     rms_norm(last, weights.norm, eps, final)
-    logits = np.empty((num_logits, weights.head.values.shape[0]), np.float32)
+    logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
     multiply(final, weights.head.values, weights.head.scales, logits)
     return logits
-
-
-@compiled
-def multiply(inputs: FloatArray, values: npt.NDArray[np.int8], scales: FloatArray, results: FloatArray) -> None:
-    """`results` [R, out] = `inputs` [R, in] times the transpose of `values` [out, in] with `scales` [out]."""
-    rows = inputs.shape[0]
-    row = 0
-    while row + 4 <= rows:
-        multiply_four(inputs[row : row + 4], values, results[row : row + 4])
-        row += 4
-    if row + 2 <= rows:
-        multiply_two(inputs[row : row + 2], values, results[row : row + 2])
-        row += 2
-    if row < rows:
-        multiply_one(inputs[row], values, results[row])
-    for row in range(rows):
-        for output in range(len(scales)):
-            results[row, output] *= scales[output]
-
-
-# Two outputs at a time, for as many rows as there are registers: each weight is turned into a float once, and each
-# input is read once for two weights. Results are without scales.
-
-
-@compiled
-def multiply_four(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
-    """Four rows of `multiply`."""
-    outputs, width = values.shape
-    x0, x1, x2, x3 = inputs[0], inputs[1], inputs[2], inputs[3]
-    for first in range(0, outputs, 2):
-        second = min(first + 1, outputs - 1)
-        weights_a, weights_b = values[first], values[second]
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
-        for column in range(width):
-            a, b = np.float32(weights_a[column]), np.float32(weights_b[column])
-            a0 += a * x0[column]
-            a1 += a * x1[column]
-            a2 += a * x2[column]
-            a3 += a * x3[column]
-            b0 += b * x0[column]
-            b1 += b * x1[column]
-            b2 += b * x2[column]
-            b3 += b * x3[column]
-        results[0, first], results[1, first], results[2, first], results[3, first] = a0, a1, a2, a3
-        results[0, second], results[1, second], results[2, second], results[3, second] = b0, b1, b2, b3
-
-
-@compiled
-def multiply_two(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
-    """Two rows of `multiply`."""
-    outputs, width = values.shape
-    x0, x1 = inputs[0], inputs[1]
-    for first in range(0, outputs, 2):
-        second = min(first + 1, outputs - 1)
-        weights_a, weights_b = values[first], values[second]
-        a0 = a1 = b0 = b1 = np.float32(0)
-        for column in range(width):
-            a, b = np.float32(weights_a[column]), np.float32(weights_b[column])
-            a0 += a * x0[column]
-            a1 += a * x1[column]
-            b0 += b * x0[column]
-            b1 += b * x1[column]
-        results[0, first], results[1, first] = a0, a1
-        results[0, second], results[1, second] = b0, b1
-
-
-@compiled
-def multiply_one(inputs: FloatArray, values: npt.NDArray[np.int8], results: FloatArray) -> None:
-    """One row of `multiply`."""
-    outputs, width = values.shape
-    for first in range(0, outputs, 2):
-        second = min(first + 1, outputs - 1)
-        weights_a, weights_b = values[first], values[second]
-        a = b = np.float32(0)
-        for column in range(width):
-            a += np.float32(weights_a[column]) * inputs[column]
-            b += np.float32(weights_b[column]) * inputs[column]
-        results[first], results[second] = a, b
 
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -340,8 +269,23 @@ def attend(qkv: FloatArray, kv: FloatArray, mask: FloatArray, heads: int, end: i
             for key in range(end):
                 total += weights[key]
             result = results[row, head * size : (head + 1) * size]
-            result[:] = 0
-            for key in range(end):
-                share = weights[key] / total
-                for index in range(size):
-                    result[index] += share * values[key, index]
+            mix(weights, values, result)
+            for index in range(size):
+                result[index] /= total
+
+
+@compiled
+def mix(weights: FloatArray, values: FloatArray, result: FloatArray) -> None:
+    """`result` [D] = `weights` [keys] times the first so many of `values` [C, D]."""
+    result[:] = 0
+    keys, size = len(weights), len(result)
+    whole = keys // 4 * 4
+    # Four keys at a time: a sum in memory is slow to come back.
+    for key in range(0, whole, 4):
+        w0, w1, w2, w3 = weights[key], weights[key + 1], weights[key + 2], weights[key + 3]
+        v0, v1, v2, v3 = values[key], values[key + 1], values[key + 2], values[key + 3]
+        for index in range(size):
+            result[index] += w0 * v0[index] + w1 * v1[index] + w2 * v2[index] + w3 * v3[index]
+    for key in range(whole, keys):
+        for index in range(size):
+            result[index] += weights[key] * values[key, index]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from drafter_svc.drafters.whole_search import Found, WholeSearch
 if TYPE_CHECKING:
     from drafter_svc.drafters.compiled_search import CompiledLlama
 
+# How a pass over few rows is computed: by torch; compiled, with weights of 8 bits; with the matrices' inputs rounded to
+# 8 bits as well.
+FewRowsWay = Literal["tensors", "w8", "w8a8"]
 # Up to here the compiled pass is faster; measured on 1 to 16 rows.
 FEW_ROWS = 8
 # Capacity is a multiple of this many rows and at least doubles when it is exceeded.
@@ -63,15 +66,26 @@ def is_supported(model: PreTrainedModel) -> bool:
     )
 
 
+def compiled_ways() -> list[FewRowsWay]:
+    """The compiled ways that this machine has code for, fastest first.
+
+    Raises:
+        ImportError: there is no compiler.
+    """
+    from drafter_svc.drafters.int8_inputs import is_available
+
+    return ["w8a8", "w8"] if is_available() else ["w8"]
+
+
 class LlamaForward:
     """The pass over a copy of a model's weights. The model must be one that `is_supported`."""
 
     @torch.inference_mode()
-    def __init__(self, model: LlamaForCausalLM, *, compile_few_rows: bool = False) -> None:
-        """Copy the weights; with `compile_few_rows` (float32 on a CPU), few rows go through compiled 8-bit code.
+    def __init__(self, model: LlamaForCausalLM, few_rows: FewRowsWay = "tensors") -> None:
+        """Copy the weights; compiled code for few rows is for float32 on a CPU, and one of the `compiled_ways`.
 
         Raises:
-            ImportError: `compile_few_rows`, and there is no compiler.
+            ImportError: code is to be compiled, and there is no compiler.
         """
         config = model.config
         self.vocab_size = config.vocab_size
@@ -85,7 +99,9 @@ class LlamaForward:
         self._head = make_linear(model.lm_head.weight)
         self._layers = [_layer(layer) for layer in model.model.layers]
         self._cos, self._sin = _rotary_tables(model, self.max_positions)
-        self._few_rows = _compile_few_rows(model, self._cos, self._sin) if compile_few_rows else None
+        self._few_rows = None
+        if few_rows != "tensors":
+            self._few_rows = _compile_few_rows(model, self._cos, self._sin, round_inputs=few_rows == "w8a8")
 
     def new_store(self) -> KvStore:
         """An empty store."""
@@ -168,11 +184,12 @@ class LlamaForward:
         return hidden + layer.output(joined)
 
 
-def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor) -> CompiledLlama:
+def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
     # Here, so that everything else works where Numba is not installed.
     from drafter_svc.drafters.compiled_search import CompiledLlama
 
-    return CompiledLlama(model, cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy())
+    tables = cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy()
+    return CompiledLlama(model, *tables, round_inputs=round_inputs)
 
 
 def _layer(layer: LlamaDecoderLayer) -> _Layer:

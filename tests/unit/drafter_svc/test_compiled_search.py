@@ -13,7 +13,7 @@ from coppice.sampling import SamplingParams
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.compiled_search import CompiledLlama
-from drafter_svc.drafters.llama_forward import FEW_ROWS, KvStore, LlamaForward
+from drafter_svc.drafters.llama_forward import FEW_ROWS, KvStore, LlamaForward, compiled_ways
 from drafter_svc.drafters.small_lm import NO_DRAFT_AHEAD, DraftAhead, SmallLm
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.tree_builder import TreeLimits
@@ -38,7 +38,7 @@ class StepByStep(LlamaForward):
 
 def sequences(llama: LlamaForCausalLM, limits: TreeLimits, ahead: DraftAhead = NO_DRAFT_AHEAD) -> Iterator[SmallLm]:
     for kind in (LlamaForward, StepByStep):
-        forward = kind(llama, compile_few_rows=True)
+        forward = kind(llama, compiled_ways()[0])
         info = DrafterInfo("small-lm", "test", "", VOCAB, CONTEXT)
         yield SmallLm(forward, info, Calibration(((0.0, 0.8),)), limits, ahead)
 

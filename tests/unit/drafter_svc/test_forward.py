@@ -39,11 +39,11 @@ def make_llama(**changes: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})).eval()
 
 
-def run_random_rounds(forward: Any, seed: int) -> FloatArray:
+def run_random_rounds(forward: Any, seed: int, prompt_tokens: int = 9) -> FloatArray:
     """Logits of prompts, trees and rollbacks drawn from a seed."""
     rng = np.random.default_rng(seed)
     cache = TreeCache(forward)
-    logits = [cache.extend(rng.integers(0, 61, 9).tolist())[None]]
+    logits = [cache.extend(rng.integers(0, 61, prompt_tokens).tolist())[None]]
     for _ in range(3):
         tokens: list[int] = []
         parents: list[int] = []
