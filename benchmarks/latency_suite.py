@@ -61,7 +61,7 @@ class LatencySuite:
             self._check_budgets(info.max_nodes)
             prompt_ids, num_cut = self._encode([info.max_context_tokens, *map(_context_of, (target, small_lm))])
             contenders = self._contenders(channel, target, small_lm)
-            with _progress() as progress:
+            with progress_bar() as progress:
                 step = progress.add_task("latency", total=self._num_samples(contenders))
                 taken = measure(contenders, prompt_ids, self.plan, partial(progress.advance, step))
         samples = summary.Samples(taken)
@@ -125,7 +125,7 @@ def _context_of(model: PreTrainedModel) -> int | None:
     return getattr(model.config, "max_position_embeddings", None)
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
     """On stderr, so that what is printed at the end can be piped."""
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     return Progress(*columns, console=Console(stderr=True))

@@ -30,6 +30,23 @@ def plot_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def plot_throughput(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw tokens per second against concurrency."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=(FIGURE_INCHES[0] / 2, FIGURE_INCHES[1]), dpi=DPI)
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        group = [row for row in rows if row["contender"] == name]
+        axes.plot([row["concurrency"] for row in group], [row["tokens_per_s"] for row in group], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("tokens/s")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def plot_passes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw time per pass against rows, for every context."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,44 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
         console.print(f"MISMATCH: {text}", style="bold red", markup=False)
 
 
+def print_throughput(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print tokens per second, a line per contender and a column per concurrency, and the ratios."""
+    console = console or Console()
+    console.width = max(console.width, MIN_WIDTH)
+    rows = report["rows"]
+    levels = list(dict.fromkeys(row["concurrency"] for row in rows))
+    table = Table(title="Tokens per second of so many requests at once: median (min to max)")
+    table.add_column("contender", no_wrap=True)
+    for level in levels:
+        table.add_column(f"x{level}", justify="right")
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        group = {row["concurrency"]: row for row in rows if row["contender"] == name}
+        cells = [
+            f"{group[level]['tokens_per_s']:.0f} "
+            f"({group[level]['tokens_per_s_min']:.0f} to {group[level]['tokens_per_s_max']:.0f})"
+            for level in levels
+        ]
+        table.add_row(name, *cells)
+    console.print(table)
+    ratios = Table(title="Ratios within a run, median over runs")
+    ratios.add_column("ratio", no_wrap=True)
+    for level in levels:
+        ratios.add_column(f"x{level}", justify="right")
+    for name in dict.fromkeys(key.rpartition(".x")[0] for key in report["ratios"]):
+        ratios.add_row(name, *[f"{report['ratios'][f'{name}.x{level}']:.2f}" for level in levels])
+    console.print(ratios)
+    settings = report["settings"]
+    console.print(
+        f"{settings['max_tokens']} tokens each behind {settings['mean_prompt_tokens']:.0f} on average, "
+        f"{settings['num_runs']} runs, {settings['threads']} threads, T=0; the time of prompts is in it.",
+        markup=False,
+    )
+    for text in report["notes"]:
+        console.print(text, markup=False)
+    for text in report["mismatches"]:
+        console.print(f"MISMATCH: {text}", style="bold red", markup=False)
+
+
 def print_passes(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the times of passes, a line per number of rows and a pair of columns per context."""
     console = console or Console()

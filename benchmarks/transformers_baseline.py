@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -41,8 +43,7 @@ class TransformersContender:
     def __init__(self, name: str, target: PreTrainedModel, assistant: PreTrainedModel | None = None) -> None:
         self.name = name
         self._target = target
-        # Whatever a checkpoint's own generation_config says would silently join ours: it is set aside.
-        target.generation_config = _library.GenerationConfig()
+        set_aside_generation_config(target)
         self._options: dict[str, Any] = {}
         self.note = "transformers generate, float32, dynamic cache, sdpa attention"
         if assistant is not None:
@@ -78,10 +79,18 @@ class TransformersContender:
         )
 
 
+def set_aside_generation_config(model: PreTrainedModel) -> None:
+    """Forget the checkpoint's own settings, which would silently join ours: an EOS, for example."""
+    model.generation_config = _library.GenerationConfig()
+
+
 def quiet_transformers() -> None:
     """Keep the library's own log and progress bars out of the table."""
     _library.logging.set_verbosity_error()
     _library.logging.disable_progress_bar()
+    # Continuous batching has a log of its own, and sets its level when it is imported.
+    importlib.import_module("transformers.generation.continuous_batching")
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 
 def top_two_gap(target: PreTrainedModel, context: Sequence[int]) -> tuple[float, tuple[int, int]]:

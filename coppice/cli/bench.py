@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -18,7 +18,6 @@ from coppice.cli.topology import DrafterSpec, Topology, TopologySpec
 from coppice.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from benchmarks.latency_suite import LatencySuite
     from benchmarks.prompts import Prompt
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
@@ -126,7 +125,59 @@ def passes(
     typer.echo(f"wrote {out / 'passes.json'} and {out / 'passes.png'}")
 
 
-def _measure_or_exit(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
+@app.command()
+def throughput(
+    prompts: PromptsFile = None,
+    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
+        f"{SMALL_LM}={MODELS / SMALL_LM}"
+    ),
+    out: Annotated[Path, typer.Option(help="Directory for throughput.json and throughput.png.")] = Path(
+        "benchmarks/results"
+    ),
+    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, help="Batches of each size; at least 3 to be quoted.")] = 3,
+    threads: Threads = 0,
+    seed: Seed = 0,
+) -> None:
+    """Many requests at once: transformers' batched and continuous batching, and us with speculation off and on.
+
+    Exit code 1 when our output with speculation on is not what it is with speculation off.
+    """
+    set_spin_count()
+    _require_checkpoint(target, "--target")
+    levels = _numbers(concurrency, "--concurrency")
+    if not levels:
+        raise typer.BadParameter("--concurrency: needs at least one number")
+    chosen = _choose_prompts(prompts, max(levels), seed)
+
+    from benchmarks.plot import plot_throughput
+    from benchmarks.report import write_json
+    from benchmarks.table import print_throughput
+    from benchmarks.throughput import ThroughputPlan
+    from benchmarks.throughput_suite import ThroughputSuite
+
+    spec = TopologySpec(str(target), (_drafter_spec(drafter),), threads=threads)
+    plan = ThroughputPlan(levels, runs, max_tokens)
+    report = _measure_or_exit(ThroughputSuite(target, tuple(chosen), plan, threads or os.cpu_count() or 1), spec)
+    write_json(report, out / "throughput.json")
+    plot_throughput(report["rows"], out / "throughput.png")
+    print_throughput(report)
+    typer.echo(f"wrote {out / 'throughput.json'} and {out / 'throughput.png'}")
+    if report["mismatches"]:
+        raise typer.Exit(1)
+
+
+class Suite(Protocol):
+    """A benchmark of services at an address."""
+
+    def run(self, address: str) -> dict[str, Any]:
+        """Measure and return the report."""
+        ...
+
+
+def _measure_or_exit(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
     from benchmarks.contenders import BenchmarkError
 
     try:
@@ -136,7 +187,7 @@ def _measure_or_exit(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
         raise typer.Exit(1) from error
 
 
-async def _measure(suite: LatencySuite, spec: TopologySpec) -> dict[str, Any]:
+async def _measure(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
     """Run the suite in a thread, beside services whose failure ends it: without a drafter it would mean nothing."""
     topology = Topology(spec)
     tasks: list[asyncio.Task[Any]] = []
@@ -193,11 +244,15 @@ def _choose_prompts(path: Path | None, num_prompts: int, seed: int) -> list[Prom
         raise typer.BadParameter(str(error)) from error
 
 
-def _small_lm_directory(drafter: str) -> Path:
+def _drafter_spec(drafter: str) -> DrafterSpec:
     try:
-        spec = DrafterSpec.parse(drafter)
+        return DrafterSpec.parse(drafter)
     except ValueError as error:
         raise typer.BadParameter(f"--drafter: {error}") from error
+
+
+def _small_lm_directory(drafter: str) -> Path:
+    spec = _drafter_spec(drafter)
     if spec.kind != SMALL_LM:
         # It is transformers' assistant too, which has to be a language model.
         raise typer.BadParameter(f"--drafter: this suite takes a {SMALL_LM}, got {drafter!r}")

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 CONTEXT = 96
 # What the fake server says of every round: three nodes drafted as a chain, one of them accepted.
@@ -97,7 +97,8 @@ def _last_message(num_tokens: int, speculates: bool) -> inference_pb2.GenerateRe
         stats.sources.add(source="small-lm", proposed=3 * rounds, accepted=rounds)
     timing = inference_pb2.Timing(forward_ms=1.0, linger_ms=0.5)
     timing.passes.add(rows=4 if speculates else 1, count=rounds, total_ms=1.0)
-    return inference_pb2.GenerateResponse(speculation=stats, timing=timing)
+    finished = inference_pb2.Finished(reason=sampling_pb2.FINISH_REASON_LENGTH)
+    return inference_pb2.GenerateResponse(finished=finished, speculation=stats, timing=timing)
 
 
 def _serve(servicer: FakeInference) -> Iterator[str]:

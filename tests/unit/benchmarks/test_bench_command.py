@@ -37,7 +37,7 @@ class RunningTopology:
         pass
 
 
-def _serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | None = None) -> list[TopologySpec]:
+def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | None = None) -> list[TopologySpec]:
     specs: list[TopologySpec] = []
 
     def topology(spec: TopologySpec) -> RunningTopology:
@@ -60,7 +60,7 @@ def _latency_arguments(target: Path, directory: Path) -> list[str]:
 def test_latency_writes_json_and_plot_and_prints_a_table(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs = _serve_at(monkeypatch, server)
+    specs = serve_at(monkeypatch, server)
     result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
     assert result.exit_code == 0, result.output
     assert specs == [TopologySpec(str(tiny_target), (DrafterSpec("small-lm", str(tiny_target)),), threads=1)]
@@ -72,7 +72,7 @@ def test_latency_writes_json_and_plot_and_prints_a_table(
 def test_speculation_that_changes_a_token_is_exit_code_1_and_still_written(
     tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _serve_at(monkeypatch, corrupting_server)
+    serve_at(monkeypatch, corrupting_server)
     result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
     assert result.exit_code == 1
     assert "MISMATCH: coppice-on differs from coppice-off at T=0 on prompt 1" in result.output
@@ -82,7 +82,7 @@ def test_speculation_that_changes_a_token_is_exit_code_1_and_still_written(
 def test_a_failing_server_is_one_line_and_exit_code_1(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _serve_at(monkeypatch, server)
+    serve_at(monkeypatch, server)
     arguments = [*_latency_arguments(tiny_target, tmp_path), "--temperature", "2"]
     result = CliRunner().invoke(bench.app, arguments)
     assert result.exit_code == 1
@@ -92,7 +92,7 @@ def test_a_failing_server_is_one_line_and_exit_code_1(
 def test_a_service_that_dies_ends_the_benchmark(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _serve_at(monkeypatch, server, ChildError("drafter small-lm ended with exit code 1"))
+    serve_at(monkeypatch, server, ChildError("drafter small-lm ended with exit code 1"))
     result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
     assert result.exit_code == 1
     assert "coppice: drafter small-lm ended with exit code 1" in result.output
@@ -102,7 +102,7 @@ def test_a_service_that_dies_ends_the_benchmark(
 def test_a_swept_budget_above_the_services_limit_raises_the_limit_but_not_the_default(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _serve_at(monkeypatch, server)
+    serve_at(monkeypatch, server)
     monkeypatch.setenv("MAX_NODES", "10")
     arguments = [*_latency_arguments(tiny_target, tmp_path), "--sweep-nodes", "4,20", "--temperature", "0"]
     result = CliRunner().invoke(bench.app, arguments)
