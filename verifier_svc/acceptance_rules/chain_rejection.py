@@ -1,0 +1,30 @@
+"""Chain rejection sampling, the first rule of speculative decoding (Leviathan et al. 2211.17192, Chen et al. 2302.01318).
+
+The reference that the others are compared with: each draft token is accepted with probability min(1, p / q), and the
+first rejection ends the block with a token of the residual.
+"""
+
+from __future__ import annotations
+
+from coppice.chance import Chance
+from coppice.sampled_tree import SampledTree
+from coppice.tree import ROOT
+from verifier_svc.acceptance import Acceptance
+from verifier_svc.acceptance_rules.residual import Target, accept, check_chain, ratio, residual
+
+
+def chain_rejection(chain: SampledTree, target: Target, chance: Chance) -> Acceptance:
+    """Accept a prefix of a sampled chain.
+
+    Raises:
+        InvalidTreeError: the tree branches.
+    """
+    check_chain(chain)
+    for node, token in enumerate(chain.token_ids):
+        law = target(node - 1)
+        [(_, draft)] = chain.draws(node - 1)
+        if not chance.happens(ratio(law, draft, token)):
+            _, left = residual(law, draft)
+            return accept(chain, node - 1, left, chance)
+    last = len(chain) - 1 if len(chain) else ROOT
+    return accept(chain, last, target(last), chance)
