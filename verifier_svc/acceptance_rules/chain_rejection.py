@@ -1,4 +1,4 @@
-"""Chain rejection sampling, the first rule of speculative decoding (Leviathan et al. 2211.17192, Chen et al. 2302.01318).
+"""Chain rejection sampling (Leviathan et al. 2211.17192, Chen et al. 2302.01318).
 
 The reference that the others are compared with: each draft token is accepted with probability min(1, p / q), and the
 first rejection ends the block with a token of the residual.

@@ -24,9 +24,7 @@ def multi_step(tree: SampledTree, target: Target, chance: Chance) -> Acceptance:
         node = child
 
 
-def _accepted_child(
-    tree: SampledTree, node: int, law: FloatArray, chance: Chance
-) -> tuple[int | None, FloatArray]:
+def _accepted_child(tree: SampledTree, node: int, law: FloatArray, chance: Chance) -> tuple[int | None, FloatArray]:
     """The first child that is accepted, if any, and what the rejected ones left of the node's law."""
     for child, draft in tree.draws(node):
         if chance.happens(ratio(law, draft, tree.token_ids[child])):

@@ -31,7 +31,6 @@ def _visit(tree: SampledTree, target: Target, chance: Chance, node: int, rate: f
         if found is not None:
             return found
         mass, law = residual(law, draft, rate)
-        # The root's rate is mass / mass, whatever its children leave; written out, so that it is 1 without mass, too.
-        rate = 1.0 if node == ROOT else remaining_rate(mass, rate)
-    # The root is the committed text and needs no coin.
+        rate = remaining_rate(mass, rate)
+    # The root's rate stays 1, save where rounding alone leads. It is the committed text and needs no coin.
     return accept(tree, node, law, chance) if node == ROOT or chance.happens(rate) else None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.chance import Chance
-from coppice.draft_distribution import DraftDistribution
+from coppice.draft_distribution import DraftDistribution, truncated
 from coppice.sampled_tree import SampledTree
 from coppice.tree import ROOT
 from drafter_svc.tree_sampler import sample_tree
@@ -73,19 +73,24 @@ class Languages:
     """A target and a draft language over tokens 0 to vocab - 1, as pure functions of (seed, path).
 
     Each context has a pair of its own kind: ordinary rows, rows with zeros, equal ones, disjoint ones, certain ones.
-    `closeness` mixes the target's row into ordinary draft rows.
+    `closeness` mixes the target's row into ordinary draft rows. With `max_draft_tokens` the drafter truncates and
+    renormalises its rows, as real ones do.
     """
 
     seed: int
     vocab: int
     kinds: tuple[str, ...] = ("ordinary",)
     closeness: float = 0.5
+    max_draft_tokens: int | None = None
 
     def target(self, path: Path) -> FloatArray:
         return self._rows(path)[0]
 
     def draft(self, path: Path) -> DraftDistribution:
         row = self._rows(path)[1]
+        if self.max_draft_tokens is not None:
+            with np.errstate(divide="ignore"):
+                return truncated(np.log(row).astype(np.float32), 1.0, self.max_draft_tokens)
         tokens = np.flatnonzero(row)
         return DraftDistribution(tuple(tokens.tolist()), tuple(row[tokens].tolist()))
 
@@ -148,9 +153,7 @@ def _joint(languages: Languages, path: Path, length: int) -> FloatArray:
 
 def sampler(widths: Sequence[int], *, with_replacement: bool = False) -> Sampler:
     """Draws a tree of these widths as a drafter does."""
-    return lambda languages, chance: sample_tree(
-        widths, languages.predict, chance, with_replacement=with_replacement
-    )
+    return lambda languages, chance: sample_tree(widths, languages.predict, chance, with_replacement=with_replacement)
 
 
 def law_of_blocks(blocks: Iterable[tuple[Path, float]], languages: Languages, length: int) -> FloatArray:
@@ -170,9 +173,13 @@ class Finding:
 
 
 def find(
-    rule: Rule, draw: Sampler, languages: Languages, depth: int, alter: Callable[[SampledTree], SampledTree] | None = None
+    rule: Rule,
+    draw: Sampler,
+    languages: Languages,
+    depth: int,
+    alter: Callable[[SampledTree], SampledTree] | None = None,
 ) -> Finding:
-    """Run a rule on every tree that `draw` can give; `alter` stands for what happens to trees on the way to the rule."""
+    """Run a rule on every tree that `draw` can give, and that `alter` then changes on the way to the rule."""
     blocks: list[tuple[Path, float]] = []
     for drawn, drawn_weight in every_outcome(lambda chance: draw(languages, chance)):
         tree = alter(drawn) if alter else drawn
