@@ -15,8 +15,10 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from coppice.completion import Completion, finished
+from coppice.log_probs import TokenLogProbs
 from coppice.rpc import open_channel
 from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.wire import log_probs_from_proto
 
 DEFAULT_TIMEOUT_S = 600.0
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -43,6 +45,8 @@ class Options:
     cache_salt: str = ""
     # Tokens that an interrupted call has delivered already.
     resume_token_ids: tuple[int, ...] = ()
+    # Log-probabilities of the generated tokens and of this many likeliest ones; None asks for none.
+    top_log_probs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Chunk:
 
     text: str
     token_ids: tuple[int, ...]
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
 
 
 class RequestFailedError(Exception):
@@ -95,6 +101,7 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         text: list[str] = []
         token_ids: list[int] = []
+        log_probs: list[TokenLogProbs] = []
         request_id, seed = "", 0
         try:
             async for message in self._call:
@@ -102,10 +109,14 @@ class Stream:
                 token_ids.extend(message.token_ids)
                 if message.request_id:
                     request_id, seed = message.request_id, message.seed
-                if message.text or message.token_ids:
-                    yield Chunk(message.text, tuple(message.token_ids))
+                chunk = Chunk(message.text, tuple(message.token_ids), log_probs_from_proto(message.log_probs))
+                log_probs.extend(chunk.log_probs)
+                if chunk.text or chunk.token_ids or chunk.log_probs:
+                    yield chunk
                 if message.HasField("finished"):
-                    self.completion = finished("".join(text), tuple(token_ids), request_id, seed, message)
+                    self.completion = finished(
+                        "".join(text), tuple(token_ids), tuple(log_probs), request_id, seed, message
+                    )
         except grpc.aio.AioRpcError as error:
             raise RequestFailedError(error) from error
         finally:
@@ -201,6 +212,8 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
         if (value := getattr(options, name)) is not None:
             setattr(request.stopping, name, value)
     request.stopping.stop_strings.extend(options.stop)
+    if options.top_log_probs is not None:
+        request.response.top_log_probs = options.top_log_probs
     if options.max_nodes is not None:
         request.speculation.max_nodes = options.max_nodes
     _set_speculation(request.speculation, options.speculation)

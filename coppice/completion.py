@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coppice.log_probs import TokenLogProbs
 from coppice.v1 import inference_pb2, sampling_pb2
 
 _REASON_PREFIX = "FINISH_REASON_"
@@ -81,6 +82,8 @@ class Completion:
     usage: Usage
     speculation: Speculation
     timing: Timing
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `coppice generate --json` prints."""
@@ -88,6 +91,7 @@ class Completion:
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
+            **({"log_probs": [_log_probs_json(one) for one in self.log_probs]} if self.log_probs else {}),
             "finish_reason": self.finish_reason,
             "usage": {
                 "prompt_tokens": self.usage.prompt_tokens,
@@ -111,8 +115,21 @@ class Completion:
         }
 
 
+def _log_probs_json(one: TokenLogProbs) -> dict[str, Any]:
+    top = zip(one.top_token_ids, one.top_log_probs, strict=True)
+    return {
+        "log_prob": one.log_prob,
+        "top": [{"token_id": token, "log_prob": log_prob} for token, log_prob in top],
+    }
+
+
 def finished(
-    text: str, token_ids: tuple[int, ...], request_id: str, seed: int, last: inference_pb2.GenerateResponse
+    text: str,
+    token_ids: tuple[int, ...],
+    log_probs: tuple[TokenLogProbs, ...],
+    request_id: str,
+    seed: int,
+    last: inference_pb2.GenerateResponse,
 ) -> Completion:
     """The completion that ends with the message `last`."""
     reason = sampling_pb2.FinishReason.Name(last.finished.reason).removeprefix(_REASON_PREFIX).lower()
@@ -126,6 +143,7 @@ def finished(
         usage=Usage(last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_prompt_tokens),
         speculation=_speculation(last.speculation, last.usage.completion_tokens),
         timing=_timing(last.timing, last.usage.completion_tokens),
+        log_probs=log_probs,
     )
 
 

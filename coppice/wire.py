@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from coppice.errors import CoppiceError
+from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
-from coppice.v1 import sampling_pb2, tree_pb2
+from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2, verifier_pb2
 
 Value = TypeVar("Value")
 
@@ -103,6 +106,51 @@ def stopping_to_proto(options: StoppingOptions) -> sampling_pb2.StoppingOptions:
         stop_strings=options.stop_strings,
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
+    )
+
+
+def add_log_probs(message: verifier_pb2.Outcome, log_probs: Sequence[TokenLogProbs]) -> None:
+    """Put the log-probabilities of an outcome's tokens, one each or none at all, into its message."""
+    for one in log_probs:
+        message.log_probs.append(one.log_prob)
+        message.top_token_ids.extend(one.top_token_ids)
+        message.top_log_probs.extend(one.top_log_probs)
+
+
+def outcome_log_probs(message: verifier_pb2.Outcome) -> tuple[TokenLogProbs, ...]:
+    """The log-probabilities of an outcome's tokens, one each; empty when it carries none.
+
+    Raises:
+        CoppiceError: they do not fit the tokens.
+    """
+    if not message.log_probs:
+        return ()
+    num_tokens, num_top = len(message.token_ids), len(message.top_token_ids)
+    if len(message.log_probs) != num_tokens or num_top % num_tokens or num_top != len(message.top_log_probs):
+        raise CoppiceError("an outcome's log-probabilities do not fit its tokens")
+    width = num_top // num_tokens
+    ids, values = tuple(message.top_token_ids), tuple(message.top_log_probs)
+    return tuple(
+        TokenLogProbs(log_prob, ids[at * width : (at + 1) * width], values[at * width : (at + 1) * width])
+        for at, log_prob in enumerate(message.log_probs)
+    )
+
+
+def log_probs_to_proto(log_probs: Iterable[TokenLogProbs]) -> list[inference_pb2.TokenLogProbs]:
+    """Log-probabilities as messages of the public API."""
+    return [
+        inference_pb2.TokenLogProbs(
+            log_prob=one.log_prob, top_token_ids=one.top_token_ids, top_log_probs=one.top_log_probs
+        )
+        for one in log_probs
+    ]
+
+
+def log_probs_from_proto(messages: Iterable[inference_pb2.TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
+    """Messages of the public API as log-probabilities."""
+    return tuple(
+        TokenLogProbs(message.log_prob, tuple(message.top_token_ids), tuple(message.top_log_probs))
+        for message in messages
     )
 
 

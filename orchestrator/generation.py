@@ -110,6 +110,7 @@ class Generation:
             linger_us=self._drafting.opening_linger_us(),
             priority=self._request.priority,
             cache_salt=self._request.cache_salt,
+            top_log_probs=self._request.top_log_probs,
             want_features=self._drafting.wants_features,
         )
 
@@ -132,6 +133,8 @@ class Generation:
                 f"the verifier sent an outcome for {outcome.base_length} committed tokens, not for "
                 f"{self._transcript.length}"
             )
+        if self._request.top_log_probs is not None and len(outcome.log_probs) != len(outcome.token_ids):
+            raise CoppiceError("the verifier sent no log-probabilities")
         self._openings = 0
         self._transcript.append(outcome.token_ids)
         self._drafting.load = self._verifier.load
@@ -139,7 +142,7 @@ class Generation:
         sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
         if outcome.token_ids:
             self.clock.first_token()
-        self._output.push(outcome.token_ids)
+        self._output.push(outcome.token_ids, outcome.log_probs)
         self._wake.set()
         self.statistics.record(outcome, sent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coppice.log_probs import TokenLogProbs
 from coppice.stop_strings import StopStringMatcher
 from coppice.tokenizer import TargetTokenizer
 from orchestrator.transcript import Transcript
@@ -16,6 +17,8 @@ class Delta:
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.token_ids)
@@ -39,6 +42,7 @@ class Output:
         self._matcher = StopStringMatcher(stop_strings)
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._log_probs: list[TokenLogProbs] = []
         self._undecoded: list[int] = []
         self._decode(transcript.tokens[transcript.num_prompt :])
         # All of it was delivered by the interrupted call; what is held back of it was not, and stays held.
@@ -54,9 +58,10 @@ class Output:
         """Text of the last token alone, which the output leaves out when it is a stop token."""
         return self._tokenizer.token_text(self._transcript.tokens[-1])
 
-    def push(self, token_ids: Sequence[int]) -> None:
+    def push(self, token_ids: Sequence[int], log_probs: Sequence[TokenLogProbs] = ()) -> None:
         """Add tokens that were just committed. Their text waits until somebody asks: the next round must not."""
         self._token_ids.extend(token_ids)
+        self._log_probs.extend(log_probs)
         self._undecoded.extend(token_ids)
 
     def finish(self) -> None:
@@ -71,9 +76,10 @@ class Output:
     def take(self) -> Delta:
         """Everything since the last take."""
         self._catch_up()
-        delta = Delta("".join(self._text), tuple(self._token_ids))
+        delta = Delta("".join(self._text), tuple(self._token_ids), tuple(self._log_probs))
         self._text.clear()
         self._token_ids.clear()
+        self._log_probs.clear()
         return delta
 
     def _catch_up(self) -> None:

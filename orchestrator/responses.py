@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.v1 import inference_pb2
+from coppice.wire import log_probs_to_proto
 from orchestrator.generation import Generation
 from orchestrator.output import Delta
 from orchestrator.rounds import Finish
@@ -19,15 +20,13 @@ class Responses:
 
     def delta(self, delta: Delta) -> inference_pb2.GenerateResponse | None:
         """A message with what is new and wanted; None when that is nothing."""
-        token_ids = delta.token_ids if self._request.want_token_ids else ()
-        if not token_ids and not delta.text:
+        if not self._request.want_token_ids and not delta.text and not delta.log_probs:
             return None
-        return self._message(delta.text, token_ids)
+        return self._message(delta)
 
     def last(self, generation: Generation, finish: Finish, num_generated: int) -> inference_pb2.GenerateResponse:
         """The message that ends the stream."""
-        delta = generation.last_delta()
-        message = self._message(delta.text, delta.token_ids if self._request.want_token_ids else ())
+        message = self._message(generation.last_delta())
         message.finished.reason = finish.reason
         if finish.stop_match is not None:
             message.finished.stop_match = finish.stop_match
@@ -39,8 +38,11 @@ class Responses:
         message.timing.CopyFrom(_timing(generation.statistics, generation.clock))
         return message
 
-    def _message(self, text: str, token_ids: tuple[int, ...]) -> inference_pb2.GenerateResponse:
-        message = inference_pb2.GenerateResponse(text=text, token_ids=token_ids)
+    def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
+        token_ids = delta.token_ids if self._request.want_token_ids else ()
+        message = inference_pb2.GenerateResponse(
+            text=delta.text, token_ids=token_ids, log_probs=log_probs_to_proto(delta.log_probs)
+        )
         if self._is_first:
             message.request_id = self._request.request_id
             message.seed = self._request.sampling.seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import sampling_pb2
 
@@ -22,6 +23,7 @@ class Opening:
     priority: int
     want_features: bool
     cache_salt: str
+    top_log_probs: int | None
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Outcome:
     pass_us: int
     linger_us: int
     stale_drafts: int
+    log_probs: tuple[TokenLogProbs, ...]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from coppice import wire
 from coppice.errors import InvalidRequestError, UnsupportedError
+from coppice.log_probs import check_top_log_probs
 from coppice.sampling import SamplingParams, StoppingOptions, check_token_ids
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, sampling_pb2
@@ -40,6 +41,8 @@ class GenerationRequest:
     cache_salt: str
     want_text: bool
     want_token_ids: bool
+    # None: no log-probabilities; else those of the generated tokens and of this many likeliest ones.
+    top_log_probs: int | None
     # Whether to draft, with which sources (empty: all) and at most how many nodes.
     speculates: bool
     forced: bool
@@ -69,6 +72,7 @@ async def validate(
     if not message.sampling.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
     stopping = wire.stopping_from_proto(message.stopping)
+    check_top_log_probs("response.top_log_probs", message.response.top_log_probs)
     _check_vocabulary(message, sampling, stopping, info.vocab_size)
     _check_sources(message.speculation, known_sources, connected_sources)
     _check_resume(message, stopping)
@@ -88,6 +92,7 @@ async def validate(
         cache_salt=message.cache_salt,
         want_text=not message.response.HasField("text") or message.response.text,
         want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
+        top_log_probs=message.response.top_log_probs if message.response.HasField("top_log_probs") else None,
         speculates=policy.mode != _MODES.MODE_OFF and max_nodes != 0,
         forced=policy.mode == _MODES.MODE_FORCED,
         sources=tuple(policy.sources),
@@ -96,8 +101,6 @@ async def validate(
 
 
 def _check_supported(message: inference_pb2.GenerateRequest) -> None:
-    if message.response.HasField("top_log_probs"):
-        raise UnsupportedError("response.top_log_probs is not offered by this version")
     policy = message.speculation
     if policy.acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL:
         raise UnsupportedError("speculation.acceptance: TRAVERSAL is not offered by this version")

@@ -263,6 +263,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         priority=opening.priority,
         want_features=opening.want_features,
         cache_salt=opening.cache_salt,
+        top_log_probs=opening.top_log_probs,
     )
 
 
@@ -279,6 +280,7 @@ def _outcome(message: verifier_pb2.Outcome) -> Outcome:
         pass_us=message.pass_us,
         linger_us=message.linger_us,
         stale_drafts=message.stale_drafts,
+        log_probs=wire.outcome_log_probs(message),
     )
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from coppice.log_probs import TokenLogProbs
 from coppice.stop_strings import StopStringMatcher
 from coppice.tokenizer import TargetTokenizer, fingerprint
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2, verifier_pb2_grpc
-from coppice.wire import tree_from_proto, tree_to_proto
+from coppice.wire import add_log_probs, tree_from_proto, tree_to_proto
 
 EOS = 256
 VOCAB = 257
@@ -95,6 +96,12 @@ def follow(target: Target, tokens: Sequence[int], seed: int, tree: TokenTree) ->
             return committed, accepted
         accepted.append(child)
         node = child
+
+
+def toy_log_probs(position: int, token: int, num_top: int) -> TokenLogProbs:
+    """Numbers that name the token and its place; exact in single precision."""
+    top = tuple((token + rank) % VOCAB for rank in range(num_top))
+    return TokenLogProbs(-position - token / 512, top, tuple(-position - rank / 32 for rank in range(num_top)))
 
 
 @dataclass
@@ -245,6 +252,9 @@ class _VerifierStream:
                 stale_drafts=sequence.stale,
             )
             sequence.stale = 0
+            if opening.HasField("top_log_probs"):
+                num_top = opening.top_log_probs
+                add_log_probs(outcome, [toy_log_probs(base + at, token, num_top) for at, token in enumerate(kept)])
             self.responses.put_nowait(verifier_pb2.VerifyResponse(sequence_id=number, outcome=outcome))
             if finish is not None:
                 self.responses.put_nowait(verifier_pb2.VerifyResponse(sequence_id=number, finished=finish))

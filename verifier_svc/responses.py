@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from coppice.errors import InvalidRequestError
 from coppice.rpc import error_status
 from coppice.v1 import sampling_pb2, verifier_pb2
+from coppice.wire import add_log_probs
 from verifier_svc.events import DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import FinishReason
 
@@ -46,7 +47,7 @@ def microseconds(seconds: float) -> int:
 
 def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
     outcome = event.outcome
-    return verifier_pb2.Outcome(
+    message = verifier_pb2.Outcome(
         base_length=outcome.base_length,
         token_ids=outcome.token_ids,
         accepted_nodes=outcome.accepted_nodes,
@@ -57,6 +58,8 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         linger_us=microseconds(outcome.linger_s),
         stale_drafts=outcome.stale_drafts,
     )
+    add_log_probs(message, outcome.log_probs)
+    return message
 
 
 def _error(event: ErrorEvent) -> verifier_pb2.SequenceError:

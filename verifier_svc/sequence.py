@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 from verifier_svc.linger import Linger
+from verifier_svc.log_probs import committed_log_probs
 from verifier_svc.mailbox import Mailbox
 from verifier_svc.output_end import Finish, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
@@ -36,6 +38,8 @@ class SequenceSpec:
     linger_s: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    # None: no log-probabilities; else those of the committed tokens and of this many likeliest ones.
+    top_log_probs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class RoundOutcome:
     linger_s: float
     stale_drafts: int
     finish: Finish | None
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
 
 
 class Sequence:
@@ -81,6 +87,7 @@ class Sequence:
         # Tokens whose keys and values were there already.
         self.num_cached = 0
         self._cache_salt = spec.cache_salt
+        self._top_log_probs = spec.top_log_probs
         self.opened_s = opened_s
         self.started_s = opened_s
         self.mailbox = Mailbox()
@@ -200,6 +207,8 @@ class Sequence:
             return finishes[-1] is not None
 
         accepted = sample_and_follow(rows.tree, draw, is_last)
+        num_top = self._top_log_probs
+        log_probs = () if num_top is None else committed_log_probs(logits, accepted, num_top)
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
         self.tokens += accepted.token_ids
         rows.cache.publish(self.tokens)
@@ -218,6 +227,7 @@ class Sequence:
             linger_s=waited_s,
             stale_drafts=self.mailbox.take_stale(),
             finish=finishes[-1],
+            log_probs=log_probs,
         )
 
     def prepare(self) -> None:

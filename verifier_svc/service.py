@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
+from coppice.log_probs import check_top_log_probs
 from coppice.rpc import errors_as_status, unary
 from coppice.sampling import check_token_ids
 from coppice.tree import TokenTree
@@ -145,6 +146,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, self._info.vocab_size)
         for name, token_ids in sampling.named_token_ids().items():
             check_token_ids(name, token_ids, self._info.vocab_size)
+        check_top_log_probs("top_log_probs", message.top_log_probs)
         self._check_offered(message)
         return SequenceSpec(
             prompt=prompt,
@@ -154,6 +156,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             linger_s=message.linger_us / 1e6,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:

@@ -17,6 +17,7 @@ from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Thread
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion
+from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1.inference_pb2 import GenerateRequest
 
 Prompt = str | list[int]
@@ -35,6 +36,10 @@ def generate(
     speculation: Annotated[
         str, typer.Option(metavar="auto|off|KIND,KIND", help="Whether to draft, and with which drafters.")
     ] = "auto",
+    top_log_probs: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_TOP_LOG_PROBS, help="With --json: log-probabilities, also of the N likeliest."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that the request may take.")] = 600.0,
     target: Target = DEFAULT_TARGET,
@@ -50,6 +55,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         speculation=speculation,
+        top_log_probs=top_log_probs,
     )
     try:
         request = build_request(read_prompt(prompt, prompt_file, token_ids), options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,6 +101,35 @@ async def test_tokens_are_those_of_the_target_alone(name: str) -> None:
                 if label == "greedy":
                     assert list(off.token_ids) == greedy_by_transformers(pair, prompt, count)
     assert accepted > 100
+
+
+@pytest.mark.timeout(120)
+async def test_log_probabilities_are_those_of_the_target_alone() -> None:
+    pair, prompt = PAIRS["bundled"], CODE_PROMPTS[1]
+    async with client_of(pair) as client:
+        for temperature in (0.0, 1.0):
+            options = Options(temperature=temperature, seed=8, max_tokens=48, ignore_eos=True, top_log_probs=4)
+            on = await client.generate(prompt, options)
+            off = await client.generate(prompt, replace(options, speculation="off"))
+            assert on.speculation.accepted_tokens > 0
+            # The same bits.
+            assert on.log_probs == off.log_probs
+            reference = log_softmax_by_transformers(pair, prompt, on.token_ids)
+            assert len(on.log_probs) == len(reference) == 48
+            for one, token, row in zip(on.log_probs, on.token_ids, reference, strict=True):
+                assert one.log_prob == pytest.approx(float(row[token]), abs=1e-4)
+                assert one.top_log_probs == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+                assert one.top_log_probs == pytest.approx(row[list(one.top_token_ids)].tolist(), abs=1e-4)
+
+
+@torch.inference_mode()
+def log_softmax_by_transformers(pair: Pair, prompt: str, token_ids: Sequence[int]) -> torch.Tensor:
+    """The oracle: log-probabilities [tokens, vocab] at every generated token's place, by one plain forward."""
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
+    ids = [*tokenizer(prompt)["input_ids"], *token_ids]
+    rows: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0, -len(token_ids) - 1 : -1]
+    return rows.double().log_softmax(-1)
 
 
 @pytest.mark.timeout(120)

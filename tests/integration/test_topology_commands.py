@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
-from tests.fakes import FINGERPRINT, babble, plain
+from tests.fakes import FINGERPRINT, babble, plain, toy_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [ord(character) for character in "def "]
@@ -111,6 +111,13 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
     assert answer["speculation"]["mean_acceptance_length"] == 20 / answer["speculation"]["rounds"]
     assert set(answer["timing"]) == {"ttft_ms", "tpot_ms", "total_ms"}
 
+    code, out, err = generate(
+        services, address, "--prompt", "def ", "--max-tokens", "1", "--seed", "7", "--json", "--top-log-probs", "1"
+    )
+    one = toy_log_probs(len(PROMPT), EXPECTED[0], 1)
+    top = [{"token_id": one.top_token_ids[0], "log_prob": one.top_log_probs[0]}]
+    assert json.loads(out)["log_probs"] == [{"log_prob": one.log_prob, "top": top}], err
+
     file = services / "prompt.txt"
     file.write_text("def ")
     code, out, _ = generate(services, address, "--prompt-file", str(file), *options, "--speculation", "off")
@@ -187,6 +194,7 @@ def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
         ["generate"],
         ["generate", "--prompt", "a", "--token-ids", "1"],
         ["generate", "--token-ids", "1,x"],
+        ["generate", "--prompt", "a", "--top-log-probs", "21"],
         ["generate", "--prompt-file", "absent.txt"],
         ["up", "--drafter", "none", "--drafter", "small-lm"],
         ["up", "--drafter", "=x"],

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from coppice import rpc
+from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
@@ -176,6 +177,20 @@ async def test_drafts_save_rounds_and_change_no_token(stub: Stub) -> None:
     assert rounds <= 4
 
 
+@pytest.mark.parametrize("number", [None, 0, 3, 20])
+async def test_outcomes_carry_the_log_probabilities_that_were_asked_for(number: int | None, stub: Stub) -> None:
+    peer = Peer(stub)
+    await peer.open(top_log_probs=number)
+    outcome = (await peer.next()).outcome
+    assert len(outcome.log_probs) == (number is not None)
+    assert len(outcome.top_token_ids) == len(outcome.top_log_probs) == (number or 0)
+    if number:
+        # Greedy decoding says the likeliest.
+        assert outcome.top_token_ids[0] == outcome.token_ids[0]
+        assert outcome.top_log_probs[0] == outcome.log_probs[0] < 0
+        assert list(outcome.top_log_probs) == sorted(outcome.top_log_probs, reverse=True)
+
+
 async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, TargetInfo]) -> None:
     described = await stub.Describe(pb.VerifierServiceDescribeRequest(), timeout=TIMEOUT_S)
     assert (described.vocab_size, described.max_context_tokens, described.max_nodes) == (VOCAB, CONTEXT, MAX_NODES)
@@ -208,6 +223,7 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
             code_pb2.INVALID_ARGUMENT,
             "stopping.stop_strings",
         ),
+        ({"top_log_probs": MAX_TOP_LOG_PROBS + 1}, code_pb2.INVALID_ARGUMENT, "top_log_probs"),
         ({"acceptance": sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL}, code_pb2.UNIMPLEMENTED, ""),
     ],
     ids=lambda value: str(value)[:40],

@@ -12,7 +12,7 @@ from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import sampling_pb2
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript
-from tests.fakes import CONTEXT, EOS, TOKENIZER_JSON
+from tests.fakes import CONTEXT, EOS, TOKENIZER_JSON, toy_log_probs
 
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 PROMPT = list(b"say: ")
@@ -68,6 +68,22 @@ def test_deltas_pile_up_into_one_while_nobody_takes_them() -> None:
     delta = output.take()
     assert (delta.text, delta.token_ids) == ("hello", tuple(b"hello"))
     assert not output.take()
+
+
+def test_log_probabilities_stay_in_step_with_the_token_ids_while_their_text_is_held_back() -> None:
+    said = list(b"ab STOP")
+    expected = [toy_log_probs(at, token, 1) for at, token in enumerate(said)]
+    transcript = transcript_of([])
+    output = Output(TOKENIZER, transcript, ("STOP",), want_text=True)
+    text = ""
+    for at, token in enumerate(said):
+        transcript.append([token])
+        output.push([token], [expected[at]])
+        delta = output.take()
+        text += delta.text
+        assert (delta.token_ids, delta.log_probs) == ((token,), (expected[at],))
+    output.finish()
+    assert text + output.take().text == "ab "
 
 
 def test_a_stop_token_is_in_the_token_ids_but_not_in_the_text() -> None:

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import TokenTree
 from verifier_svc.engine import Engine
@@ -24,6 +25,7 @@ class Result:
     """What one sequence produced."""
 
     token_ids: list[int] = field(default_factory=list)
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
     finish: Finish | None = None
     rounds: int = 0
     accepted: int = 0
@@ -51,6 +53,7 @@ class Harness:
         linger_s: float = 5.0,
         num_resumed: int = 0,
         salt: str = "",
+        top_log_probs: int | None = None,
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished."""
         results = [Result() for _ in prompts]
@@ -62,6 +65,7 @@ class Harness:
                 num_resumed=num_resumed,
                 linger_s=linger_s if drafter else 0.0,
                 cache_salt=salt,
+                top_log_probs=top_log_probs,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))
@@ -96,6 +100,7 @@ class Harness:
     def _take(self, event: OutcomeEvent, result: Result) -> None:
         outcome = event.outcome
         result.token_ids += outcome.token_ids
+        result.log_probs += outcome.log_probs
         result.finish = outcome.finish
         result.rounds += 1
         result.num_cached = event.cached_tokens

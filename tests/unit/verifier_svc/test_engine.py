@@ -14,7 +14,7 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree, chain
 from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.engine_harness import Harness
-from tests.unit.verifier_svc.oracles import tree_around
+from tests.unit.verifier_svc.oracles import plain_logits, tree_around
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, LoadEvent
@@ -114,6 +114,51 @@ def test_greedy_output_is_that_of_transformers(engine: Engine, new_model: Callab
             eos_token_id=None,
         )
         assert result.token_ids == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_log_probabilities_are_the_target_s_whatever_was_drafted(
+    name: str, engine: Engine, new_model: Callable[[str], PreTrainedModel]
+) -> None:
+    harness = Harness(engine)
+    stopping = StoppingOptions(max_tokens=30, ignore_eos=True)
+    plain = harness.generate(PROMPTS, SAMPLING[name], stopping, top_log_probs=5)
+    outputs = [result.token_ids for result in plain]
+    # The same bits among drafts and other company.
+    drafted = harness.generate(PROMPTS, SAMPLING[name], stopping, oracle_drafter(outputs, 0), top_log_probs=5)
+    alone = [harness.generate([prompt], SAMPLING[name], stopping, top_log_probs=5)[0] for prompt in PROMPTS]
+    assert sum(result.accepted for result in drafted) > 20
+    expected = [result.log_probs for result in plain]
+    assert [result.log_probs for result in drafted] == [result.log_probs for result in alone] == expected
+    # Raw logits of the library's own forward: no temperature, no penalty.
+    model = new_model("llama")
+    for prompt, result in zip(PROMPTS, plain, strict=True):
+        assert len(result.log_probs) == len(result.token_ids) == 30
+        for at in range(0, 30, 7):
+            reference = plain_logits(model, [*prompt, *result.token_ids[:at]]).double().log_softmax(0)
+            one = result.log_probs[at]
+            assert one.log_prob == pytest.approx(float(reference[result.token_ids[at]]), abs=1e-4)
+            assert one.top_token_ids == tuple(reference.topk(5).indices.tolist())
+            assert one.top_log_probs == pytest.approx(reference.topk(5).values.tolist(), abs=1e-4)
+
+
+def test_log_probabilities_are_computed_for_those_only_that_ask(engine: Engine) -> None:
+    harness = Harness(engine)
+    silent, chosen_only = (harness.generate([PROMPTS[0]], top_log_probs=number)[0] for number in (None, 0))
+    assert silent.log_probs == []
+    assert silent.token_ids == chosen_only.token_ids
+    assert len(chosen_only.log_probs) == len(chosen_only.token_ids)
+    assert not any(one.top_token_ids or one.top_log_probs for one in chosen_only.log_probs)
+
+
+def test_a_resumed_output_has_the_log_probabilities_of_its_own_tokens(engine: Engine) -> None:
+    harness = Harness(engine)
+    sampling = SamplingParams(temperature=1.0, seed=9)
+    stopping = StoppingOptions(max_tokens=30, ignore_eos=True)
+    whole = harness.generate([PROMPTS[0]], sampling, stopping, top_log_probs=2)[0]
+    prompt = [*PROMPTS[0], *whole.token_ids[:13]]
+    rest = harness.generate([prompt], sampling, stopping, num_resumed=13, top_log_probs=2)[0]
+    assert rest.log_probs == whole.log_probs[13:]
 
 
 def test_resumed_output_goes_on_where_it_was_interrupted(engine: Engine) -> None:
