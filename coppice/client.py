@@ -6,6 +6,7 @@ async with Client("127.0.0.1:50050") as client:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from coppice.completion import Completion, finished
+from coppice.completion import Completion, CompletionBuilder
 from coppice.log_probs import TokenLogProbs
 from coppice.rpc import open_channel
 from coppice.v1 import inference_pb2, inference_pb2_grpc
@@ -47,16 +48,20 @@ class Options:
     resume_token_ids: tuple[int, ...] = ()
     # Log-probabilities of the generated tokens and of this many likeliest ones; None asks for none.
     top_log_probs: int | None = None
+    # Outputs to generate for the prompt, at once.
+    num_outputs: int | None = None
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is new since the last chunk."""
+    """What is new since the output's last chunk."""
 
     text: str
     token_ids: tuple[int, ...]
     # One per token, when asked for.
     log_probs: tuple[TokenLogProbs, ...] = ()
+    # The output that it belongs to, where there are several.
+    output_index: int = 0
 
 
 class RequestFailedError(Exception):
@@ -78,44 +83,51 @@ class RequestFailedError(Exception):
 
 
 class Stream:
-    """One request's chunks, in order; `completion` is set once the last has been taken."""
+    """One request's chunks, in order; those of several outputs take turns as they come."""
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]) -> None:
+    def __init__(
+        self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse], num_outputs: int = 1
+    ) -> None:
         self._call = call
-        self.completion: Completion | None = None
+        self._num_outputs = num_outputs
+        self._outputs: defaultdict[int, CompletionBuilder] = defaultdict(CompletionBuilder)
 
     def cancel(self) -> None:
         """Stop the request; the server frees everything that it holds."""
         self._call.cancel()
 
     def result(self) -> Completion:
-        """The completion, once every chunk has been taken.
+        """The completion of a request for one output, once every chunk has been taken.
 
         Raises:
-            RuntimeError: the output has not ended.
+            RuntimeError: the output has not ended, or there are several: see `results`.
         """
-        if self.completion is None:
-            raise RuntimeError("the stream has not ended with a finished output")
-        return self.completion
+        if self._num_outputs != 1:
+            raise RuntimeError(f"the request has {self._num_outputs} outputs, not one")
+        return self.results()[0]
+
+    def results(self) -> tuple[Completion, ...]:
+        """Every output's completion, in order, once every chunk has been taken.
+
+        Raises:
+            RuntimeError: an output has not ended.
+        """
+        completions = [self._outputs[index].completion for index in sorted(self._outputs)]
+        ended = tuple(completion for completion in completions if completion is not None)
+        if len(ended) != self._num_outputs:
+            raise RuntimeError(f"the stream has {len(ended)} finished outputs, not {self._num_outputs}")
+        return ended
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        text: list[str] = []
-        token_ids: list[int] = []
-        log_probs: list[TokenLogProbs] = []
-        request_id, seed = "", 0
         try:
             async for message in self._call:
-                text.append(message.text)
-                token_ids.extend(message.token_ids)
-                if message.request_id:
-                    request_id, seed = message.request_id, message.seed
-                chunk = Chunk(message.text, tuple(message.token_ids), log_probs_from_proto(message.log_probs))
-                log_probs.extend(chunk.log_probs)
-                if chunk.text or chunk.token_ids or chunk.log_probs:
-                    yield chunk
-                if message.HasField("finished"):
-                    self.completion = finished(
-                        "".join(text), tuple(token_ids), tuple(log_probs), request_id, seed, message
+                self._outputs[message.output_index].add(message)
+                if message.text or message.token_ids or message.log_probs:
+                    yield Chunk(
+                        text=message.text,
+                        token_ids=tuple(message.token_ids),
+                        log_probs=log_probs_from_proto(message.log_probs),
+                        output_index=message.output_index,
                     )
         except grpc.aio.AioRpcError as error:
             raise RequestFailedError(error) from error
@@ -150,15 +162,31 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completion:
-        """Complete a prompt, given as text or as token ids.
+        """Complete a prompt, given as text or as token ids. For several outputs see `generate_all`.
 
         Raises:
             RequestFailedError: the server refused or failed it.
         """
         return await self.send(build_request(prompt, options), timeout_s)
 
+    async def generate_all(
+        self,
+        prompt: str | Sequence[int],
+        options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> tuple[Completion, ...]:
+        """Every output of a prompt, `options.num_outputs` of them, in order.
+
+        Raises:
+            RequestFailedError: the server refused or failed it.
+        """
+        stream = self.stream(prompt, options, timeout_s)
+        async for _ in stream:
+            pass
+        return stream.results()
+
     async def send(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Completion:
-        """Complete a request of any shape.
+        """Complete a request of any shape that asks for one output.
 
         Raises:
             RequestFailedError: the server refused or failed it.
@@ -179,7 +207,8 @@ class Client:
 
     def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Stream:
         """As `stream`, for a request of any shape."""
-        return Stream(self._stub.Generate(request, timeout=timeout_s))
+        num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
+        return Stream(self._stub.Generate(request, timeout=timeout_s), num_outputs)
 
     async def model_info(self, timeout_s: float = 30.0) -> inference_pb2.GetModelInfoResponse:
         """What is served, and its limits.
@@ -212,6 +241,8 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
         if (value := getattr(options, name)) is not None:
             setattr(request.stopping, name, value)
     request.stopping.stop_strings.extend(options.stop)
+    if options.num_outputs is not None:
+        request.num_outputs = options.num_outputs
     if options.top_log_probs is not None:
         request.response.top_log_probs = options.top_log_probs
     if options.max_nodes is not None:

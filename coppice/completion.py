@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coppice.log_probs import TokenLogProbs
 from coppice.v1 import inference_pb2, sampling_pb2
+from coppice.wire import log_probs_from_proto
 
 _REASON_PREFIX = "FINISH_REASON_"
 
@@ -70,9 +71,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished request."""
+    """One finished output."""
 
     request_id: str
+    # What this output was drawn with: of several, each has its own.
     seed: int
     text: str
     token_ids: tuple[int, ...]
@@ -115,6 +117,11 @@ class Completion:
         }
 
 
+def outputs_json(completions: Sequence[Completion]) -> dict[str, Any]:
+    """The object that `coppice generate --json` prints for several outputs of a request."""
+    return {"outputs": [{"seed": completion.seed, **completion.as_json()} for completion in completions]}
+
+
 def _log_probs_json(one: TokenLogProbs) -> dict[str, Any]:
     top = zip(one.top_token_ids, one.top_log_probs, strict=True)
     return {
@@ -123,28 +130,41 @@ def _log_probs_json(one: TokenLogProbs) -> dict[str, Any]:
     }
 
 
-def finished(
-    text: str,
-    token_ids: tuple[int, ...],
-    log_probs: tuple[TokenLogProbs, ...],
-    request_id: str,
-    seed: int,
-    last: inference_pb2.GenerateResponse,
-) -> Completion:
-    """The completion that ends with the message `last`."""
-    reason = sampling_pb2.FinishReason.Name(last.finished.reason).removeprefix(_REASON_PREFIX).lower()
-    return Completion(
-        request_id=request_id,
-        seed=seed,
-        text=text,
-        token_ids=token_ids,
-        finish_reason=reason,
-        stop_match=last.finished.stop_match if last.finished.HasField("stop_match") else None,
-        usage=Usage(last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_prompt_tokens),
-        speculation=_speculation(last.speculation, last.usage.completion_tokens),
-        timing=_timing(last.timing, last.usage.completion_tokens),
-        log_probs=log_probs,
-    )
+class CompletionBuilder:
+    """Puts one output together from its messages; `completion` is set once the last has been added."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._log_probs: list[TokenLogProbs] = []
+        self._request_id = ""
+        self._seed = 0
+        self.completion: Completion | None = None
+
+    def add(self, message: inference_pb2.GenerateResponse) -> None:
+        """Take the output's next message."""
+        self._text.append(message.text)
+        self._token_ids.extend(message.token_ids)
+        self._log_probs.extend(log_probs_from_proto(message.log_probs))
+        if message.request_id:
+            self._request_id, self._seed = message.request_id, message.seed
+        if message.HasField("finished"):
+            self.completion = self._finished(message)
+
+    def _finished(self, last: inference_pb2.GenerateResponse) -> Completion:
+        reason = sampling_pb2.FinishReason.Name(last.finished.reason).removeprefix(_REASON_PREFIX).lower()
+        return Completion(
+            request_id=self._request_id,
+            seed=self._seed,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            finish_reason=reason,
+            stop_match=last.finished.stop_match if last.finished.HasField("stop_match") else None,
+            usage=Usage(last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_prompt_tokens),
+            speculation=_speculation(last.speculation, last.usage.completion_tokens),
+            timing=_timing(last.timing, last.usage.completion_tokens),
+            log_probs=tuple(self._log_probs),
+        )
 
 
 def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) -> Speculation:

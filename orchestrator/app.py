@@ -57,7 +57,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             drafters=drafters,
             planner=FixedPlanner(max_nodes, round(config.linger_ms * 1000)),
             tokenizer=TargetTokenizer(verifier.tokenizer_json),
-            limits=Limits(config.max_requests, max_nodes, config.default_timeout_s),
+            limits=Limits(
+                max_requests=config.max_requests,
+                max_outputs=min(config.max_outputs, config.max_requests),
+                max_nodes=max_nodes,
+                default_timeout_s=config.default_timeout_s,
+            ),
         )
         server = Server([SERVICE_NAME])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)

@@ -35,7 +35,7 @@ class Config:
     max_nodes: int = 15
     # Longest wait for a round's draft.
     linger_ms: float = 40.0
-    # Requests running at once; more are turned away with RESOURCE_EXHAUSTED.
+    # Requests running at once, each output of a request counted; more are turned away with RESOURCE_EXHAUSTED.
     max_requests: int = 256
     # For calls whose client sets no deadline.
     default_timeout_s: float = 600.0
@@ -43,12 +43,15 @@ class Config:
     grace_s: float = 10.0
     # How long running requests outlive the loss of the verifier before they fail.
     resume_s: float = 5.0
+    # Most outputs of one request, where MAX_REQUESTS is not fewer.
+    max_outputs: int = 16
 
     def __post_init__(self) -> None:
         _check("VERIFIER_ADDRESS", bool(self.verifier_address), "must be set, for example 127.0.0.1:50051")
         _check("MAX_NODES", 0 <= self.max_nodes <= 1024, f"must be in [0, 1024], got {self.max_nodes}")
         _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
+        _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
@@ -73,6 +76,7 @@ class Config:
             connect_timeout_s=_read(env, "CONNECT_TIMEOUT_S", _number, cls.connect_timeout_s),
             grace_s=_read(env, "GRACE_S", _number, cls.grace_s),
             resume_s=_read(env, "RESUME_S", _number, cls.resume_s),
+            max_outputs=_read(env, "MAX_OUTPUTS", int, cls.max_outputs),
         )
 
 

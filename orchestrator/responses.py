@@ -1,4 +1,4 @@
-"""What a request has produced, as messages of the public API."""
+"""What an output has produced, as messages of the public API."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from orchestrator.validation import GenerationRequest
 
 
 class Responses:
-    """Builds one request's messages; the first carries the id and the seed."""
+    """Builds one output's messages; the first carries the id and the seed."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, output_index: int) -> None:
         self._request = request
+        self._output_index = output_index
         self._is_first = True
 
     def delta(self, delta: Delta) -> inference_pb2.GenerateResponse | None:
@@ -24,14 +25,14 @@ class Responses:
             return None
         return self._message(delta)
 
-    def last(self, generation: Generation, finish: Finish, num_generated: int) -> inference_pb2.GenerateResponse:
-        """The message that ends the stream."""
-        message = self._message(generation.last_delta())
+    def last(self, generation: Generation, finish: Finish) -> inference_pb2.GenerateResponse:
+        """The message that ends the output."""
+        message = self._message(generation.take())
         message.finished.reason = finish.reason
         if finish.stop_match is not None:
             message.finished.stop_match = finish.stop_match
         message.usage.prompt_tokens = len(self._request.prompt_ids)
-        message.usage.completion_tokens = num_generated
+        message.usage.completion_tokens = generation.num_generated
         # Of a call that goes on after another, output of the earlier one may be among what was cached.
         message.usage.cached_prompt_tokens = min(finish.cached_tokens, len(self._request.prompt_ids))
         message.speculation.CopyFrom(_speculation(generation.statistics))
@@ -41,7 +42,10 @@ class Responses:
     def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
         token_ids = delta.token_ids if self._request.want_token_ids else ()
         message = inference_pb2.GenerateResponse(
-            text=delta.text, token_ids=token_ids, log_probs=log_probs_to_proto(delta.log_probs)
+            text=delta.text,
+            token_ids=token_ids,
+            log_probs=log_probs_to_proto(delta.log_probs),
+            output_index=self._output_index,
         )
         if self._is_first:
             message.request_id = self._request.request_id

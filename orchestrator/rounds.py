@@ -50,7 +50,8 @@ class Outcome:
     pass_us: int
     linger_us: int
     stale_drafts: int
-    log_probs: tuple[TokenLogProbs, ...]
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
 
 
 @dataclass(frozen=True)

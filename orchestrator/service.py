@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coppice.errors import DeadlineError, OverloadedError
+from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, inference_pb2_grpc
@@ -18,11 +20,12 @@ from orchestrator.drafter_client import DrafterPool
 from orchestrator.drafting import Drafting
 from orchestrator.generation import Generation
 from orchestrator.output import Output
+from orchestrator.outputs import OneOutput, Outputs
 from orchestrator.planner import Planner
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.transcript import Transcript
-from orchestrator.validation import GenerationRequest, validate
+from orchestrator.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.verifier_client import VerifierClient
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class Limits:
     """Bounds of the public edge."""
 
     max_requests: int
+    max_outputs: int
     max_nodes: int
     default_timeout_s: float
 
@@ -60,6 +64,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._planner = planner
         self._tokenizer = tokenizer
         self._limits = limits
+        # Requests that run now, each output of a request counted.
         self.num_requests = 0
 
     @streaming
@@ -67,8 +72,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Complete one prompt."""
-        clock = Clock()
-        with self._admission():
+        arrival_s = time.monotonic()
+        num_outputs = wanted_outputs(request, self._limits.max_outputs)
+        with self._admission(num_outputs):
             valid = await validate(
                 request,
                 self._verifier.info,
@@ -76,15 +82,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 self._drafters.known_kinds(),
                 self._drafters.connected_kinds(),
             )
-            transcript = self._transcript(valid)
-            responses = Responses(valid)
-            generation = self._generation(valid, transcript, clock)
-            with generation, self._deadline(generation, context):
-                async for delta in generation.deltas():
-                    if (message := responses.delta(delta)) is not None:
-                        yield message
-                if generation.finish is not None:
-                    yield responses.last(generation, generation.finish, transcript.num_generated)
+            outputs = self._outputs(valid, num_outputs, arrival_s)
+            with outputs, self._deadline(outputs, context):
+                async for message in outputs.messages():
+                    yield message
 
     @unary
     async def GetModelInfo(
@@ -102,27 +103,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             exactness=info.exactness,
             version=VERSION,
             max_nodes=self._limits.max_nodes,
+            max_outputs=self._limits.max_outputs,
         )
 
     @contextlib.contextmanager
-    def _admission(self) -> Iterator[None]:
-        if self.num_requests >= self._limits.max_requests:
+    def _admission(self, num_outputs: int) -> Iterator[None]:
+        if self.num_requests + num_outputs > self._limits.max_requests:
             raise OverloadedError(f"{self.num_requests} requests are running already", RETRY_AFTER_S)
-        self.num_requests += 1
+        self.num_requests += num_outputs
         try:
             yield
         finally:
-            self.num_requests -= 1
+            self.num_requests -= num_outputs
 
     @contextlib.contextmanager
-    def _deadline(self, generation: Generation, context: Context) -> Iterator[None]:
-        """Ends the generation at the deadline: what it holds at the back ends must not wait for its reader."""
+    def _deadline(self, outputs: Outputs, context: Context) -> Iterator[None]:
+        """Ends the outputs at the deadline: what they hold at the back ends must not wait for their reader."""
         remaining_s = context.time_remaining()
         timeout_s = self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
         task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"not finished within {timeout_s:.3g} s")
-        timers = [loop.call_later(timeout_s, generation.fail, error)]
+        timers = [loop.call_later(timeout_s, outputs.fail, error)]
         if task is not None:
             timers.append(loop.call_later(timeout_s + UNREAD_GRACE_S, task.cancel))
         try:
@@ -130,6 +132,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         finally:
             for timer in timers:
                 timer.cancel()
+
+    def _outputs(self, request: GenerationRequest, number: int, arrival_s: float) -> Outputs:
+        wake = asyncio.Event()
+        outputs: list[OneOutput] = []
+        for index in range(number):
+            seed = output_seed(request.sampling.seed, index)
+            one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
+            generation = self._generation(one, Clock(arrival_s), wake)
+            outputs.append(OneOutput(generation, Responses(one, index)))
+        # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
+        is_shared = 0 < self._verifier.info.shared_block_tokens < len(request.prompt_ids)
+        return Outputs(outputs, wake, first_alone=is_shared)
 
     def _transcript(self, request: GenerationRequest) -> Transcript:
         info = self._verifier.info
@@ -142,7 +156,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             eos_token_ids=() if request.stopping.ignore_eos else info.eos_token_ids,
         )
 
-    def _generation(self, request: GenerationRequest, transcript: Transcript, clock: Clock) -> Generation:
+    def _generation(self, request: GenerationRequest, clock: Clock, wake: asyncio.Event) -> Generation:
+        transcript = self._transcript(request)
         clients = self._drafters.choose(request.sources) if request.speculates else ()
         drafting = Drafting(
             clients=clients,
@@ -154,4 +169,4 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             vocab_size=self._verifier.info.vocab_size,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
-        return Generation(request, transcript, output, drafting, self._verifier, clock)
+        return Generation(request, transcript, output, drafting, self._verifier, clock, wake)

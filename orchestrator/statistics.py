@@ -74,16 +74,16 @@ class Statistics:
 
 
 class Clock:
-    """When things happened to a request, in milliseconds from its arrival."""
+    """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`."""
 
-    def __init__(self) -> None:
-        self._arrival = time.monotonic()
+    def __init__(self, arrival_s: float) -> None:
+        self._arrival_s = arrival_s
         self.ttft_ms = 0.0
         self.queue_ms = 0.0
 
     def elapsed_ms(self) -> float:
         """Time since the arrival."""
-        return (time.monotonic() - self._arrival) * 1000
+        return (time.monotonic() - self._arrival_s) * 1000
 
     def first_token(self) -> None:
         """Note the first token, once."""

@@ -100,6 +100,22 @@ async def validate(
     )
 
 
+def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> int:
+    """How many outputs a request asks for.
+
+    Raises:
+        InvalidRequestError: none, too many, or several of a call that goes on after another.
+    """
+    wanted = message.num_outputs if message.HasField("num_outputs") else 1
+    if not 1 <= wanted <= max_outputs:
+        raise InvalidRequestError("num_outputs", f"must be in [1, {max_outputs}], got {wanted}")
+    if wanted > 1 and message.resume_token_ids:
+        raise InvalidRequestError(
+            "num_outputs", "must be 1 with resume_token_ids: resume each output by itself, with its own seed"
+        )
+    return wanted
+
+
 def _check_supported(message: inference_pb2.GenerateRequest) -> None:
     policy = message.speculation
     if policy.acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL:

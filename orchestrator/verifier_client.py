@@ -43,6 +43,8 @@ class VerifierInfo:
     max_nodes: int
     exactness: sampling_pb2.Exactness
     version: str
+    # Prompts that begin alike share what is computed for them in blocks of this many tokens; 0 when they do not.
+    shared_block_tokens: int
 
 
 class VerifierHandler(Protocol):
@@ -244,6 +246,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         max_nodes=described.max_nodes,
         exactness=described.exactness,
         version=described.version,
+        shared_block_tokens=described.shared_block_tokens,
     )
 
 

@@ -114,6 +114,11 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     drop_after: int = 3
     max_context_tokens: int = CONTEXT
     fails_with: sampling_pb2.FinishReason | int | None = None
+    # Fails the sequences with this seed only.
+    fails_seed: int | None = None
+    shared_block_tokens: int = 0
+    # Tokens that all sequences together had generated when each was opened.
+    generated_at_opening: list[int] = field(default_factory=list)
     opened: list[verifier_pb2.OpenSequence] = field(default_factory=list)
     drafts: list[verifier_pb2.Draft] = field(default_factory=list)
     active: set[int] = field(default_factory=set)
@@ -131,6 +136,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             max_nodes=64,
             exactness=sampling_pb2.EXACTNESS_STRICT,
             version="fake",
+            shared_block_tokens=self.shared_block_tokens,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
@@ -193,7 +199,10 @@ class _VerifierStream:
 
     def _open(self, number: int, opening: verifier_pb2.OpenSequence) -> None:
         self._fake.opened.append(opening)
-        if self._fake.fails_with is not None:
+        self._fake.generated_at_opening.append(
+            sum(len(one.tokens) - len(one.opening.prompt_token_ids) for one in self._sequences.values())
+        )
+        if self._fake.fails_with is not None and self._fake.fails_seed in (None, opening.sampling.seed):
             error = verifier_pb2.SequenceError(
                 code=self._fake.fails_with, message="sampling.top_k: no", field="sampling.top_k"
             )

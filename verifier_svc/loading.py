@@ -69,6 +69,7 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
         max_context_tokens=min(limit, config.max_context_tokens or limit),
         eos_token_ids=_eos_token_ids(model),
         exact=exact,
+        shared_block_tokens=BLOCK_SIZE if config.prefix_reuse == "on" else 0,
     )
     return target, info
 

@@ -81,6 +81,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             hidden_size=info.hidden_size,
             exactness=exactness,
             version=VERSION,
+            shared_block_tokens=info.shared_block_tokens,
         )
 
     @unary

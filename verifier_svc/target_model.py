@@ -30,6 +30,8 @@ class TargetInfo:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     exact: bool
+    # Prompts share keys and values in blocks of this many tokens; 0 when they share none.
+    shared_block_tokens: int = 0
 
 
 class TargetModel:

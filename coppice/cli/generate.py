@@ -1,4 +1,4 @@
-"""`coppice generate`: one completion."""
+"""`coppice generate`: one prompt, completed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coppice.cli.child import ChildError
 from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError, build_request
-from coppice.completion import Completion
+from coppice.completion import Completion, outputs_json
 from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -40,6 +40,7 @@ def generate(
         int | None,
         typer.Option(min=0, max=MAX_TOP_LOG_PROBS, help="With --json: log-probabilities, also of the N likeliest."),
     ] = None,
+    num_outputs: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Outputs to generate for the prompt.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that the request may take.")] = 600.0,
     target: Target = DEFAULT_TARGET,
@@ -47,7 +48,7 @@ def generate(
     device: Device = "",
     threads: Threads = 0,
 ) -> None:
-    """Complete one prompt, streamed to stdout; with --json one object at the end."""
+    """Complete one prompt, streamed to stdout; several outputs, or one object with --json, at the end."""
     options = Options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -56,6 +57,7 @@ def generate(
         stop=tuple(stop or ()),
         speculation=speculation,
         top_log_probs=top_log_probs,
+        num_outputs=num_outputs,
     )
     try:
         request = build_request(read_prompt(prompt, prompt_file, token_ids), options)
@@ -63,11 +65,19 @@ def generate(
         raise typer.BadParameter(f"not valid text: {error}") from error
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     try:
-        completion = asyncio.run(_complete(address, spec, request, timeout, streams=not as_json))
+        streams = num_outputs == 1 and not as_json
+        completions = asyncio.run(_complete(address, spec, request, timeout, streams=streams))
     except (RequestFailedError, ChildError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
-    typer.echo(json.dumps(completion.as_json(), ensure_ascii=False) if as_json else "")
+    if as_json:
+        answer = completions[0].as_json() if num_outputs == 1 else outputs_json(completions)
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+    elif streams:
+        typer.echo("")
+    else:
+        for index, completion in enumerate(completions):
+            typer.echo(f"--- output {index}, seed {completion.seed}\n{completion.text}")
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | None) -> Prompt:
@@ -102,7 +112,7 @@ def _read_file(path: Path) -> str:
 
 async def _complete(
     address: str, spec: TopologySpec | None, request: GenerateRequest, timeout_s: float, *, streams: bool
-) -> Completion:
+) -> tuple[Completion, ...]:
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
             address = await stack.enter_async_context(_private(spec))
@@ -111,7 +121,7 @@ async def _complete(
         async for chunk in stream:
             if streams:
                 typer.echo(chunk.text, nl=False)
-        return stream.result()
+        return stream.results()
 
 
 @contextlib.asynccontextmanager

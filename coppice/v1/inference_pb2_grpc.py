@@ -53,7 +53,7 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """Completes one prompt. The stream carries deltas, then one message with `finished`, `usage`, `speculation` and
-        `timing`. Cancelling the call frees everything that it holds. The deadline is honoured downstream.
+        `timing`, for each output; the messages of several outputs take turns as they come. Cancelling the call frees everything that it holds. The deadline is honoured downstream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

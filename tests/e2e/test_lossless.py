@@ -20,6 +20,7 @@ from coppice.bundled import MODELS
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
+from coppice.output_seed import output_seed
 
 REPO = Path(__file__).resolve().parents[2]
 FOREIGN = Path(os.environ.get("COPPICE_FOREIGN_MODELS", REPO.parent / "shared" / "data" / "models"))
@@ -130,6 +131,23 @@ def log_softmax_by_transformers(pair: Pair, prompt: str, token_ids: Sequence[int
     ids = [*tokenizer(prompt)["input_ids"], *token_ids]
     rows: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0, -len(token_ids) - 1 : -1]
     return rows.double().log_softmax(-1)
+
+
+@pytest.mark.timeout(120)
+async def test_each_of_several_outputs_is_that_of_a_request_with_its_seed() -> None:
+    async with client_of(PAIRS["bundled"]) as client:
+        prompt = "\n\n".join(CODE_PROMPTS)
+        options = Options(temperature=1.0, seed=9, max_tokens=32, ignore_eos=True, top_log_probs=1)
+        outputs = await client.generate_all(prompt, replace(options, num_outputs=3))
+        assert [output.seed for output in outputs] == [output_seed(9, index) for index in range(3)]
+        for output in outputs:
+            alone = await client.generate(prompt, replace(options, seed=output.seed, speculation="off", cache_salt="b"))
+            assert (output.token_ids, output.text, output.log_probs) == (alone.token_ids, alone.text, alone.log_probs)
+        assert len({output.token_ids for output in outputs}) == 3
+        # The prompt is computed once: the others use its full blocks.
+        blocks = (outputs[0].usage.prompt_tokens - 1) // 64 * 64
+        assert blocks > 0
+        assert [output.usage.cached_prompt_tokens for output in outputs] == [0, blocks, blocks]
 
 
 @pytest.mark.timeout(120)

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
+from coppice.output_seed import output_seed
 from tests.fakes import FINGERPRINT, babble, plain, toy_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +118,15 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
     one = toy_log_probs(len(PROMPT), EXPECTED[0], 1)
     top = [{"token_id": one.top_token_ids[0], "log_prob": one.top_log_probs[0]}]
     assert json.loads(out)["log_probs"] == [{"log_prob": one.log_prob, "top": top}], err
+
+    several = [*options, "--num-outputs", "2"]
+    seeds = [output_seed(7, index) for index in range(2)]
+    texts = [bytes(plain(babble, PROMPT, 20, seed)).decode() for seed in seeds]
+    code, out, err = generate(services, address, "--prompt", "def ", *several, "--json")
+    assert [(one["seed"], one["text"]) for one in json.loads(out)["outputs"]] == list(zip(seeds, texts, strict=True))
+    assert set(json.loads(out)) == {"outputs"}, err
+    code, out, err = generate(services, address, "--prompt", "def ", *several)
+    assert out == "".join(f"--- output {index}, seed {seeds[index]}\n{texts[index]}\n" for index in range(2)), err
 
     file = services / "prompt.txt"
     file.write_text("def ")

@@ -92,13 +92,14 @@ async def stub(loaded: tuple[TargetModel, TargetInfo]) -> AsyncIterator[Stub]:
 @pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
 def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
     config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, prefix_reuse=switch)
-    target, _ = load_probed_target(config)
+    target, info = load_probed_target(config)
     tokens = [5] * (BLOCK_SIZE + 1)
     first, second = SequenceCache(target.cache, 2 * BLOCK_SIZE), SequenceCache(target.cache, 2 * BLOCK_SIZE)
     target.forward(target.plan([SequenceRows(first, tokens)]))
     first.keep(range(len(tokens)))
     first.publish(tokens)
     assert second.adopt(tokens) == expected
+    assert info.shared_block_tokens == expected
 
 
 def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +197,7 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
     assert (described.vocab_size, described.max_context_tokens, described.max_nodes) == (VOCAB, CONTEXT, MAX_NODES)
     assert list(described.eos_token_ids) == [2]
     assert described.exactness == sampling_pb2.EXACTNESS_STRICT
+    assert described.shared_block_tokens == BLOCK_SIZE
     tokenizer = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=TIMEOUT_S)
     assert tokenizer.tokenizer_fingerprint == described.tokenizer_fingerprint
     assert Tokenizer.from_buffer(tokenizer.tokenizer_json).get_vocab_size() == VOCAB

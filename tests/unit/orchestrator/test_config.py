@@ -29,8 +29,9 @@ def test_every_variable_is_read() -> None:
         "CONNECT_TIMEOUT_S": "5",
         "GRACE_S": "0",
         "RESUME_S": "6",
+        "MAX_OUTPUTS": "2",
     }
-    assert Config.from_env(env) == Config("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0)
+    assert Config.from_env(env) == Config("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_every_variable_is_read() -> None:
     [
         ("VERIFIER_ADDRESS", " "),
         ("MAX_NODES", "many"),
+        ("MAX_OUTPUTS", "0"),
         ("MAX_NODES", "-1"),
         ("LINGER_MS", "nan"),
         ("MAX_REQUESTS", "0"),

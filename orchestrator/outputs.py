@@ -1,0 +1,85 @@
+"""The outputs of one request, side by side, as one stream of messages.
+
+Every output is a generation of its own, with its own seed. Generations run in callbacks of the streams' readers, so
+that they need no task each: one event tells that some output has news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from coppice.errors import CoppiceError
+from coppice.v1 import inference_pb2
+from orchestrator.generation import Generation
+from orchestrator.responses import Responses
+
+
+@dataclass(frozen=True)
+class OneOutput:
+    """An output and the messages that tell of it."""
+
+    generation: Generation
+    responses: Responses
+
+
+class Outputs:
+    """Runs a request's outputs while it is entered; leaving it frees everything that they hold.
+
+    All share the event `wake`. With `first_alone` the others begin once the first has its first token: the prompt is in
+    the verifier's cache then, and is not computed once for each.
+    """
+
+    def __init__(self, outputs: Sequence[OneOutput], wake: asyncio.Event, *, first_alone: bool) -> None:
+        self._outputs = tuple(outputs)
+        self._wake = wake
+        self._waiting = list(self._outputs[1:]) if first_alone else []
+        self._running = contextlib.ExitStack()
+
+    def __enter__(self) -> Outputs:
+        with contextlib.ExitStack() as stack:
+            for output in self._outputs[: len(self._outputs) - len(self._waiting)]:
+                stack.enter_context(output.generation)
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Every output's messages as they come, until all outputs have ended.
+
+        Raises:
+            CoppiceError: an output failed; everything that it had before has been delivered.
+        """
+        unfinished = list(self._outputs)
+        while unfinished:
+            await self._wake.wait()
+            self._wake.clear()
+            self._begin_waiting()
+            for output in tuple(unfinished):
+                generation, responses = output.generation, output.responses
+                if generation.finish is not None:
+                    unfinished.remove(output)
+                    yield responses.last(generation, generation.finish)
+                    continue
+                if (delta := generation.take()) and (message := responses.delta(delta)) is not None:
+                    yield message
+                if generation.error is not None:
+                    raise generation.error
+
+    def fail(self, error: CoppiceError) -> None:
+        """End every output that has not ended yet with an error."""
+        for output in self._outputs:
+            output.generation.fail(error)
+
+    def _begin_waiting(self) -> None:
+        if self._waiting and self._outputs[0].generation.num_generated:
+            waiting, self._waiting = self._waiting, []
+            for output in waiting:
+                self._running.enter_context(output.generation)
