@@ -74,7 +74,8 @@ class Outputs:
                     raise generation.error
 
     def fail(self, error: CoppiceError) -> None:
-        """End every output that has not ended yet with an error."""
+        """End every output that has not ended yet with an error; none begins any more."""
+        self._waiting = []
         for output in self._outputs:
             output.generation.fail(error)
 

@@ -133,13 +133,16 @@ async def test_one_that_fails_fails_the_request_after_what_it_had() -> None:
     assert states(scripts) == ["freed", "freed"]
 
 
-async def test_a_failure_from_outside_reaches_those_that_have_not_begun() -> None:
+async def test_a_failure_from_outside_reaches_those_that_have_not_begun_and_never_will() -> None:
     scripts, outputs = cast(2, first_alone=True)
     with outputs:
+        scripts[0].say(1)
         outputs.fail(UnavailableError("too late"))
         assert all(script.error is not None for script in scripts)
+        messages = outputs.messages()
+        assert await told(messages) == (0, [1], False)
         with pytest.raises(UnavailableError, match="too late"):
-            await anext(outputs.messages())
+            await anext(messages)
     assert states(scripts) == ["freed", "new"]
 
 
