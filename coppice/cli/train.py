@@ -56,7 +56,8 @@ def small_lm(
     out: Path = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
     steps: Annotated[int, typer.Option(help="Steps over rows that the target looks at once.")] = 9000,
-    fresh_steps: Annotated[int, typer.Option(help="Steps after them over rows that are new each time.")] = 4500,
+    fresh_cycles: Annotated[int, typer.Option(help="Cycles after them over rows drawn anew in every step.")] = 2,
+    fresh_steps: Annotated[int, typer.Option(help="Steps of each of these cycles.")] = 4500,
     samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 3072,
     seed: int = 0,
     threads: Threads = 0,
@@ -66,7 +67,9 @@ def small_lm(
     from drafter_svc.training.small_lm import SmallLmRecipe, train_small_lm
     from training.corpus import default_roots
 
-    recipe = SmallLmRecipe(steps=steps, fresh_steps=fresh_steps, sample_rows=samples, seed=seed)
+    recipe = SmallLmRecipe(
+        steps=steps, fresh_cycles=fresh_cycles, fresh_steps=fresh_steps, sample_rows=samples, seed=seed
+    )
     with mistakes_as_messages():
         train_small_lm(corpus or default_roots(), target_dir, out, recipe)
 

@@ -1,8 +1,8 @@
 """`coppice train small-lm`: a small Llama distilled from the target, on the target's own text and on the corpus.
 
 A first cycle learns from rows that the target has looked at once, whose view of them is kept: cheap steps, over the
-same rows again and again. It ends with the rows half known by heart. A second cycle pays the target's pass in every
-step, for corpus rows that are new each time.
+same rows again and again. It ends with the rows half known by heart. The cycles after it pay the target's pass in
+every step, for corpus rows that are drawn anew each time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ EVALUATION_BATCHES = 5
 class SmallLmRecipe:
     """Everything that decides the result of a run: rows of the target's own text and of corpus text, drawn alike.
 
-    `steps` are those over kept rows, `fresh_steps` those after them, of whose `rows` `fresh_rows` are new corpus text.
+    `steps` are those over kept rows; after them come `fresh_cycles` cycles of `fresh_steps` each, of whose `rows`
+    `fresh_rows` are corpus text drawn anew.
     """
 
     steps: int = 9000
@@ -52,16 +53,17 @@ class SmallLmRecipe:
     cooldown_share: float = 0.5
     # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
     total_variation: float = 1.0
+    fresh_cycles: int = 2
     fresh_steps: int = 4500
     fresh_rows: int = 6
     fresh_learning_rate: float = 2e-3
     seed: int = 0
 
     def schedule(self) -> Cycles:
-        """The learning rate of both cycles."""
+        """The learning rate of all cycles."""
         kept = Schedule(self.steps, self.learning_rate, cooldown_share=self.cooldown_share)
         fresh = Schedule(self.fresh_steps, self.fresh_learning_rate, cooldown_share=1.0)
-        return Cycles((kept, fresh))
+        return Cycles((kept, *[fresh] * self.fresh_cycles))
 
 
 def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
@@ -123,7 +125,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     loop = TrainingLoop(model, loss, evaluate, LoopConfig(recipe.schedule(), state_dir))
     loop.run()
     report = _report(target, model.eval(), store, shape, recipe.seed)
-    fresh_tokens = recipe.fresh_steps * recipe.fresh_rows * shape.length
+    fresh_tokens = recipe.fresh_cycles * recipe.fresh_steps * recipe.fresh_rows * shape.length
     extra = _card_extra(report, samples.numel(), windows.numel(), fresh_tokens, target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     calibration = {
@@ -135,7 +137,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
 
 
 def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: int, length: int) -> Tensor:
-    """Rows of a step of the second cycle [rows, length]: new corpus text, and some of the target's own."""
+    """Rows of a step of a fresh cycle [rows, length]: corpus text drawn anew, and some of the target's own."""
     corpus = store.training_batch(recipe.seed, step, recipe.fresh_rows, length)
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     chosen = torch.randint(len(samples), (recipe.rows - recipe.fresh_rows,), generator=generator)
@@ -167,7 +169,7 @@ def _card_extra(
     return f"""
 Distilled from `{target_dir.name}` on {sample_tokens:,} tokens of its own continuations (half at T = 1, a quarter each
 at 0.7 and greedy) and {corpus_tokens:,} tokens of corpus text, again and again, then on these continuations and
-{fresh_tokens:,} tokens of corpus text that was new in every step.
+{fresh_tokens:,} tokens of corpus text that was drawn anew in every step.
 
 Share of positions at which the target's token is among the first k children, both models adding the same noise, on
 {report.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:

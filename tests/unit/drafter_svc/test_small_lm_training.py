@@ -130,7 +130,9 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config.max_position_embeddings = 256
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
     monkeypatch.setattr(small_lm, "SampleShape", lambda rows: SampleShape(rows, 4, 8, 8))
-    recipe = small_lm.SmallLmRecipe(steps=4, rows=4, sample_rows=8, corpus_rows=8, fresh_steps=3, fresh_rows=2)
+    recipe = small_lm.SmallLmRecipe(
+        steps=4, rows=4, sample_rows=8, corpus_rows=8, fresh_cycles=2, fresh_steps=3, fresh_rows=2
+    )
     small_lm.train_small_lm([corpus], tmp_path / "target", tmp_path / "out", recipe)
     drafter = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert drafter.config.vocab_size == 300
@@ -147,4 +149,4 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     card = (tmp_path / "out" / "README.md").read_text()
     assert "bits per byte" in card
     assert "k=4" in card
-    assert "| steps | 7 |" in card
+    assert "| steps | 10 |" in card
