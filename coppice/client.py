@@ -6,8 +6,9 @@ async with Client("127.0.0.1:50050") as client:
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,11 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 @dataclass(frozen=True)
 class Options:
-    """How to complete a prompt; what is None is left to the server, meanings as in `sampling.proto`."""
+    """How to complete a prompt; what is None is left to the server, meanings as in `sampling.proto`.
+
+    Raises:
+        ValueError: two fields that exclude each other are set.
+    """
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -50,6 +55,13 @@ class Options:
     top_log_probs: int | None = None
     # Outputs to generate for the prompt, at once.
     num_outputs: int | None = None
+    # What the output has to look like: a JSON schema, as text or as an object, or a regular expression; not both.
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("json_schema and regex cannot both hold")
 
 
 @dataclass(frozen=True)
@@ -234,21 +246,25 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
     else:
         request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
-    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-        if (value := getattr(options, name)) is not None:
-            setattr(request.sampling, name, value)
-    for name in ("max_tokens", "min_tokens", "ignore_eos"):
-        if (value := getattr(options, name)) is not None:
-            setattr(request.stopping, name, value)
+    _set_what_is_given(request, options, "num_outputs")
+    _set_what_is_given(request.sampling, options, "temperature", "top_k", "top_p", "min_p", "seed")
+    _set_what_is_given(request.stopping, options, "max_tokens", "min_tokens", "ignore_eos")
+    _set_what_is_given(request.response, options, "top_log_probs")
+    _set_what_is_given(request.speculation, options, "max_nodes")
     request.stopping.stop_strings.extend(options.stop)
-    if options.num_outputs is not None:
-        request.num_outputs = options.num_outputs
-    if options.top_log_probs is not None:
-        request.response.top_log_probs = options.top_log_probs
-    if options.max_nodes is not None:
-        request.speculation.max_nodes = options.max_nodes
+    if options.regex is not None:
+        request.sampling.grammar.regex = options.regex
+    if (schema := options.json_schema) is not None:
+        request.sampling.grammar.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
     _set_speculation(request.speculation, options.speculation)
     return request
+
+
+def _set_what_is_given(message: Any, options: Options, *names: str) -> None:
+    """Set the fields of a message whose options are not None."""
+    for name in names:
+        if (value := getattr(options, name)) is not None:
+            setattr(message, name, value)
 
 
 def _set_speculation(policy: inference_pb2.SpeculationPolicy, wanted: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from coppice.errors import InvalidRequestError
+from coppice.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
@@ -33,6 +34,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require("temperature", 0 <= self.temperature <= 100, self.temperature, "in [0, 100]")

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from coppice.errors import CoppiceError
+from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.grammar import Grammar, GrammarKind
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
@@ -63,6 +64,7 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams, default_seed: int 
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_token_ids=tuple(message.bad_token_ids),
         seed=_or(message, "seed", default_seed),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
 
 
@@ -80,6 +82,7 @@ def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
         allowed_token_ids=params.allowed_token_ids,
         bad_token_ids=params.bad_token_ids,
         seed=params.seed,
+        grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
     )
 
 
@@ -152,6 +155,19 @@ def log_probs_from_proto(messages: Iterable[inference_pb2.TokenLogProbs]) -> tup
         TokenLogProbs(message.log_prob, tuple(message.top_token_ids), tuple(message.top_log_probs))
         for message in messages
     )
+
+
+def _grammar_from_proto(message: sampling_pb2.Grammar) -> Grammar:
+    kind = message.WhichOneof("rule")
+    if kind is None:
+        raise InvalidRequestError("sampling.grammar", "exactly one of json_schema and regex must be set")
+    return Grammar(GrammarKind(kind), getattr(message, kind))
+
+
+def _grammar_to_proto(grammar: Grammar) -> sampling_pb2.Grammar:
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return sampling_pb2.Grammar(json_schema=grammar.text)
+    return sampling_pb2.Grammar(regex=grammar.text)
 
 
 def _or(message: Message, name: str, default: Value) -> Value:

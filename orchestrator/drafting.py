@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
@@ -40,7 +41,8 @@ class Drafting:
         self._clients = tuple(clients)
         self._planner = planner
         self._transcript = transcript
-        self._sampling = sampling
+        # Drafters do not read the grammar, whose text may be long.
+        self._sampling = sampling if sampling.grammar is None else replace(sampling, grammar=None)
         self._requested_nodes = requested_nodes
         self._forced = forced
         self._vocab_size = vocab_size

@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.grammar import Grammar
 from coppice.tokenizer import TargetTokenizer
-from verifier_svc.events import ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.scheduler import Scheduler, SchedulerLimits, SequenceKey
-from verifier_svc.sequence import Draft, SequenceSpec
+from verifier_svc.sequence import Draft, RoundOutcome, SequenceSpec
 from verifier_svc.sequence import Sequence as RunningSequence
 from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.token_choice import Constraint, Logits
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class Engine:
         self._max_nodes = max_nodes
         self._clock = clock
         self._tokenizer = TargetTokenizer(info.tokenizer_json)
+        self._grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
         self._scheduler = Scheduler(target.cache, limits)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
@@ -68,6 +72,7 @@ class Engine:
         """Stop after the pass that runs now; waits for the thread."""
         self._commands.put(None)
         self._thread.join()
+        self._grammars.close()
 
     def attach(self, stream: int, sink: Sink) -> None:
         """Events of a stream's sequences go to `sink` from now on."""
@@ -150,8 +155,28 @@ class Engine:
             error = OverloadedError("the verifier's queue is full")
         else:
             self._scheduler.add(key, sequence)
+            if spec.sampling.grammar is not None:
+                self._compile(key, sequence, spec.sampling.grammar)
             return
         self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+
+    def _compile(self, key: SequenceKey, sequence: RunningSequence, grammar: Grammar) -> None:
+        """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does."""
+
+        def deliver(result: Constraint | CoppiceError) -> None:
+            self._commands.put(lambda: self._constrain(key, sequence, result))
+
+        self._grammars.begin(grammar, sequence.resumed, sequence.eos_token_ids, deliver)
+
+    def _constrain(self, key: SequenceKey, sequence: RunningSequence, result: Constraint | CoppiceError) -> None:
+        if self._scheduler.find(key) is not sequence:
+            return  # closed meanwhile
+        if isinstance(result, CoppiceError):
+            self._scheduler.remove(key)
+            self._emit(key.stream, ErrorEvent(key.sequence_id, result))
+        elif (finish := sequence.constrain(result)) is not None:
+            self._scheduler.remove(key)
+            self._emit(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
 
     def _submit(self, key: SequenceKey, draft: Draft) -> None:
         sequence = self._scheduler.find(key)
@@ -174,7 +199,7 @@ class Engine:
         ended_s = self._clock()
         for (key, sequence, _), (first, last) in zip(batch, plan.logit_ranges, strict=True):
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-            outcome = sequence.finish_round(logits[first:last], ended_s, waited_s)
+            outcome = self._finish_round(key, sequence, logits[first:last], ended_s, waited_s)
             if outcome is None:
                 continue
             queue_s = sequence.started_s - sequence.opened_s
@@ -188,6 +213,17 @@ class Engine:
                 self._scheduler.remove(key)
         self._unprepared = [sequence for _, sequence, _ in batch if sequence.may_linger]
         self._report_load(len(batch), plan.num_rows, ended_s - forward_s, ended_s)
+
+    def _finish_round(
+        self, key: SequenceKey, sequence: RunningSequence, logits: Logits, ended_s: float, waited_s: float
+    ) -> RoundOutcome | None:
+        """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
+        try:
+            return sequence.finish_round(logits, ended_s, waited_s)
+        except InvalidRequestError as error:
+            self._scheduler.remove(key)
+            self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+            return None
 
     def _fail(self, batch: Batch) -> None:
         for key, _, _ in batch:

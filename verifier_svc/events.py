@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError
+from verifier_svc.output_end import Finish
 from verifier_svc.sequence import RoundOutcome
 
 
@@ -19,6 +20,15 @@ class OutcomeEvent:
     pass_s: float
     queue_s: float
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteEvent:
+    """A sequence's output was complete when it was opened: no round was needed."""
+
+    sequence_id: int
+    finish: Finish
+    queue_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +59,4 @@ class DraftRejection:
     error: InvalidRequestError
 
 
-Event: TypeAlias = OutcomeEvent | ErrorEvent | LoadEvent | DraftRejection
+Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection

@@ -54,6 +54,11 @@ class OutputEnd:
             self._matcher.push(self._detokenizer.push(resumed))
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's own tokens that end the output."""
+        return tuple(self._eos)
+
+    @property
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens that end the output; the ones that `min_tokens` forbids."""
         return tuple(self._eos | self._stop_tokens)

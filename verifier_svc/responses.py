@@ -8,8 +8,8 @@ from coppice.errors import InvalidRequestError
 from coppice.rpc import error_status
 from coppice.v1 import sampling_pb2, verifier_pb2
 from coppice.wire import add_log_probs
-from verifier_svc.events import DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
-from verifier_svc.output_end import FinishReason
+from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.output_end import Finish, FinishReason
 
 _FINISH_REASONS = {
     FinishReason.EOS: sampling_pb2.FINISH_REASON_EOS,
@@ -25,13 +25,11 @@ def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, outcome=_outcome(event))
         finish = event.outcome.finish
         if finish is not None:
-            finished = verifier_pb2.SequenceFinished(
-                reason=_FINISH_REASONS[finish.reason],
-                stop_match=finish.stop_match,
-                queue_us=microseconds(event.queue_s),
-                cached_tokens=event.cached_tokens,
-            )
+            finished = _finished(finish, event.queue_s, event.cached_tokens)
             yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)
+    elif isinstance(event, CompleteEvent):
+        finished = _finished(event.finish, event.queue_s)
+        yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, finished=finished)
     elif isinstance(event, ErrorEvent):
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, error=_error(event))
     elif isinstance(event, DraftRejection):
@@ -60,6 +58,15 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
     )
     add_log_probs(message, outcome.log_probs)
     return message
+
+
+def _finished(finish: Finish, queue_s: float, cached_tokens: int = 0) -> verifier_pb2.SequenceFinished:
+    return verifier_pb2.SequenceFinished(
+        reason=_FINISH_REASONS[finish.reason],
+        stop_match=finish.stop_match,
+        queue_us=microseconds(queue_s),
+        cached_tokens=cached_tokens,
+    )
 
 
 def _error(event: ErrorEvent) -> verifier_pb2.SequenceError:

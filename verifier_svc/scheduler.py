@@ -71,9 +71,14 @@ class Scheduler:
             sequence.release()
 
     def admit(self, now_s: float) -> None:
-        """Start waiting sequences while there is room: by priority, then in order of arrival."""
+        """Start waiting sequences while there is room: by priority, then in order of arrival.
+
+        Those that are not ready hold nobody up.
+        """
         for key in sorted(self._waiting, key=lambda key: -self._waiting[key].priority):
             sequence = self._waiting[key]
+            if not sequence.is_ready:
+                continue
             needed = sequence.num_blocks_needed
             fits = sum(self._reserved.values()) + needed <= self._cache.num_blocks
             if len(self._running) >= self._limits.max_sequences or not fits:

@@ -13,10 +13,10 @@ from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
 from verifier_svc.mailbox import Mailbox
-from verifier_svc.output_end import Finish, OutputEnd
+from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.target_model import TargetInfo
-from verifier_svc.token_choice import Logits, TokenChooser
+from verifier_svc.token_choice import Constraint, Logits, TokenChooser
 
 # A round starts with what is left of an older tree when that promises this share of what rounds accept on average:
 # waiting for a fresh tree takes about two thirds as long as the pass itself.
@@ -25,6 +25,8 @@ WORTH_STARTING = 0.6
 MEAN_RATE = 0.2
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
+# An output that is complete when it is cut off there is complete all the same.
+_CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Sequence:
             end_token_ids=self._end.end_token_ids,
             min_tokens=spec.stopping.min_tokens,
         )
+        self.resumed = resumed
+        self.is_ready = spec.sampling.grammar is None
         self._num_rounds = 0
         self._cache: SequenceCache | None = None
         self._rows: SequenceRows | None = None
@@ -154,6 +158,17 @@ class Sequence:
         """When the coming round starts at the latest, as a clock reading."""
         return self.last_outcome_s + (self.linger.wait_s() if self.may_linger else 0.0)
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that the model itself ends the output with."""
+        return self._end.eos_token_ids
+
+    def constrain(self, constraint: Constraint) -> Finish | None:
+        """Hold the output to a form, before the first round; returns the finish when the output is complete already."""
+        self._chooser.constraint = constraint
+        self.is_ready = True
+        return self._end_of_form()
+
     def start(self, cache: KVCache, now_s: float) -> None:
         """Take part in passes from now on."""
         self._cache = SequenceCache(cache, len(self.tokens) + self._end.room + self._max_nodes, self._cache_salt)
@@ -178,13 +193,16 @@ class Sequence:
         else:
             tree = self.mailbox.tree or EMPTY_TREE
             self._round_is_fresh = self.mailbox.is_fresh
-            self._rows = SequenceRows(cache, pending, self._within_room(tree).prune(self._budget))
+            self._rows = SequenceRows(cache, pending, self._allowed(self._within_room(tree)).prune(self._budget))
         return self._rows
 
     def finish_round(self, logits: Logits, now_s: float, waited_s: float) -> RoundOutcome | None:
         """Commit a pass's result. `logits` [1 + nodes, vocab] are the root's and the tree's rows.
 
         Returns None when the pass was a part of the prompt.
+
+        Raises:
+            InvalidRequestError: the output's grammar leaves nothing to go on with.
         """
         rows, self._rows = self._rows, None
         if rows is None:
@@ -203,8 +221,11 @@ class Sequence:
             return token
 
         def is_last(token: int) -> bool:
-            finishes.append(self._end.push(token))
-            return finishes[-1] is not None
+            finish = self._end.push(token)
+            if finish is None or finish.reason in _CUT:
+                finish = self._end_of_form() or finish
+            finishes.append(finish)
+            return finish is not None
 
         accepted = sample_and_follow(rows.tree, draw, is_last)
         num_top = self._top_log_probs
@@ -246,6 +267,20 @@ class Sequence:
         if tree.depth <= room:
             return tree
         return tree.select(node for node, depth in enumerate(tree.depths) if depth <= room)
+
+    def _end_of_form(self) -> Finish | None:
+        constraint = self._chooser.constraint
+        return Finish(FinishReason.STOP) if constraint is not None and constraint.is_complete else None
+
+    def _allowed(self, tree: TokenTree) -> TokenTree:
+        """What of a tree hangs behind tokens that may follow the root: drafters do not know the output's form."""
+        constraint = self._chooser.constraint
+        if constraint is None:
+            return tree
+        kept: list[bool] = []
+        for parent, token in zip(tree.parents, tree.token_ids, strict=True):
+            kept.append(bool(constraint.allowed[token]) if parent == ROOT else kept[parent])
+        return tree.select(node for node, is_kept in enumerate(kept) if is_kept)
 
     def _require_cache(self) -> SequenceCache:
         if self._cache is None:

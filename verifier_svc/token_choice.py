@@ -7,15 +7,33 @@ the parameters and the position alone: the same with speculation on, off, pruned
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from coppice.errors import InvalidRequestError
 from coppice.noise import NoiseStream
 from coppice.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 _NEVER = -np.inf
+
+
+class Constraint(Protocol):
+    """What an output's own form allows to come next."""
+
+    @property
+    def allowed(self) -> Mask:
+        """The tokens that may come next [vocab]."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow the output so far."""
+
+    def push(self, token: int) -> None:
+        """Take the next token."""
 
 
 class TokenChooser:
@@ -36,6 +54,8 @@ class TokenChooser:
         self._end_token_ids = list(end_token_ids)
         self._min_tokens = min_tokens
         self._num_output = 0
+        # Set before the first choice, for requests with a grammar.
+        self.constraint: Constraint | None = None
         self._track = params.has_penalties
         self._seen = np.zeros(vocab_size if self._track else 0, np.bool_)
         self._counts = np.zeros(vocab_size if self._track else 0, np.int32)
@@ -46,7 +66,11 @@ class TokenChooser:
             self.push(token)
 
     def choose(self, logits: Logits, position: int) -> int:
-        """The token at an absolute position, from that row's raw logits [vocab]."""
+        """The token at an absolute position, from that row's raw logits [vocab].
+
+        Raises:
+            InvalidRequestError: the grammar and the other parameters together leave no token.
+        """
         scores = self._processed(logits)
         if self._noise is None:
             return int(scores.argmax())
@@ -66,11 +90,15 @@ class TokenChooser:
         if self._track:
             self._seen[token] = True
             self._counts[token] += 1
+        if self.constraint is not None:
+            self.constraint.push(token)
 
     def _processed(self, logits: Logits) -> Logits:
         params = self._params
         suppress_end = self._num_output < self._min_tokens and self._end_token_ids
-        if not (self._track or params.logit_bias or params.bad_token_ids or suppress_end) and self._allowed is None:
+        if not (self._track or params.logit_bias or params.bad_token_ids or suppress_end or self.constraint) and (
+            self._allowed is None
+        ):
             return logits
         scores = logits.copy()
         if self._track:
@@ -81,8 +109,15 @@ class TokenChooser:
             scores[self._allowed] = _NEVER
         if params.bad_token_ids:
             scores[list(params.bad_token_ids)] = _NEVER
+        if self.constraint is not None:
+            scores[~self.constraint.allowed] = _NEVER
         if suppress_end:
             scores[self._end_token_ids] = _NEVER
+        if self.constraint is not None and scores.max() == _NEVER:
+            raise InvalidRequestError(
+                "sampling.grammar",
+                f"with the other parameters, no token may follow {self._num_output} tokens of output",
+            )
         return scores
 
     def _penalise(self, scores: Logits) -> None:
@@ -111,7 +146,7 @@ class TokenChooser:
             scaled[scaled < scaled.max() + np.log(params.min_p)] = _NEVER
 
 
-def _mask_outside(allowed: tuple[int, ...], vocab_size: int) -> npt.NDArray[np.bool_] | None:
+def _mask_outside(allowed: tuple[int, ...], vocab_size: int) -> Mask | None:
     if not allowed:
         return None
     outside = np.ones(vocab_size, np.bool_)

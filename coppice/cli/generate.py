@@ -33,6 +33,12 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling, in (0, 1].")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the noise. Default: random.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE_OR_TEXT", help="Schema of the JSON value to write; text begins with {.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Regular expression that the output matches.")
+    ] = None,
     speculation: Annotated[
         str, typer.Option(metavar="auto|off|KIND,KIND", help="Whether to draft, and with which drafters.")
     ] = "auto",
@@ -49,6 +55,8 @@ def generate(
     threads: Threads = 0,
 ) -> None:
     """Complete one prompt, streamed to stdout; several outputs, or one object with --json, at the end."""
+    if json_schema is not None and regex is not None:
+        raise typer.BadParameter("give --json-schema or --regex, not both")
     options = Options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -58,6 +66,8 @@ def generate(
         speculation=speculation,
         top_log_probs=top_log_probs,
         num_outputs=num_outputs,
+        json_schema=None if json_schema is None else read_schema(json_schema),
+        regex=regex,
     )
     try:
         request = build_request(read_prompt(prompt, prompt_file, token_ids), options)
@@ -91,7 +101,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | N
     if prompt is not None:
         return prompt
     if prompt_file is not None:
-        return _read_file(prompt_file)
+        return _read_file(prompt_file, "--prompt-file")
     try:
         ids = [int(part) for part in (token_ids or "").split(",") if part.strip()]
     except ValueError as error:
@@ -101,13 +111,24 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | N
     return ids
 
 
-def _read_file(path: Path) -> str:
+def read_schema(file_or_text: str) -> str:
+    """The text of a schema that is given itself, or as the name of its file.
+
+    Raises:
+        typer.BadParameter: the file cannot be read.
+    """
+    if file_or_text.lstrip().startswith("{"):
+        return file_or_text
+    return _read_file(Path(file_or_text), "--json-schema")
+
+
+def _read_file(path: Path, option: str) -> str:
     if str(path) == "-":
         return sys.stdin.read()
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(str(error), param_hint="--prompt-file") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 async def _complete(

@@ -206,6 +206,8 @@ def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
         ["generate", "--token-ids", "1,x"],
         ["generate", "--prompt", "a", "--top-log-probs", "21"],
         ["generate", "--prompt-file", "absent.txt"],
+        ["generate", "--prompt", "a", "--json-schema", "absent.json"],
+        ["generate", "--prompt", "a", "--json-schema", "{}", "--regex", "x"],
         ["up", "--drafter", "none", "--drafter", "small-lm"],
         ["up", "--drafter", "=x"],
         ["up", "--device", "abacus"],

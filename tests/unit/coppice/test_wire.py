@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.errors import InvalidRequestError
+from coppice.grammar import Grammar, GrammarKind
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import sampling_pb2
 from coppice.wire import sampling_from_proto, sampling_to_proto, stopping_from_proto, stopping_to_proto
 
 TOKENS = st.integers(0, 2**32 - 1)
+GRAMMAR = st.builds(
+    Grammar, st.sampled_from(GrammarKind), st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
+)
 SAMPLING = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100, width=32),
@@ -25,6 +29,7 @@ SAMPLING = st.builds(
     allowed_token_ids=st.lists(TOKENS, max_size=4).map(tuple),
     bad_token_ids=st.lists(TOKENS, max_size=4).map(tuple),
     seed=st.integers(0, 2**64 - 1),
+    grammar=st.none() | GRAMMAR,
 )
 STOP_STRING = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
 STOPPING = st.builds(

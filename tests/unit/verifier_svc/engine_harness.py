@@ -10,7 +10,7 @@ from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import TokenTree
 from verifier_svc.engine import Engine
-from verifier_svc.events import ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish
 from verifier_svc.scheduler import SequenceKey
 from verifier_svc.sequence import Draft, SequenceSpec
@@ -76,6 +76,9 @@ class Harness:
             result = results[event.sequence_id]
             if isinstance(event, ErrorEvent):
                 result.error = event
+                open_sequences.discard(event.sequence_id)
+            elif isinstance(event, CompleteEvent):
+                result.finish = event.finish
                 open_sequences.discard(event.sequence_id)
             elif isinstance(event, OutcomeEvent):
                 self._take(event, result)
