@@ -1,0 +1,60 @@
+"""Comparisons that most cases are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from conformance.deployment import Deployment
+from conformance.errors import DifferenceError, FailureError, SkippedError
+from conformance.requests import FORCED, varied
+from coppice.completion import Completion
+from coppice.v1.inference_pb2 import GenerateRequest
+
+
+def require(holds: bool, reason: str, request: GenerateRequest | None = None) -> None:
+    """Fail with a reason unless something holds."""
+    if not holds:
+        raise FailureError(reason, request)
+
+
+def require_drafter(deployment: Deployment) -> None:
+    """Skip where speculation on is the same as off."""
+    if not deployment.facts.sources:
+        raise SkippedError("no drafter is connected")
+
+
+def require_context(deployment: Deployment, tokens: int) -> None:
+    """Skip where the context is too short."""
+    if deployment.facts.max_context_tokens < tokens:
+        raise SkippedError(f"needs a context of {tokens} tokens, the model has {deployment.facts.max_context_tokens}")
+
+
+def same_tokens(expected: Sequence[int], actual: Sequence[int], request: GenerateRequest) -> None:
+    """Fail at the first token that differs."""
+    for index, (wanted, got) in enumerate(zip(expected, actual, strict=False)):
+        if wanted != got:
+            raise DifferenceError(f"token {index} is {got}, not {wanted}", request)
+    if len(expected) != len(actual):
+        raise DifferenceError(f"{len(actual)} tokens, not {len(expected)}", request)
+
+
+def same_answer(expected: Completion, actual: Completion, request: GenerateRequest) -> None:
+    """Fail unless tokens, text and the reason of the end are the same."""
+    same_tokens(expected.token_ids, actual.token_ids, request)
+    for name in ("text", "finish_reason", "stop_match"):
+        wanted, got = getattr(expected, name), getattr(actual, name)
+        if wanted != got:
+            raise DifferenceError(f"{name} is {got!r}, not {wanted!r}", request)
+
+
+async def same_with_and_without_speculation(deployment: Deployment, requests: Iterable[GenerateRequest]) -> None:
+    """Fail unless each answer is that of plain decoding; skip where no draft was verified that could have spoilt it."""
+    require_drafter(deployment)
+    drafted = 0
+    for request in requests:
+        request = varied(request, mode=FORCED)
+        answer = await deployment.ask(request)
+        same_answer(await deployment.plain(request), answer, request)
+        drafted += answer.speculation.draft_tokens
+    if not drafted:
+        raise SkippedError("no draft came in time, so that nothing was compared")

@@ -1,0 +1,123 @@
+"""The deployment under test: its client, what it says of itself, and prompts in its own vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from conformance.errors import FailureError, UnsuitableError
+from conformance.requests import OFF, build, varied
+from coppice.client import Client, RequestFailedError, Stream
+from coppice.completion import Completion
+from coppice.rpc import open_channel
+from coppice.v1 import inference_pb2_grpc, sampling_pb2
+from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, GetModelInfoResponse
+
+# What these texts say does not matter: prompts are what the target itself says after them.
+OPENINGS = ("The ", "import os\n", "1, 2, ")
+PROMPT_TOKENS = 12
+# Enough for a prompt and a usual output. No case makes sense below it.
+MIN_CONTEXT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the cases know of a deployment: GetModelInfo, and prompts that its target is likely to meet."""
+
+    model: str
+    version: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    is_strict: bool
+    max_nodes: int
+    prompts: tuple[tuple[int, ...], ...]
+
+
+class Deployment:
+    """Asks one deployment. Answers of plain decoding are remembered, since many cases compare with them."""
+
+    def __init__(self, client: Client, channel: grpc.aio.Channel, facts: Facts, timeout_s: float) -> None:
+        self.client = client
+        self.facts = facts
+        self.timeout_s = timeout_s
+        # The checkpoint that is served, where it is at hand.
+        self.reference: Path | None = None
+        self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        self._plain: dict[bytes, Completion] = {}
+
+    async def ask(self, request: GenerateRequest) -> Completion:
+        """The answer to a request.
+
+        Raises:
+            FailureError: it was refused or failed.
+        """
+        try:
+            return await self.client.send(request, self.timeout_s)
+        except RequestFailedError as error:
+            raise FailureError(str(error), request) from error
+
+    async def plain(self, request: GenerateRequest) -> Completion:
+        """The answer to a request with speculation off."""
+        request = varied(request, mode=OFF)
+        key = request.SerializeToString(deterministic=True)
+        if key not in self._plain:
+            self._plain[key] = await self.ask(request)
+        return self._plain[key]
+
+    def start(self, request: GenerateRequest, timeout_s: float | None = None) -> Stream:
+        """The answer to a request, chunk by chunk."""
+        return self.client.stream_request(request, self.timeout_s if timeout_s is None else timeout_s)
+
+    async def messages(self, request: GenerateRequest) -> list[GenerateResponse]:
+        """The messages of an answer as they come, which the client joins.
+
+        Raises:
+            FailureError: it was refused or failed.
+        """
+        try:
+            return [message async for message in self._stub.Generate(request, timeout=self.timeout_s)]
+        except grpc.aio.AioRpcError as error:
+            raise FailureError(f"{error.code().name}: {error.details()}", request) from error
+
+
+@contextlib.asynccontextmanager
+async def connected(address: str, timeout_s: float) -> AsyncIterator[Deployment]:
+    """The deployment that serves at an address; each of its requests may take `timeout_s`.
+
+    Raises:
+        RequestFailedError: it does not answer.
+        UnsuitableError: no case could run.
+    """
+    async with Client(address) as client, open_channel(address) as channel:
+        info = await client.model_info(timeout_s)
+        if info.max_context_tokens < MIN_CONTEXT_TOKENS:
+            raise UnsuitableError(f"a context of {info.max_context_tokens} tokens; {MIN_CONTEXT_TOKENS} are needed")
+        facts = await _facts(client, info, timeout_s)
+        yield Deployment(client, channel, facts, timeout_s)
+
+
+async def _facts(client: Client, info: GetModelInfoResponse, timeout_s: float) -> Facts:
+    prompts = []
+    for seed, opening in enumerate(OPENINGS):
+        request = build(opening, max_tokens=PROMPT_TOKENS, ignore_eos=True, temperature=1.0, seed=seed, mode=OFF)
+        request = varied(request, bad_token_ids=info.eos_token_ids)
+        prompts.append((await client.send(request, timeout_s)).token_ids)
+    return Facts(
+        model=info.model,
+        version=info.version,
+        tokenizer_fingerprint=info.tokenizer_fingerprint,
+        vocab_size=info.vocab_size,
+        max_context_tokens=info.max_context_tokens,
+        eos_token_ids=tuple(info.eos_token_ids),
+        sources=tuple(info.sources),
+        is_strict=info.exactness == sampling_pb2.EXACTNESS_STRICT,
+        max_nodes=info.max_nodes,
+        prompts=tuple(prompts),
+    )

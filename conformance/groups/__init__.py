@@ -1,0 +1,1 @@
+"""One file per group; `catalogue.py` finds every module here by its `GROUP`."""

@@ -1,0 +1,69 @@
+"""Results for people, line by line, and for programs, as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.deployment import Facts
+from conformance.requests import described
+from conformance.runner import Result
+
+_WORDS = {"passed": "pass", "failed": "FAIL", "skipped": "skip"}
+_NAME_WIDTH = 56
+
+
+def heading(address: str, facts: Facts) -> str:
+    """What is being tested."""
+    mode = "strict" if facts.is_strict else "fast"
+    drafters = ", ".join(facts.sources) or "none"
+    return f"{address}: model {facts.model}, version {facts.version}, {mode} mode, drafters: {drafters}"
+
+
+def result_lines(result: Result) -> str:
+    """One line; a failure has its reason and the request that shows it below."""
+    line = f"  {_WORDS[result.status]}  {result.name:<{_NAME_WIDTH}} {result.seconds:6.2f} s"
+    if result.status == "skipped":
+        return f"{line}  {result.reason}"
+    if result.status == "failed":
+        request = f"\n        request: {described(result.request)}" if result.request is not None else ""
+        return f"{line}\n        {result.reason}{request}"
+    return line
+
+
+def summary(results: Sequence[Result]) -> str:
+    """The counts, and the names of what failed."""
+    counts = ", ".join(f"{count(results, status)} {status}" for status in _WORDS)
+    text = f"{len(results)} cases: {counts}, {sum(result.seconds for result in results):.0f} s"
+    failed = [result.name for result in results if result.status == "failed"]
+    return f"{text}\nfailed: {', '.join(failed)}" if failed else text
+
+
+def count(results: Sequence[Result], status: str) -> int:
+    """How many results have a status."""
+    return sum(result.status == status for result in results)
+
+
+def as_json(address: str, facts: Facts, results: Sequence[Result]) -> dict[str, Any]:
+    """The object that `coppice conformance --json` prints."""
+    return {
+        "address": address,
+        "model": facts.model,
+        "version": facts.version,
+        **{status: count(results, status) for status in _WORDS},
+        "cases": [
+            {
+                "name": result.name,
+                "status": result.status,
+                "seconds": round(result.seconds, 3),
+                "reason": _reason(result),
+            }
+            for result in results
+        ],
+    }
+
+
+def _reason(result: Result) -> str:
+    if result.request is None:
+        return result.reason
+    return f"{result.reason}; request: {described(result.request)}"

@@ -1,0 +1,97 @@
+"""`coppice conformance`: the lossless suite against a running deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coppice.cli.child import ChildError
+from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.topology import TopologySpec, running
+from coppice.client import RequestFailedError
+
+if TYPE_CHECKING:
+    from conformance.case import Case
+
+
+def conformance(
+    address: Annotated[str, typer.Option(help="Orchestrator to test. Default: start a private topology.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Cases to run, such as 'stops/*'; repeatable.")
+    ] = None,
+    list_cases: Annotated[bool, typer.Option("--list", help="Print the names of the cases, and run none.")] = False,
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The served checkpoint, to compare greedy outputs with transformers."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a case, and each of its requests, may take.")
+    ] = (60.0),
+    target: Target = DEFAULT_TARGET,
+    drafter: Drafters = None,
+    device: Device = "",
+    threads: Threads = 0,
+) -> None:
+    """Prove that a deployment is lossless over its public API, case by case.
+
+    Exit code 1 when a case fails. A case that the deployment cannot run is skipped, with the reason.
+    """
+    from conformance.catalogue import cases_like
+
+    cases = cases_like(only or ())
+    if not cases:
+        raise typer.BadParameter("no case has such a name; --list prints them", param_hint="--only")
+    if list_cases:
+        typer.echo("\n".join(case.name for case in cases))
+        return
+    if reference is not None and not (reference / "config.json").is_file():
+        raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
+    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
+    report = asyncio.run(_run_or_exit(address, spec, cases, reference, timeout, shows=not as_json))
+    if as_json:
+        typer.echo(json.dumps(report, ensure_ascii=False))
+    if report["failed"]:
+        raise typer.Exit(1)
+
+
+async def _run_or_exit(
+    address: str, spec: TopologySpec | None, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
+) -> dict[str, Any]:
+    from conformance.errors import UnsuitableError
+
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            if spec is not None:
+                address = (await stack.enter_async_context(running(spec))).address
+            return await _run(address, cases, reference, timeout_s, shows=shows)
+    except (RequestFailedError, ChildError, UnsuitableError) as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+async def _run(
+    address: str, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
+) -> dict[str, Any]:
+    from conformance.deployment import connected
+    from conformance.report import as_json, heading, result_lines, summary
+    from conformance.runner import Result, run_cases
+
+    def show(text: str) -> None:
+        if shows:
+            typer.echo(text)
+
+    def report(result: Result) -> None:
+        show(result_lines(result))
+
+    async with connected(address, timeout_s) as deployment:
+        deployment.reference = reference
+        show(heading(address, deployment.facts))
+        results = await run_cases(cases, deployment, timeout_s, report)
+        show(summary(results))
+        return as_json(address, deployment.facts, results)
