@@ -7,10 +7,10 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench
+.PHONY: help setup demo test lint format proto bench conformance
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv with everything installed; seconds when nothing changed
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV)
@@ -36,3 +36,6 @@ proto: setup ## Regenerate coppice/v1 from the .proto files
 
 bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
 	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
+
+conformance: setup ## Prove the bundled topology lossless, case by case
+	@$(BIN)/coppice conformance --reference models/target $(CONFORMANCE_ARGS)

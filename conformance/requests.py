@@ -28,7 +28,11 @@ def build(prompt: Prompt, **knobs: Any) -> GenerateRequest:
 
 
 def varied(request: GenerateRequest, **knobs: Any) -> GenerateRequest:
-    """A copy with other values of some fields: of the request itself, its sampling, stopping or speculation."""
+    """A copy with other values of some fields: of the request itself, its sampling, stopping or speculation.
+
+    Raises:
+        ValueError: no part has a field of that name.
+    """
     copy = GenerateRequest()
     copy.CopyFrom(request)
     for name, value in knobs.items():
@@ -48,4 +52,7 @@ def described(request: GenerateRequest) -> str:
 
 def _holder(request: GenerateRequest, name: str) -> Message:
     parts = (request, request.sampling, request.stopping, request.speculation)
-    return next(part for part in parts if name in part.DESCRIPTOR.fields_by_name)
+    for part in parts:
+        if name in part.DESCRIPTOR.fields_by_name:
+            return part
+    raise ValueError(f"no part of a request has a field {name}")

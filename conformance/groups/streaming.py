@@ -16,7 +16,7 @@ LAST_ONLY = ("finished", "usage", "speculation", "timing")
 
 def request_of(deployment: Deployment, **knobs: object) -> GenerateRequest:
     request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=61)
-    return varied(request, mode=FORCED, **knobs)
+    return varied(request, **{"mode": FORCED, **knobs})
 
 
 def tokens_of(messages: list[GenerateResponse]) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"drafter_svc", "verifier_svc", "orchestrator"}
 MODEL_LIBRARIES = {"torch", "transformers", "safetensors", "accelerate"}
-WORKSHOP = {"training", "benchmarks", "tests"}
+WORKSHOP = {"training", "benchmarks", "conformance", "tests"}
 # The one place in shared code that starts services and recipes, inside the commands that need them.
 CLI = "coppice/cli/"
 
@@ -77,6 +77,13 @@ def test_only_the_orchestrator_knows_redis(service: str) -> None:
     assert not forbidden_imports(python_files(service), {"redis"})
 
 
+def test_the_conformance_suite_knows_no_service_and_no_model_library_but_for_its_reference() -> None:
+    reference = ROOT / "conformance" / "reference.py"
+    paths = [path for path in python_files("conformance") if path != reference]
+    assert not forbidden_imports(paths, SERVICES | MODEL_LIBRARIES | (WORKSHOP - {"conformance"}))
+    assert not forbidden_imports([reference], SERVICES)
+
+
 def test_the_command_line_imports_heavy_things_inside_commands_only() -> None:
     heavy = SERVICES | MODEL_LIBRARIES | WORKSHOP
     top_level = [
@@ -111,7 +118,7 @@ import coppice.cli.__main__
 
 def test_the_orchestrator_and_the_command_line_load_where_there_is_no_torch_and_no_redis() -> None:
     subprocess.run(
-        [sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, "coppice", "orchestrator"],
+        [sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, "coppice", "orchestrator", "conformance"],
         check=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

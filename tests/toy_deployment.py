@@ -1,0 +1,246 @@
+"""A deployment in miniature, for the conformance suite: a toy model behind real validation, sampling and stops.
+
+Each of its steps is a method, so that a test can break one promise at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from coppice.rpc import streaming, unary
+from coppice.tokenizer import TargetTokenizer
+from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from orchestrator.output import Output
+from orchestrator.transcript import Transcript
+from orchestrator.validation import GenerationRequest, validate
+from orchestrator.verifier_client import VerifierInfo
+from tests.fakes import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
+from verifier_svc.output_end import Finish, FinishReason, OutputEnd
+from verifier_svc.token_choice import TokenChooser
+
+CONTEXT = 300
+MAX_NODES = 6
+SOURCE = "toy"
+INFO = VerifierInfo("toy", FINGERPRINT, VOCAB, CONTEXT, (EOS,), MAX_NODES, sampling_pb2.EXACTNESS_STRICT, "toy")
+TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
+LETTERS = list(b"abcdefghijklmnopqrstuvwxyz ")
+
+
+@functools.lru_cache(maxsize=100_000)
+def toy_logits(context: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Logits [VOCAB] that depend on the last tokens; letters are far likelier than anything else."""
+    logits = np.random.default_rng([len(context), *context]).normal(0, 2, VOCAB).astype(np.float32)
+    logits[LETTERS] += 12
+    return logits
+
+
+class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
+    """Keeps every promise. `pass_s` is how long a round takes."""
+
+    exactness = sampling_pb2.EXACTNESS_STRICT
+    sources: tuple[str, ...] = (SOURCE,)
+    pass_s = 0.0003
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.num_requests = 0
+        self.read: dict[str, list[tuple[int, ...]]] = {}
+
+    @unary
+    async def GetModelInfo(self, request: Any, context: Any) -> inference_pb2.GetModelInfoResponse:  # noqa: N802
+        return inference_pb2.GetModelInfoResponse(
+            model="toy",
+            tokenizer_fingerprint=FINGERPRINT,
+            vocab_size=VOCAB,
+            max_context_tokens=CONTEXT,
+            eos_token_ids=[EOS],
+            sources=self.sources,
+            exactness=self.exactness,
+            version="toy",
+            max_nodes=MAX_NODES,
+        )
+
+    @streaming
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        heard = inference_pb2.GenerateRequest()
+        heard.CopyFrom(request)
+        self.hear(heard)
+        valid = await self.check(heard)
+        self.num_requests += 1
+        self.num_running += 1
+        ended = False
+        try:
+            async for message in _Answer(self, valid).messages():
+                ended = message.HasField("finished")
+                self.say(message, request)
+                yield message
+        finally:
+            self.leave(ended)
+
+    def hear(self, request: inference_pb2.GenerateRequest) -> None:
+        """A request as it arrives, which may be changed in place."""
+
+    def say(self, message: inference_pb2.GenerateResponse, request: inference_pb2.GenerateRequest) -> None:
+        """A message as it leaves, which may be changed in place."""
+
+    async def check(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
+        """The request, valid."""
+        return await validate(request, INFO, TOKENIZER, frozenset(self.sources), self.sources)
+
+    def nodes(self, request: GenerationRequest) -> int:
+        """Draft nodes of a round."""
+        if not request.speculates or not self.sources:
+            return 0
+        return MAX_NODES if request.max_nodes is None else min(request.max_nodes, MAX_NODES)
+
+    def draw(self, chooser: TokenChooser, tokens: Sequence[int], request: GenerationRequest, depth: int) -> int:
+        """The token behind `tokens`, at a depth of the round's tree."""
+        return chooser.choose(toy_logits(tuple(tokens[-3:])), len(tokens))
+
+    def leave(self, ended: bool) -> None:
+        """A request is over, by its end or before."""
+        self.num_running -= 1
+
+    def reused(self, request: GenerationRequest) -> int:
+        """Tokens of the prompt that were read before, under the same salt."""
+        others = self.read.setdefault(request.cache_salt, [])
+        best = max((_shared(request.prompt_ids, other) for other in others), default=0)
+        others.append(request.prompt_ids)
+        return min(best, len(request.prompt_ids) - 1)
+
+
+class _Answer:
+    """One request under way."""
+
+    def __init__(self, toy: ToyDeployment, request: GenerationRequest) -> None:
+        self._toy, self._request = toy, request
+        self._stats = inference_pb2.SpeculationStats()
+        self._timing = inference_pb2.Timing(ttft_ms=1.0, total_ms=2.0)
+        self._cached = toy.reused(request)
+        stopping = request.stopping
+        self._transcript = Transcript(
+            prompt=request.prompt_ids,
+            resumed=request.resume_ids,
+            max_tokens=stopping.max_tokens,
+            max_context_tokens=CONTEXT,
+            stop_token_ids=stopping.stop_token_ids,
+            eos_token_ids=() if stopping.ignore_eos else (EOS,),
+        )
+        self._output = Output(TOKENIZER, self._transcript, stopping.stop_strings, request.want_text)
+        self._end = OutputEnd(
+            stopping,
+            eos_token_ids=(EOS,),
+            max_context_tokens=CONTEXT,
+            tokenizer=TOKENIZER,
+            prompt=request.prompt_ids,
+            resumed=request.resume_ids,
+        )
+        self._chooser = TokenChooser(
+            request.sampling,
+            VOCAB,
+            prompt=request.prompt_ids,
+            output=request.resume_ids,
+            end_token_ids=self._end.end_token_ids,
+            min_tokens=stopping.min_tokens,
+        )
+
+    async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Deltas, then the end."""
+        is_first = True
+        finish = self._ended_before()
+        while finish is None:
+            await asyncio.sleep(self._toy.pass_s)
+            finish = self._round()
+            if finish is None:
+                yield self._delta(is_first)
+                is_first = False
+        self._output.finish()
+        message = self._delta(is_first)
+        message.finished.reason = sampling_pb2.FinishReason.Value(f"FINISH_REASON_{finish.reason.name}")
+        if finish.stop_match is not None:
+            message.finished.stop_match = finish.stop_match
+        message.usage.prompt_tokens = len(self._request.prompt_ids)
+        message.usage.completion_tokens = self._transcript.num_generated
+        message.usage.cached_prompt_tokens = self._cached
+        message.speculation.CopyFrom(self._stats)
+        message.timing.CopyFrom(self._timing)
+        yield message
+
+    def _ended_before(self) -> Finish | None:
+        if self._output.stop_match is not None:
+            return Finish(FinishReason.STOP, self._output.stop_match)
+        if (reason := self._transcript.end()) is None:
+            return None
+        name = sampling_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
+        is_stop = name == FinishReason.STOP.name
+        return Finish(FinishReason[name], self._output.last_token_text() if is_stop else None)
+
+    def _round(self) -> Finish | None:
+        """A chain of drafts of which some are right: as many tokens as were guessed, and one more."""
+        nodes = min(self._toy.nodes(self._request), self._end.room - 1)
+        right = (self._transcript.length * 7) % (nodes + 1)
+        finish, tokens = None, []
+        while finish is None and len(tokens) <= right:
+            before = [*self._transcript.tokens, *tokens]
+            tokens.append(self._toy.draw(self._chooser, before, self._request, len(tokens)))
+            self._chooser.push(tokens[-1])
+            finish = self._end.push(tokens[-1])
+        self._transcript.append(tokens)
+        self._output.push(tokens)
+        self._count(nodes, len(tokens) - 1)
+        return finish
+
+    def _count(self, nodes: int, accepted: int) -> None:
+        self._timing.passes.add(rows=nodes + self._toy.num_running, count=1, total_ms=0.1)
+        stats = self._stats
+        stats.rounds += 1
+        stats.draft_tokens += nodes
+        stats.accepted_tokens += accepted
+        if not nodes:
+            return
+        if not stats.sources:
+            stats.sources.add(source=SOURCE)
+            stats.rounds_drafted_by_depth.extend([0] * MAX_NODES)
+            stats.rounds_accepted_by_depth.extend([0] * MAX_NODES)
+        stats.sources[0].proposed += nodes
+        stats.sources[0].accepted += accepted
+        for depth in range(nodes):
+            stats.rounds_drafted_by_depth[depth] += 1
+            stats.rounds_accepted_by_depth[depth] += depth < accepted
+
+    def _delta(self, is_first: bool) -> inference_pb2.GenerateResponse:
+        delta = self._output.take()
+        token_ids = delta.token_ids if self._request.want_token_ids else ()
+        message = inference_pb2.GenerateResponse(text=delta.text, token_ids=token_ids)
+        if is_first:
+            message.request_id, message.seed = self._request.request_id, self._request.sampling.seed
+        return message
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two prompts begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@contextlib.asynccontextmanager
+async def serving_toy(toy: ToyDeployment) -> AsyncIterator[str]:
+    """A toy as a real server; the address is the one to call."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(toy, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)

@@ -1,0 +1,26 @@
+"""The cases as a whole: names, choosing among them, and what their groups promise."""
+
+from __future__ import annotations
+
+import re
+
+from conformance.catalogue import all_groups, cases_like
+
+NAME = re.compile(r"[a-z]+/[a-z0-9.-]+")
+
+
+def test_every_case_has_a_name_of_its_own_that_begins_with_its_group() -> None:
+    names = [case.name for case in cases_like(())]
+    assert len(names) == len(set(names)) >= 60
+    assert all(NAME.fullmatch(name) for name in names)
+    for group in all_groups():
+        assert group.cases
+        assert all(case.name.startswith(f"{group.name}/") for case in group.cases)
+
+
+def test_patterns_choose_cases_by_name() -> None:
+    assert [case.name for case in cases_like(["seeds/same-*", "greedy/is-the-default"])] == [
+        "greedy/is-the-default",
+        "seeds/same-seed-same-answer",
+    ]
+    assert not cases_like(["no-such-case"])
