@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from conformance.errors import FailureError, UnsuitableError
+from conformance.reference import ReferenceModel
 from conformance.requests import OFF, build, varied
 from coppice.client import Client, RequestFailedError, Stream
 from coppice.completion import Completion
@@ -48,7 +48,7 @@ class Deployment:
         self.facts = facts
         self.timeout_s = timeout_s
         # The checkpoint that is served, where it is at hand.
-        self.reference: Path | None = None
+        self.reference: ReferenceModel | None = None
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._plain: dict[bytes, Completion] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,3 @@ class ReferenceModel:
         )
         tokens: list[int] = rows[0, ids.shape[1] :].tolist()
         return tokens
-
-
-@functools.lru_cache(maxsize=1)
-def reference_model(directory: Path) -> ReferenceModel:
-    """The checkpoint of a directory, read once."""
-    return ReferenceModel(directory)

@@ -188,7 +188,7 @@ class _Answer:
     def _round(self) -> Finish | None:
         """A chain of drafts of which some are right: as many tokens as were guessed, and one more."""
         nodes = min(self._toy.nodes(self._request), self._end.room - 1)
-        right = (self._transcript.length * 7) % (nodes + 1)
+        right = self._transcript.length * 11 // 3 % (nodes + 1)
         finish, tokens = None, []
         while finish is None and len(tokens) <= right:
             before = [*self._transcript.tokens, *tokens]

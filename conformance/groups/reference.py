@@ -8,7 +8,7 @@ from conformance.case import Group
 from conformance.checks import require, same_answer, same_tokens
 from conformance.deployment import OPENINGS, Deployment
 from conformance.errors import SkippedError
-from conformance.reference import ReferenceModel, reference_model
+from conformance.reference import ReferenceModel
 from conformance.requests import FORCED, build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -17,10 +17,10 @@ GROUP = Group("reference")
 TOKENS = 48
 
 
-async def model_of(deployment: Deployment) -> ReferenceModel:
+def model_of(deployment: Deployment) -> ReferenceModel:
     if deployment.reference is None:
         raise SkippedError("no --reference is given")
-    model = await asyncio.to_thread(reference_model, deployment.reference)
+    model = deployment.reference
     reason = "--reference has another tokenizer than the deployment"
     require(model.tokenizer_fingerprint == deployment.facts.tokenizer_fingerprint, reason)
     return model
@@ -39,7 +39,7 @@ async def compare(deployment: Deployment, request: GenerateRequest, expected: li
 
 @GROUP.case("token-ids-at-temperature-0")
 async def token_ids(deployment: Deployment) -> None:
-    model = await model_of(deployment)
+    model = model_of(deployment)
     for prompt in deployment.facts.prompts:
         request = build(prompt, max_tokens=longest(deployment), ignore_eos=True)
         await compare(deployment, request, await asyncio.to_thread(model.greedy, prompt, longest(deployment)))
@@ -48,7 +48,7 @@ async def token_ids(deployment: Deployment) -> None:
 @GROUP.case("text-at-temperature-0")
 async def text(deployment: Deployment) -> None:
     """The text's own tokens, with those that the tokenizer adds."""
-    model = await model_of(deployment)
+    model = model_of(deployment)
     for opening in OPENINGS:
         prompt = model.encode(opening)
         request = build(opening, max_tokens=longest(deployment), ignore_eos=True)
@@ -57,7 +57,7 @@ async def text(deployment: Deployment) -> None:
 
 @GROUP.case("repetition-penalty-at-temperature-0")
 async def repetition(deployment: Deployment) -> None:
-    model = await model_of(deployment)
+    model = model_of(deployment)
     for prompt in deployment.facts.prompts:
         request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, repetition_penalty=1.3)
         expected = await asyncio.to_thread(model.greedy, prompt, longest(deployment), 1.3)

@@ -42,9 +42,10 @@ async def sampled(deployment: Deployment) -> None:
 
 @GROUP.case("from-every-split-with-penalties")
 async def penalised(deployment: Deployment) -> None:
-    """Penalties look at the resumed tokens as at any output."""
-    penalties = {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
-    await from_every_split(deployment, temperature=1.0, **penalties)
+    """Penalties look at the resumed tokens as at any output, which has to repeat some of so few tokens."""
+    few = sorted(set(deployment.facts.prompts[0]))[:6]
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    await from_every_split(deployment, temperature=1.0, allowed_token_ids=few, **penalties)
 
 
 @GROUP.case("from-every-split-before-min-tokens")

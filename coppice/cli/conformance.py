@@ -79,6 +79,7 @@ async def _run(
     address: str, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
 ) -> dict[str, Any]:
     from conformance.deployment import connected
+    from conformance.reference import ReferenceModel
     from conformance.report import as_json, heading, result_lines, summary
     from conformance.runner import Result, run_cases
 
@@ -90,7 +91,9 @@ async def _run(
         show(result_lines(result))
 
     async with connected(address, timeout_s) as deployment:
-        deployment.reference = reference
+        if reference is not None:
+            # Before the cases, whose time is for the deployment.
+            deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
         show(heading(address, deployment.facts))
         results = await run_cases(cases, deployment, timeout_s, report)
         show(summary(results))

@@ -6,6 +6,7 @@ import pytest
 
 from conformance.catalogue import cases_like
 from conformance.deployment import connected
+from conformance.reference import ReferenceModel
 from conformance.runner import run_cases
 from coppice.bundled import MODELS
 from coppice.cli.topology import TopologySpec, running
@@ -34,7 +35,7 @@ CASES = (
 async def test_the_bundled_models_pass() -> None:
     spec = TopologySpec(device="cpu", threads=1)
     async with running(spec) as topology, connected(topology.address, LIMIT_S) as deployment:
-        deployment.reference = MODELS / "target"
+        deployment.reference = ReferenceModel(MODELS / "target")
         ended = await run_cases(cases_like(CASES), deployment, LIMIT_S, lambda result: None)
     assert len(ended) >= len(CASES)
     assert [result for result in ended if result.status != "passed"] == []
