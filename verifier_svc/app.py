@@ -23,7 +23,7 @@ CONFIGURATION_ERROR = 2
 
 async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
-    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk)
+    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
     engine = Engine(target, info, limits, config.max_nodes)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
     servicer = VerifierServicer(engine, info, config.max_nodes)

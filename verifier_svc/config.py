@@ -10,6 +10,8 @@ from typing import Self
 DEVICES = ("auto", "cpu", "cuda")
 SWITCH = ("on", "off")
 EXACTNESS = ("auto", "strict", "fast")
+# Fewer rows are no faster, and there would be none to set aside for prompts.
+MIN_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class VerifierConfig:
     max_queued: int = 1024
     # Prompt tokens of one sequence in one pass; longer prompts take several passes.
     prefill_chunk: int = 512
+    # Rows of one pass over all sequences, before padding; 0 sets no limit. Trees shrink first, then prompts wait.
+    max_rows: int = 0
     kv_cache_mib: int = 1024
     # Whether prompts that begin alike share what is computed for their beginning.
     prefix_reuse: str = "on"
@@ -52,7 +56,9 @@ class VerifierConfig:
         for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
-        for name in ("threads", "max_context_tokens", "grace_s"):
+        if 0 < self.max_rows < MIN_ROWS:
+            raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
+        for name in ("threads", "max_context_tokens", "max_rows", "grace_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name.upper()} must be at least 0, got {getattr(self, name)}")
 
@@ -70,6 +76,7 @@ class VerifierConfig:
             max_sequences=_integer(env, "MAX_SEQUENCES", cls.max_sequences),
             max_queued=_integer(env, "MAX_QUEUED", cls.max_queued),
             prefill_chunk=_integer(env, "PREFILL_CHUNK", cls.prefill_chunk),
+            max_rows=_integer(env, "MAX_ROWS", cls.max_rows),
             prefix_reuse=env.get("PREFIX_REUSE", cls.prefix_reuse),
             kv_cache_mib=_integer(env, "KV_CACHE_MIB", cls.kv_cache_mib),
             grace_s=_number(env, "GRACE_S", cls.grace_s),

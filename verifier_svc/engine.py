@@ -14,8 +14,9 @@ from coppice.grammar import Grammar
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
-from verifier_svc.scheduler import Scheduler, SchedulerLimits, SequenceKey
-from verifier_svc.sequence import Draft, RoundOutcome, SequenceSpec
+from verifier_svc.pass_shares import Share
+from verifier_svc.scheduler import Scheduler, SchedulerLimits
+from verifier_svc.sequence import Draft, RoundOutcome, SequenceKey, SequenceSpec
 from verifier_svc.sequence import Sequence as RunningSequence
 from verifier_svc.target_model import TargetInfo, TargetModel
 from verifier_svc.token_choice import Constraint, Logits
@@ -29,8 +30,6 @@ QUIET_S = 0.0005
 
 Sink: TypeAlias = Callable[[Sequence[Event]], None]
 Command: TypeAlias = Callable[[], None]
-# Sequences of a pass, with the prompt tokens that each may bring.
-Batch: TypeAlias = list[tuple[SequenceKey, RunningSequence, int]]
 
 
 class Engine:
@@ -64,6 +63,16 @@ class Engine:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to make room for others so far."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens computed another time after preemptions so far; added up when a sequence gives its blocks back."""
+        return self._scheduler.num_recomputed_tokens
+
     def start(self) -> None:
         """Start the model thread."""
         self._thread.start()
@@ -96,14 +105,18 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopping:
-            # Finished sequences may have made room: look before waiting for commands, and again after them.
-            self._scheduler.admit(self._clock())
-            self._take_commands()
-            self._scheduler.admit(self._clock())
-            start_s = self._scheduler.next_start_s()
-            if start_s is not None and start_s <= self._clock():
-                self._run_pass()
-            self._deliver()
+            self._step()
+
+    def _step(self) -> None:
+        """Carry out what has arrived, run a pass if one may start, deliver what came of it."""
+        # Finished sequences may have made room: look before waiting for commands, and again after them.
+        self._scheduler.admit(self._clock())
+        self._take_commands()
+        self._scheduler.admit(self._clock())
+        start_s = self._scheduler.next_start_s()
+        if start_s is not None and start_s <= self._clock():
+            self._run_pass()
+        self._deliver()
 
     def _take_commands(self) -> None:
         """Carry out what has arrived; wait for more while no pass may start."""
@@ -186,18 +199,21 @@ class Engine:
     def _run_pass(self) -> None:
         """One forward pass over every sequence that is ready, and what follows from its logits."""
         started_s = self._clock()
-        batch = self._scheduler.next_batch(started_s)
+        shares = self._scheduler.next_batch(started_s)
+        if not shares:
+            return
         try:
-            work = [sequence.next_rows(chunk) for _, sequence, chunk in batch]
+            work = [share.sequence.next_rows(share.num_pending, share.max_nodes) for share in shares]
             plan = self._target.plan(work)
             forward_s = self._clock()
             logits = self._target.forward(plan).numpy()
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
-            logger.exception("a pass over %d sequences failed", len(batch))
-            self._fail(batch)
+            logger.exception("a pass over %d sequences failed", len(shares))
+            self._fail(shares)
             return
         ended_s = self._clock()
-        for (key, sequence, _), (first, last) in zip(batch, plan.logit_ranges, strict=True):
+        for share, (first, last) in zip(shares, plan.logit_ranges, strict=True):
+            key, sequence = share.key, share.sequence
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
             outcome = self._finish_round(key, sequence, logits[first:last], ended_s, waited_s)
             if outcome is None:
@@ -211,8 +227,8 @@ class Engine:
             )
             if outcome.finish is not None:
                 self._scheduler.remove(key)
-        self._unprepared = [sequence for _, sequence, _ in batch if sequence.may_linger]
-        self._report_load(len(batch), plan.num_rows, ended_s - forward_s, ended_s)
+        self._unprepared = [share.sequence for share in shares if share.sequence.may_linger]
+        self._report_load(len(shares), plan.num_rows, ended_s - forward_s, ended_s)
 
     def _finish_round(
         self, key: SequenceKey, sequence: RunningSequence, logits: Logits, ended_s: float, waited_s: float
@@ -225,10 +241,11 @@ class Engine:
             self._emit(key.stream, ErrorEvent(key.sequence_id, error))
             return None
 
-    def _fail(self, batch: Batch) -> None:
-        for key, _, _ in batch:
-            self._scheduler.remove(key)
-            self._emit(key.stream, ErrorEvent(key.sequence_id, CoppiceError("the forward pass failed")))
+    def _fail(self, shares: Sequence[Share]) -> None:
+        for share in shares:
+            self._scheduler.remove(share.key)
+            error = ErrorEvent(share.key.sequence_id, CoppiceError("the forward pass failed"))
+            self._emit(share.key.stream, error)
 
     def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
         if now_s < self._next_load_s:

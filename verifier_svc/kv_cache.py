@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ IntArray = npt.NDArray[np.int64]
 # Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
 BLOCK_SIZE = 64
 _DIGEST_BYTES = 16
+
+
+def prefix_digests(token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
+    """Digests of the full blocks that a sequence of these tokens may share: never the one with its last token."""
+    digest = _first_digest(salt)
+    for end in range(BLOCK_SIZE, len(token_ids), BLOCK_SIZE):
+        digest = _longer_digest(digest, token_ids[end - BLOCK_SIZE : end])
+        yield digest
 
 
 def slots_of(table: IntArray, positions: IntArray) -> IntArray:
@@ -81,6 +89,16 @@ class KVCache:
             self._num_users[block] += 1
         return block
 
+    def num_held(self, digests: Iterable[bytes]) -> int:
+        """How many of a text's blocks others use at the moment: to share these takes no free block."""
+        held = 0
+        for digest in digests:
+            block = self._published.get(digest)
+            if block is None:
+                break
+            held += self._num_users[block] > 0
+        return held
+
     def publish_block(self, block: int, digest: bytes) -> None:
         """Let others use a full block; a second one with the same content stays private."""
         if self._reuses_prefixes and digest not in self._published:
@@ -123,7 +141,7 @@ class SequenceCache:
         self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
         # Blocks that are shared or published, and the digest of the tokens up to the end of the last of them.
         self._num_published = 0
-        self._digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+        self._digest = _first_digest(salt)
         # Tokens whose keys and values are kept.
         self.length = 0
 
@@ -143,6 +161,14 @@ class SequenceCache:
             self._num_published, self._digest = self._num_blocks, digest
         self.length = self._num_blocks * BLOCK_SIZE
         return self.length
+
+    def num_missing(self, rows: int) -> int:
+        """Blocks that the next `rows` rows need and that the sequence does not own."""
+        return max(0, -(-(self.length + rows) // BLOCK_SIZE) - self._num_blocks)
+
+    def room_behind(self, rows: int) -> int:
+        """Rows that fit behind the next `rows` ones and take no block more than those."""
+        return (self._num_blocks + self.num_missing(rows)) * BLOCK_SIZE - self.length - rows
 
     def reserve(self, rows: int) -> None:
         """Own the blocks that the next `rows` rows are written to.
@@ -183,5 +209,14 @@ class SequenceCache:
     def _next_digest(self, token_ids: Sequence[int]) -> bytes:
         """The digest of the tokens up to the end of the first block that is not published."""
         start = self._num_published * BLOCK_SIZE
-        tokens = np.asarray(token_ids[start : start + BLOCK_SIZE], np.uint32)
-        return hashlib.blake2b(self._digest + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()
+        return _longer_digest(self._digest, token_ids[start : start + BLOCK_SIZE])
+
+
+def _first_digest(salt: str) -> bytes:
+    return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _longer_digest(digest: bytes, token_ids: Sequence[int]) -> bytes:
+    """The digest of the tokens that `digest` stands for and one block more."""
+    tokens = np.asarray(token_ids, np.uint32)
+    return hashlib.blake2b(digest + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()

@@ -1,42 +1,51 @@
-"""Continuous batching: which sequences take part in the next pass, and when it starts."""
+"""Continuous batching: which sequences take part in the next pass, when it starts, and who makes room for whom."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 from dataclasses import dataclass
 
-from verifier_svc.kv_cache import KVCache
-from verifier_svc.sequence import Sequence
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
+from verifier_svc.pass_shares import Share, cut_trees, share_rows
+from verifier_svc.sequence import Sequence, SequenceKey
+from verifier_svc.waiting_queue import WaitingQueue
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class SequenceKey:
-    """A sequence's name: its stream, and its id there."""
-
-    stream: int
-    sequence_id: int
+# A sequence starts when it and all that run could commit this many tokens more before one of them lacks a block.
+MARGIN_TOKENS = BLOCK_SIZE
+# Each preemption doubles the margin of a sequence's next start, this often: more is beyond any output.
+_MAX_DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much may run at once."""
+    """How much may run at once; `max_rows` is per pass, and 0 sets no limit."""
 
     max_sequences: int
     max_queued: int
     prefill_chunk: int
+    max_rows: int = 0
 
 
 class Scheduler:
     """Holds the waiting and the running sequences. Only the engine's thread touches it.
 
-    A sequence runs once the blocks for its longest output are free, so that a running sequence never lacks one.
+    A sequence starts when there is room for what it has and a margin. When running ones come to lack blocks, the last
+    of them in rank is preempted: it gives its blocks back and waits, before all that came later, to compute them again.
+    The first in rank is never preempted, and alone it always has room: so every sequence ends in its turn.
     """
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
         self._cache = cache
         self._limits = limits
-        self._waiting: dict[SequenceKey, Sequence] = {}
+        self._waiting = WaitingQueue()
         self._running: dict[SequenceKey, Sequence] = {}
-        self._reserved: dict[SequenceKey, int] = {}
+        self._arrivals = itertools.count()
+        self.num_preemptions = 0
+        # Tokens that ended stays in the cache had to compute another time.
+        self.num_recomputed_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -45,47 +54,52 @@ class Scheduler:
 
     def all_keys(self) -> list[SequenceKey]:
         """Keys of all waiting and running sequences."""
-        return [*self._waiting, *self._running]
+        return [*self._waiting.keys(), *self._running]
 
     def find(self, key: SequenceKey) -> Sequence | None:
         """The waiting or running sequence of a key."""
-        return self._running.get(key) or self._waiting.get(key)
+        return self._running.get(key) or self._waiting.find(key)
 
     def can_ever_run(self, sequence: Sequence) -> bool:
         """Whether the whole cache would be enough for it."""
-        return sequence.num_blocks_needed <= self._cache.num_blocks
+        return sequence.residence.num_blocks_needed <= self._cache.num_blocks
 
     def has_room_to_wait(self) -> bool:
-        """Whether the queue takes another sequence."""
+        """Whether the queue takes another sequence; those that were preempted count."""
         return len(self._waiting) < self._limits.max_queued
 
     def add(self, key: SequenceKey, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self._waiting[key] = sequence
+        sequence.arrival = next(self._arrivals)
+        self._waiting.put(key, sequence)
 
     def remove(self, key: SequenceKey) -> None:
         """Forget a sequence and free what it holds; unknown keys are fine."""
-        sequence = self._running.pop(key, None) or self._waiting.pop(key, None)
-        self._reserved.pop(key, None)
-        if sequence is not None:
-            sequence.release()
+        sequence = self._running.pop(key, None) or self._waiting.take(key)
+        if sequence is None:
+            return
+        residence = sequence.residence
+        self.num_recomputed_tokens += residence.release()
+        if residence.num_preemptions:
+            logger.info(
+                "sequence %d of stream %d was preempted %d times and computed %d tokens again",
+                key.sequence_id,
+                key.stream,
+                residence.num_preemptions,
+                residence.num_recomputed,
+            )
 
     def admit(self, now_s: float) -> None:
         """Start waiting sequences while there is room: by priority, then in order of arrival.
 
         Those that are not ready hold nobody up.
         """
-        for key in sorted(self._waiting, key=lambda key: -self._waiting[key].priority):
-            sequence = self._waiting[key]
-            if not sequence.is_ready:
-                continue
-            needed = sequence.num_blocks_needed
-            fits = sum(self._reserved.values()) + needed <= self._cache.num_blocks
-            if len(self._running) >= self._limits.max_sequences or not fits:
+        while len(self._running) < self._limits.max_sequences and (first := self._waiting.first()) is not None:
+            key, sequence = first
+            if not self._has_room_for(sequence):
                 return
-            del self._waiting[key]
+            self._waiting.take(key)
             self._running[key] = sequence
-            self._reserved[key] = needed
             sequence.start(self._cache, now_s)
 
     def next_start_s(self) -> float | None:
@@ -100,20 +114,42 @@ class Scheduler:
             return 0.0
         return min(sequence.deadline_s for sequence in self._running.values())
 
-    def next_batch(self, now_s: float) -> list[tuple[SequenceKey, Sequence, int]]:
-        """The sequences of a pass that starts now, with the prompt tokens that each may bring.
+    def next_batch(self, now_s: float) -> list[Share]:
+        """What every sequence of a pass that starts now brings to it; who waited longest is served first.
 
-        Sequences that still wait for a draft stay out. All prompts together bring at most one chunk, so that a long
-        prompt delays the others by one chunk at a time; who waited longest is served first.
+        Sequences that still wait for a draft stay out. Empty when those that are ready had to make room for these.
         """
-        chunk = self._limits.prefill_chunk
-        batch: list[tuple[SequenceKey, Sequence, int]] = []
-        for key, sequence in sorted(self._running.items(), key=lambda item: item[1].last_outcome_s):
-            if not (sequence.has_draft or sequence.deadline_s <= now_s):
-                continue
-            if not sequence.is_prefilling:
-                batch.append((key, sequence, self._limits.prefill_chunk))
-            elif chunk > 0:
-                batch.append((key, sequence, chunk))
-                chunk -= min(chunk, sequence.num_pending)
-        return batch
+        waited = sorted(self._running.items(), key=lambda item: item[1].last_outcome_s)
+        ready = [item for item in waited if item[1].has_draft or item[1].deadline_s <= now_s]
+        shares = share_rows(ready, prefill_chunk=self._limits.prefill_chunk, max_rows=self._limits.max_rows)
+        return shares if self._have_room(shares) else self._make_room(shares)
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        """Whether a sequence may start.
+
+        One that was preempted asks for more each time, for all; in the end for everyone's longest output. So nobody
+        keeps on computing tokens again only to be preempted before they are of use.
+        """
+        margin = MARGIN_TOKENS << min(sequence.residence.num_preemptions, _MAX_DOUBLINGS)
+        promised = sum(running.residence.num_blocks_lacking(margin) for running in self._running.values())
+        missing = sequence.residence.num_blocks_lacking(margin) + promised - self._cache.num_free_blocks
+        return missing <= 0 or missing <= sequence.residence.num_blocks_held(self._cache)
+
+    def _have_room(self, shares: list[Share]) -> bool:
+        return sum(share.num_missing_blocks for share in shares) <= self._cache.num_free_blocks
+
+    def _make_room(self, shares: list[Share]) -> list[Share]:
+        """Shares that the free blocks are enough for: with smaller trees, and then without whom it takes."""
+        shares = cut_trees(shares, self._cache.num_free_blocks)
+        while not self._have_room(shares):
+            victim = self._preempt_last()
+            shares = [share for share in shares if share.key != victim]
+        return shares
+
+    def _preempt_last(self) -> SequenceKey:
+        key = max(self._running, key=lambda key: self._running[key].rank)
+        sequence = self._running.pop(key)
+        self.num_preemptions += 1
+        self.num_recomputed_tokens += sequence.residence.preempt()
+        self._waiting.put(key, sequence)
+        return key

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
+from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
 from verifier_svc.mailbox import Mailbox
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.residence import Residence
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Constraint, Logits, TokenChooser
 
@@ -27,6 +29,18 @@ MEAN_RATE = 0.2
 KEPT_BUDGETS = 2
 # An output that is complete when it is cut off there is complete all the same.
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
+
+
+# A sequence's place among all: minus its priority, then its number of arrival. The lowest goes first.
+Rank: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKey:
+    """A sequence's name: its stream, and its id there."""
+
+    stream: int
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +99,11 @@ class Sequence:
         prompt = spec.prompt[: len(spec.prompt) - spec.num_resumed]
         resumed = spec.prompt[len(prompt) :]
         self.tokens = list(spec.prompt)
-        self.priority = spec.priority
+        self._priority = spec.priority
+        # Given by the scheduler, and kept when the sequence has to make room for others.
+        self.arrival = 0
         # Tokens whose keys and values were there already.
         self.num_cached = 0
-        self._cache_salt = spec.cache_salt
         self._top_log_probs = spec.top_log_probs
         self.opened_s = opened_s
         self.started_s = opened_s
@@ -100,6 +115,7 @@ class Sequence:
         # Running mean of the nodes that rounds with a draft of their own accept.
         self._mean_accepted = 0.0
         self._round_is_fresh = False
+        self._round_is_drafted = False
         self._end = OutputEnd(
             spec.stopping,
             eos_token_ids=info.eos_token_ids,
@@ -118,24 +134,35 @@ class Sequence:
         )
         self.resumed = resumed
         self.is_ready = spec.sampling.grammar is None
-        self._num_rounds = 0
-        self._cache: SequenceCache | None = None
+        self.residence = Residence(
+            self.tokens,
+            max_tokens=len(self.tokens) + self._end.room,
+            max_nodes=max_nodes,
+            salt=spec.cache_salt,
+        )
+        self._rounds_since_start = 0
         self._rows: SequenceRows | None = None
 
     @property
-    def num_blocks_needed(self) -> int:
-        """Blocks that the sequence can come to own: room for its longest output and a tree behind it."""
-        return -(-(len(self.tokens) + self._end.room + self._max_nodes) // BLOCK_SIZE)
+    def rank(self) -> Rank:
+        """The sequence's place among all: by priority, then in order of arrival."""
+        return -self._priority, self.arrival
 
     @property
     def num_pending(self) -> int:
         """Committed tokens whose keys and values are not in the cache yet."""
-        return len(self.tokens) - (self._cache.length if self._cache is not None else 0)
+        return self.residence.num_pending
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether no token has been generated yet by this call."""
-        return self.num_pending > 1 or self._num_rounds == 0
+        """Whether no token has been generated since the start, be it the first or one after a preemption."""
+        return self.num_pending > 1 or self._rounds_since_start == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the coming round verifies at most."""
+        tree = self.mailbox.tree
+        return 0 if tree is None else min(len(tree), self._budget)
 
     @property
     def has_draft(self) -> bool:
@@ -170,11 +197,17 @@ class Sequence:
         return self._end_of_form()
 
     def start(self, cache: KVCache, now_s: float) -> None:
-        """Take part in passes from now on."""
-        self._cache = SequenceCache(cache, len(self.tokens) + self._end.room + self._max_nodes, self._cache_salt)
-        self.num_cached = self._cache.adopt(self.tokens)
-        self.started_s = now_s
+        """Take part in passes from now on.
+
+        Raises:
+            OverloadedError: the cache has too few free blocks.
+        """
+        num_adopted = self.residence.start(cache)
+        self._rounds_since_start = 0
         self.last_outcome_s = now_s
+        if self.residence.num_preemptions == 0:
+            self.num_cached = num_adopted
+            self.started_s = now_s
 
     def submit(self, draft: Draft) -> None:
         """Put a draft into the mailbox, cut to its budget and to what the output has room for."""
@@ -184,16 +217,19 @@ class Sequence:
         # What is beyond the budget may become the next round's draft.
         self.mailbox.put(draft.base_length, draft.tree.prune(KEPT_BUDGETS * self._max_nodes), self.tokens)
 
-    def next_rows(self, prefill_chunk: int) -> SequenceRows:
-        """The rows of the coming pass: a part of the prompt, or what is pending and the draft behind it."""
-        cache = self._require_cache()
-        pending = self.tokens[cache.length :]
-        if len(pending) > prefill_chunk:
-            self._rows = SequenceRows(cache, pending[:prefill_chunk], wants_logits=False)
+    def next_rows(self, num_pending: int, max_nodes: int) -> SequenceRows:
+        """The rows of the coming pass: the next pending tokens, and behind the last of all at most so many nodes."""
+        cache = self.residence.cache
+        pending = self.tokens[cache.length : cache.length + num_pending]
+        if cache.length + num_pending < len(self.tokens):
+            self._rows = SequenceRows(cache, pending, wants_logits=False)
         else:
-            tree = self.mailbox.tree or EMPTY_TREE
-            self._round_is_fresh = self.mailbox.is_fresh
-            self._rows = SequenceRows(cache, pending, self._allowed(self._within_room(tree)).prune(self._budget))
+            draft = self._allowed(self._within_room(self.mailbox.tree or EMPTY_TREE)).prune(self._budget)
+            tree = draft.prune(max_nodes)
+            # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
+            self._round_is_drafted = len(draft) > 0
+            self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
+            self._rows = SequenceRows(cache, pending, tree)
         return self._rows
 
     def finish_round(self, logits: Logits, now_s: float, waited_s: float) -> RoundOutcome | None:
@@ -233,8 +269,8 @@ class Sequence:
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
         self.tokens += accepted.token_ids
         rows.cache.publish(self.tokens)
-        self._num_rounds += 1
-        self.linger.round_over(drafted=len(rows.tree) > 0)
+        self._rounds_since_start += 1
+        self.linger.round_over(drafted=self._round_is_drafted)
         if self._round_is_fresh:
             self._mean_accepted += MEAN_RATE * (len(accepted.nodes) - self._mean_accepted)
         self.mailbox.advance(accepted.token_ids, self.tokens)
@@ -254,12 +290,6 @@ class Sequence:
     def prepare(self) -> None:
         """Do what the next round needs, before it starts."""
         self._chooser.prepare(len(self.tokens))
-
-    def release(self) -> None:
-        """Give the cache's blocks back."""
-        if self._cache is not None:
-            self._cache.release()
-            self._cache = None
 
     def _within_room(self, tree: TokenTree) -> TokenTree:
         # The bonus token behind the deepest accepted node must still fit.
@@ -281,8 +311,3 @@ class Sequence:
         for parent, token in zip(tree.parents, tree.token_ids, strict=True):
             kept.append(bool(constraint.allowed[token]) if parent == ROOT else kept[parent])
         return tree.select(node for node, is_kept in enumerate(kept) if is_kept)
-
-    def _require_cache(self) -> SequenceCache:
-        if self._cache is None:
-            raise RuntimeError("the sequence has not started")
-        return self._cache

@@ -21,8 +21,7 @@ from coppice.wire import sampling_from_proto, stopping_from_proto, tree_from_pro
 from verifier_svc.engine import Engine
 from verifier_svc.events import DraftRejection, ErrorEvent, Event
 from verifier_svc.responses import responses
-from verifier_svc.scheduler import SequenceKey
-from verifier_svc.sequence import Draft, SequenceSpec
+from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetInfo
 
 # An orchestrator that has stopped reading must not fill our memory.

@@ -23,11 +23,12 @@ def test_every_setting_is_read() -> None:
         "MAX_SEQUENCES": "2",
         "MAX_QUEUED": "5",
         "PREFILL_CHUNK": "64",
+        "MAX_ROWS": "96",
         "KV_CACHE_MIB": "12",
         "PREFIX_REUSE": "off",
         "GRACE_S": "1.5",
     }
-    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 12, "off", 1.5)
+    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5)
     assert VerifierConfig.from_env(env) == expected
 
 
@@ -42,6 +43,8 @@ def test_every_setting_is_read() -> None:
         ("MAX_NODES", "0"),
         ("MAX_SEQUENCES", "1.5"),
         ("KV_CACHE_MIB", "0"),
+        ("MAX_ROWS", "3"),
+        ("MAX_ROWS", "-8"),
         ("PREFIX_REUSE", "maybe"),
         ("GRACE_S", "-2"),
     ],

@@ -1,0 +1,92 @@
+"""A sequence's stays in the KV cache: it starts, may have to make room for others, and starts again.
+
+What a preempted sequence has committed stays; its keys and values are computed again at the same positions, save for
+blocks that are still published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache, prefix_digests
+
+
+class Residence:
+    """Which blocks one sequence owns or would need, and what it has computed more than once.
+
+    `tokens` are the committed ones, a list that grows to `max_tokens` at most; a tree adds up to `max_nodes` rows.
+    """
+
+    def __init__(self, tokens: Sequence[int], *, max_tokens: int, max_nodes: int, salt: str) -> None:
+        self._tokens = tokens
+        self._max_tokens = max_tokens
+        self._max_nodes = max_nodes
+        self._salt = salt
+        self._cache: SequenceCache | None = None
+        # Digests of what may be shared, while the sequence waits.
+        self._digests: tuple[bytes, ...] | None = None
+        # Tokens that others had computed at the last start, and the most that were in the cache at a release.
+        self._num_adopted = 0
+        self._num_released = 0
+        self.num_preemptions = 0
+        # Tokens whose keys and values were computed another time.
+        self.num_recomputed = 0
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The sequence's part of the cache, between a start and a release."""
+        if self._cache is None:
+            raise RuntimeError("the sequence has not started")
+        return self._cache
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens whose keys and values are not in the cache."""
+        return len(self._tokens) - (self._cache.length if self._cache is not None else 0)
+
+    @property
+    def num_blocks_needed(self) -> int:
+        """Blocks that the sequence can come to own: room for its longest output and a tree behind it."""
+        return self._blocks_for(self._max_tokens)
+
+    def num_blocks_lacking(self, num_tokens: int) -> int:
+        """Blocks not owned yet of those for all tokens so far, at most `num_tokens` more, and a tree behind them."""
+        owned = len(self._cache.table) if self._cache is not None else 0
+        return max(0, self._blocks_for(min(len(self._tokens) + num_tokens, self._max_tokens)) - owned)
+
+    def num_blocks_held(self, cache: KVCache) -> int:
+        """Blocks that a sequence which waits would share with others that use them already."""
+        if self._digests is None:
+            self._digests = tuple(prefix_digests(self._tokens, self._salt))
+        return cache.num_held(self._digests)
+
+    def start(self, cache: KVCache) -> int:
+        """Own blocks for all tokens so far; returns how many of these others have computed.
+
+        Raises:
+            OverloadedError: the cache has too few free blocks.
+        """
+        self._digests = None
+        self._cache = SequenceCache(cache, self._max_tokens + self._max_nodes, self._salt)
+        self._num_adopted = self._cache.adopt(self._tokens)
+        self._cache.reserve(self.num_pending)
+        return self._num_adopted
+
+    def preempt(self) -> int:
+        """Release the blocks for others; the next start goes on from the same tokens. Returns what `release` does."""
+        self.num_preemptions += 1
+        return self.release()
+
+    def release(self) -> int:
+        """Give the blocks back; returns how many tokens were computed another time since the last start."""
+        if self._cache is None:
+            return 0
+        recomputed = max(0, min(self._cache.length, self._num_released) - self._num_adopted)
+        self.num_recomputed += recomputed
+        self._num_released = max(self._num_released, self._cache.length)
+        self._cache.release()
+        self._cache = None
+        return recomputed
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-(num_tokens + self._max_nodes) // BLOCK_SIZE)
