@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coppice.errors import OverloadedError
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache, prefix_digests
 
 TEXT = list(range(10 * BLOCK_SIZE))
 
@@ -111,6 +111,35 @@ def test_a_used_block_is_never_handed_out() -> None:
     assert cache.take_block() not in second.table.tolist()
     with pytest.raises(OverloadedError):
         cache.take_block()
+
+
+@pytest.mark.parametrize("length", [1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE + 7])
+def test_what_a_sequence_would_share_is_known_before_it_does(length: int) -> None:
+    cache = KVCache(num_blocks=16)
+    others = [read(cache, TEXT[: 2 * BLOCK_SIZE + 9], "a"), read(cache, TEXT[: 5 * BLOCK_SIZE], "a")]
+    digests = list(prefix_digests(TEXT[:length], "a"))
+    for held in (len(digests), min(2, len(digests)), 0):
+        assert cache.num_held(digests) == held
+        assert cache.num_held(prefix_digests(TEXT[:length], "b")) == 0
+        free = cache.num_free_blocks
+        sequence = SequenceCache(cache, 400, "a")
+        assert sequence.adopt(TEXT[:length]) == len(digests) * BLOCK_SIZE
+        # What others hold takes no free block; what is only left there does.
+        assert cache.num_free_blocks == free - (len(digests) - held)
+        sequence.release()
+        if others:
+            others.pop().release()
+
+
+def test_rows_that_fit_into_owned_blocks_miss_none() -> None:
+    cache = KVCache(num_blocks=4)
+    sequence = SequenceCache(cache, 4 * BLOCK_SIZE)
+    assert (sequence.num_missing(0), sequence.num_missing(1), sequence.num_missing(BLOCK_SIZE + 1)) == (0, 1, 2)
+    assert (sequence.room_behind(0), sequence.room_behind(1)) == (0, BLOCK_SIZE - 1)
+    sequence.reserve(BLOCK_SIZE + 1)
+    sequence.keep(range(10))
+    assert (sequence.num_missing(1), sequence.room_behind(1)) == (0, 2 * BLOCK_SIZE - 11)
+    assert (sequence.num_missing(2 * BLOCK_SIZE - 10), sequence.num_missing(2 * BLOCK_SIZE - 9)) == (0, 1)
 
 
 def test_random_joins_and_leaves_leave_nothing_behind() -> None:
