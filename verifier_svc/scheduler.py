@@ -122,6 +122,8 @@ class Scheduler:
         waited = sorted(self._running.items(), key=lambda item: item[1].last_outcome_s)
         ready = [item for item in waited if item[1].has_draft or item[1].deadline_s <= now_s]
         shares = share_rows(ready, prefill_chunk=self._limits.prefill_chunk, max_rows=self._limits.max_rows)
+        if len(shares) < len(ready):
+            self._take_turns(shares)
         return shares if self._have_room(shares) else self._make_room(shares)
 
     def _has_room_for(self, sequence: Sequence) -> bool:
@@ -134,6 +136,12 @@ class Scheduler:
         promised = sum(running.residence.num_blocks_lacking(margin) for running in self._running.values())
         missing = sequence.residence.num_blocks_lacking(margin) + promised - self._cache.num_free_blocks
         return missing <= 0 or missing <= sequence.residence.num_blocks_held(self._cache)
+
+    def _take_turns(self, shares: list[Share]) -> None:
+        """Put the rounds of a pass behind all others: they end together, and their order would else decide for good."""
+        for share in shares:
+            if not share.sequence.is_prefilling:
+                self._running[share.key] = self._running.pop(share.key)
 
     def _have_room(self, shares: list[Share]) -> bool:
         return sum(share.num_missing_blocks for share in shares) <= self._cache.num_free_blocks

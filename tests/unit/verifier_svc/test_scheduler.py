@@ -318,8 +318,7 @@ def test_with_fewer_rows_than_sequences_everyone_has_a_turn() -> None:
             rounds[name] += 1
         assert sum(share.num_pending + share.max_nodes for share in bench.last_batch) == 4
     # Three rows for ten rounds, one for the prompt.
-    assert sum(rounds.values()) == 90
-    assert set(rounds.values()) <= {8, 9, 10}
+    assert set(rounds.values()) == {9}
     assert long.num_pending == 60 - 30 * 4 // PROMPT_SHARE
 
 
