@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 from coppice.errors import CoppiceError
 from coppice.rpc import Server, run, stop_signal
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_svc.config import VerifierConfig
+from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.loading import load_probed_target
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
+from verifier_svc.sharded_target import Ranks
 from verifier_svc.target_model import TargetInfo, TargetModel
 
 # The model thread and the event loop share the interpreter: hand it over quickly.
 _SWITCH_INTERVAL_S = 1e-4
-# Exit code for a setting or a model that cannot be served.
-CONFIGURATION_ERROR = 2
 
 
 async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -> None:
@@ -41,10 +41,21 @@ def run_verifier() -> None:
     """Read the settings, load the model, serve."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        config = VerifierConfig.from_env()
-        target, info = load_probed_target(config)
-    except (CoppiceError, ValueError, OSError) as error:
-        logging.getLogger("verifier_svc").error("%s", error)
-        sys.exit(CONFIGURATION_ERROR)
-    run(lambda: serve(config, target, info))
+    with contextlib.ExitStack() as stack:
+        try:
+            config = VerifierConfig.from_env()
+            target, info = load_probed_target(config, _other_ranks(config, stack))
+        except (CoppiceError, ValueError, OSError) as error:
+            logging.getLogger("verifier_svc").error("%s", error)
+            sys.exit(CONFIGURATION_ERROR)
+        run(lambda: serve(config, target, info))
+
+
+def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks | None:
+    """The processes that hold the target together with this one, until `stack` is left; None when it holds it alone."""
+    if config.tensor_parallel == 1:
+        return None
+    # Here, so that nothing else depends on torch.distributed.
+    from verifier_svc.tensor_parallel import leading
+
+    return stack.enter_context(leading(config))

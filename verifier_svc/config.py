@@ -13,6 +13,10 @@ EXACTNESS = ("auto", "strict", "fast")
 # Fewer rows are no faster, and there would be none to set aside for prompts.
 MIN_ROWS = 4
 
+# Exit codes of the process: a setting or a model that cannot be served; a process that held a part of it is gone.
+CONFIGURATION_ERROR = 2
+WORKER_LOST = 3
+
 
 @dataclass(frozen=True)
 class VerifierConfig:
@@ -43,6 +47,10 @@ class VerifierConfig:
     # Whether prompts that begin alike share what is computed for their beginning.
     prefix_reuse: str = "on"
     grace_s: float = 20.0
+    # Processes that hold a part of the target each; KV_CACHE_MIB and THREADS are those of one.
+    tensor_parallel: int = 1
+    # How long one of them may keep the others waiting in a pass before the server gives up.
+    collective_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -53,11 +61,13 @@ class VerifierConfig:
             raise ValueError(f"EXACTNESS must be one of {', '.join(EXACTNESS)}, got {self.exactness!r}")
         if self.prefix_reuse not in SWITCH:
             raise ValueError(f"PREFIX_REUSE must be one of {', '.join(SWITCH)}, got {self.prefix_reuse!r}")
-        for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib"):
+        for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
         if 0 < self.max_rows < MIN_ROWS:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
+        if self.collective_timeout_s <= 0:
+            raise ValueError(f"COLLECTIVE_TIMEOUT_S must be more than 0, got {self.collective_timeout_s}")
         for name in ("threads", "max_context_tokens", "max_rows", "grace_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name.upper()} must be at least 0, got {getattr(self, name)}")
@@ -80,6 +90,8 @@ class VerifierConfig:
             prefix_reuse=env.get("PREFIX_REUSE", cls.prefix_reuse),
             kv_cache_mib=_integer(env, "KV_CACHE_MIB", cls.kv_cache_mib),
             grace_s=_number(env, "GRACE_S", cls.grace_s),
+            tensor_parallel=_integer(env, "TENSOR_PARALLEL", cls.tensor_parallel),
+            collective_timeout_s=_number(env, "COLLECTIVE_TIMEOUT_S", cls.collective_timeout_s),
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.packed_linear import pack_linears
+from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
@@ -30,8 +33,10 @@ _PROBE_BLOCKS = 16
 _NO_POSITION_LIMIT = 1 << 20
 
 
-def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]:
+def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tuple[TargetModel, TargetInfo]:
     """Load the checkpoint of `config`, safetensors only and without remote code, and try it on random trees.
+
+    With `ranks` this process loads its part, and all of them call this at the same time.
 
     Raises:
         IncompatibleError: the model's layers cannot be verified as trees; or strict mode is asked for, and this
@@ -42,7 +47,7 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype, use_safetensors=True)
+    model = _load(config.model, dtype, ranks)
     torch.nn.Module.to(model, device)
     model.eval()
     refuse_unsupported(model)
@@ -54,8 +59,8 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     probe = ConformanceProbe(model, vocab_size)
     if device.type == "cpu":
         logger.info("packed %d linear layers", pack_linears(model))
-    threads = CpuThreads(config.threads) if device.type == "cpu" else None
-    target = probed(model, probe, exact=exact, threads=threads)
+    threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
+    target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     exact = exact and is_exact(target, vocab_size, is_required=config.exactness == "strict")
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     text_config = model.config.get_text_config()
@@ -74,18 +79,26 @@ def load_probed_target(config: VerifierConfig) -> tuple[TargetModel, TargetInfo]
     return target, info
 
 
-def probed(model: PreTrainedModel, probe: ConformanceProbe, *, exact: bool, threads: CpuThreads | None) -> TargetModel:
+def probed(
+    model: PreTrainedModel,
+    probe: ConformanceProbe,
+    *,
+    exact: bool,
+    threads: CpuThreads | None,
+    ranks: Ranks | None = None,
+) -> TargetModel:
     """The model with the first attention kernel that computes what it asks for."""
+    new_target = functools.partial(ShardedTarget, ranks=ranks) if ranks else TargetModel
     if kernel := compiled_kernel(model):
         try:
-            target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+            target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
             probe.check(target)
         except KernelLimitError as error:
             logger.info("attention is not compiled: %s", error)
         else:
             logger.info("attention is compiled")
             return target
-    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
+    target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
     probe.check(target)
     return target
 
@@ -113,6 +126,23 @@ def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
         logger.warning("attention is not compiled and slower: %s", error)
         return None
     return CompiledKernel()
+
+
+def _load(model: str, dtype: torch.dtype, ranks: Ranks | None) -> PreTrainedModel:
+    if ranks is not None:
+        # Here, so that nothing else depends on torch.distributed.
+        from verifier_svc.tensor_parallel import load_part
+
+        return load_part(model, dtype, ranks)
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, use_safetensors=True)
+    return loaded
+
+
+def _requested_threads(config: VerifierConfig) -> int:
+    """Threads for every pass; ranks share the machine's cores evenly unless a number is set."""
+    if config.threads or config.tensor_parallel == 1:
+        return config.threads
+    return max(1, (os.cpu_count() or 1) // config.tensor_parallel)
 
 
 def _cache_blocks(target: TargetModel, mebibytes: int) -> int:

@@ -47,7 +47,10 @@ def pack_linears(model: nn.Module) -> int:
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype != torch.float32:
+            # A part of a weight that several processes hold is no plain parameter, and its layer adds up their results.
+            if type(child) is not nn.Linear or type(child.weight) is not nn.Parameter:
+                continue
+            if child.weight.dtype != torch.float32:
                 continue
             packed = _try_pack(child)
             if packed is None:

@@ -77,15 +77,19 @@ class TargetModel:
         """Lay out a pass for this model."""
         return plan_pass(work, row_multiple=self._row_multiple)
 
-    @torch.inference_mode()
     def forward(self, plan: PassPlan) -> Tensor:
         """Run a pass; returns float32 logits [K, vocab] of the plan's logit rows on the CPU."""
+        return self.run(plan, *self.cache.take_moves())
+
+    @torch.inference_mode()
+    def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
+        """As `forward`, with the slots that move before the pass given."""
         logit_rows = self._on_device(plan.logit_rows)
         keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
         if self._threads is not None:
             self._threads.set_for(plan.num_rows)
-        self._attention.begin(plan, *self.cache.take_moves())
+        self._attention.begin(plan, sources, destinations)
         try:
             output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **keep)
         finally:

@@ -57,13 +57,14 @@ def parse_drafters(texts: Sequence[str] | None) -> tuple[DrafterSpec, ...]:
 
 @dataclass(frozen=True)
 class TopologySpec:
-    """What to run. Port 0 picks a free one; 0 threads leaves them to each service."""
+    """What to run. Port 0 picks a free one; 0 threads leaves them to each service, as 0 for `tensor_parallel` does."""
 
     target: str = str(MODELS / "target")
     drafters: tuple[DrafterSpec, ...] = field(default_factory=lambda: parse_drafters(None))
     port: int = 0
     device: str = ""
     threads: int = 0
+    tensor_parallel: int = 0
 
 
 class Topology:
@@ -82,7 +83,7 @@ class Topology:
         Raises:
             ChildError: one of them did not start; the message has its last words.
         """
-        verifier = await self._launch("verifier", "verifier_svc", self._model_env(self._spec.target))
+        verifier = await self._launch("verifier", "verifier_svc", self._verifier_env())
         drafters = [
             await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
             for drafter in self._spec.drafters
@@ -128,6 +129,12 @@ class Topology:
             env["DEVICE"] = self._spec.device
         if self._spec.threads:
             env["THREADS"] = str(self._spec.threads)
+        return env
+
+    def _verifier_env(self) -> dict[str, str]:
+        env = self._model_env(self._spec.target)
+        if self._spec.tensor_parallel:
+            env["TENSOR_PARALLEL"] = str(self._spec.tensor_parallel)
         return env
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -23,13 +24,16 @@ def up(
     ] = "",
     device: Device = "",
     threads: Threads = 0,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Processes that hold a part of the target each. Default: one.")
+    ] = 0,
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
 
     Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
     start or ends by itself.
     """
-    spec = topology_spec(target, drafter, port, device, threads)
+    spec = replace(topology_spec(target, drafter, port, device, threads), tensor_parallel=tensor_parallel)
     if redis:
         typer.echo("coppice: --redis is not offered by this version, going on without a prefix cache", err=True)
     if error := asyncio.run(serve(spec)):

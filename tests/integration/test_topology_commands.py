@@ -33,6 +33,8 @@ async def main():
     model = os.environ["MODEL"]
     if model == "broken":
         sys.exit("cannot load the checkpoint")
+    if model == "cut":
+        sys.exit("cut into " + os.environ["TENSOR_PARALLEL"])
     kind = os.environ.get("DRAFTER_KIND")
     fingerprint = "foreign" if model == "foreign" else FINGERPRINT
     fake = FakeDrafter(kind=kind, tokenizer_fingerprint=fingerprint) if kind else FakeVerifier()
@@ -190,6 +192,12 @@ def test_up_ends_with_the_last_words_of_a_service_that_ended(services: Path, mod
     assert said
     # Other lines may come before: what the service had under way when it ended.
     assert f"  [drafter small-lm] {words}" in last_words
+
+
+def test_up_tells_the_verifier_into_how_many_parts_the_target_is_cut(services: Path) -> None:
+    code, _, err = run(services, "up", "--target", "cut", "--drafter", "none", "--tensor-parallel", "3")
+    assert code == 1
+    assert "  [verifier] cut into 3" in err
 
 
 def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:

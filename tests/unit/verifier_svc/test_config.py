@@ -27,8 +27,10 @@ def test_every_setting_is_read() -> None:
         "KV_CACHE_MIB": "12",
         "PREFIX_REUSE": "off",
         "GRACE_S": "1.5",
+        "TENSOR_PARALLEL": "2",
+        "COLLECTIVE_TIMEOUT_S": "7.5",
     }
-    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5)
+    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5, 2, 7.5)
     assert VerifierConfig.from_env(env) == expected
 
 
@@ -47,6 +49,8 @@ def test_every_setting_is_read() -> None:
         ("MAX_ROWS", "-8"),
         ("PREFIX_REUSE", "maybe"),
         ("GRACE_S", "-2"),
+        ("TENSOR_PARALLEL", "0"),
+        ("COLLECTIVE_TIMEOUT_S", "0"),
     ],
 )
 def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
