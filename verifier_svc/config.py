@@ -55,12 +55,9 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("MODEL must name a checkpoint directory or hub id")
-        if self.device not in DEVICES:
-            raise ValueError(f"DEVICE must be one of {', '.join(DEVICES)}, got {self.device!r}")
-        if self.exactness not in EXACTNESS:
-            raise ValueError(f"EXACTNESS must be one of {', '.join(EXACTNESS)}, got {self.exactness!r}")
-        if self.prefix_reuse not in SWITCH:
-            raise ValueError(f"PREFIX_REUSE must be one of {', '.join(SWITCH)}, got {self.prefix_reuse!r}")
+        for name, choices in (("device", DEVICES), ("exactness", EXACTNESS), ("prefix_reuse", SWITCH)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
