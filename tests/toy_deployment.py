@@ -29,7 +29,17 @@ from verifier_svc.token_choice import TokenChooser
 CONTEXT = 300
 MAX_NODES = 6
 SOURCE = "toy"
-INFO = VerifierInfo("toy", FINGERPRINT, VOCAB, CONTEXT, (EOS,), MAX_NODES, sampling_pb2.EXACTNESS_STRICT, "toy")
+INFO = VerifierInfo(
+    model="toy",
+    tokenizer_fingerprint=FINGERPRINT,
+    vocab_size=VOCAB,
+    max_context_tokens=CONTEXT,
+    eos_token_ids=(EOS,),
+    max_nodes=MAX_NODES,
+    exactness=sampling_pb2.EXACTNESS_STRICT,
+    version="toy",
+    shared_block_tokens=0,
+)
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 LETTERS = list(b"abcdefghijklmnopqrstuvwxyz ")
 
