@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -16,6 +17,9 @@ from tokenizers import Tokenizer
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.grammar import Grammar, GrammarKind
 from verifier_svc.token_choice import Mask
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # The token that ends an output in the library's eyes. It is no row of any model, so nothing ever draws it.
 _END = "<|end of what a grammar describes|>"
@@ -164,9 +168,11 @@ def _source(grammar: Grammar) -> str:
         raise InvalidRequestError(grammar.field, f"is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise InvalidRequestError(grammar.field, "must be a JSON object")
+    # A schema may carry options of the library, and then has them all its own way.
+    defaults: JsonCompileOptions = {} if "x-guidance" in schema else {"whitespace_pattern": _WHITE_SPACE}
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITE_SPACE})
-    except ValueError as error:  # options of the library, which a schema may carry
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
+    except ValueError as error:
         raise InvalidRequestError(grammar.field, str(error)) from error
 
 

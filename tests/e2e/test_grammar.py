@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -45,8 +46,8 @@ def keeps_schema(value: Any) -> bool:
     )
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[Client]:
+@contextlib.asynccontextmanager
+async def bundled_pair() -> AsyncIterator[Client]:
     spec = TopologySpec(
         target=str(MODELS / "target"),
         drafters=(DrafterSpec("small-lm", str(MODELS / "small-lm")),),
@@ -58,7 +59,14 @@ async def client() -> AsyncIterator[Client]:
 
 
 @pytest.mark.timeout(240)
-async def test_outputs_keep_their_grammar_and_speculation_changes_no_token(client: Client) -> None:
+async def test_grammars_through_the_whole_system(tmp_path: Path) -> None:
+    async with bundled_pair() as client:
+        await check_outputs_keep_their_grammar_and_speculation_changes_no_token(client)
+        await check_a_bad_grammar_names_its_field_and_the_next_request_is_served(client)
+        await check_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(client, tmp_path)
+
+
+async def check_outputs_keep_their_grammar_and_speculation_changes_no_token(client: Client) -> None:
     for sampling in (
         Options(),
         Options(temperature=0.7, top_p=0.9, seed=1),
@@ -78,8 +86,7 @@ async def test_outputs_keep_their_grammar_and_speculation_changes_no_token(clien
                 assert rest.finish_reason == "stop"
 
 
-@pytest.mark.timeout(120)
-async def test_a_bad_grammar_names_its_field_and_the_next_request_is_served(client: Client) -> None:
+async def check_a_bad_grammar_names_its_field_and_the_next_request_is_served(client: Client) -> None:
     for options, field in (
         (Options(regex="("), "sampling.grammar.regex"),
         (Options(json_schema="{"), "sampling.grammar.json_schema"),
@@ -93,8 +100,7 @@ async def test_a_bad_grammar_names_its_field_and_the_next_request_is_served(clie
     assert (await client.generate(PROMPT, Options(regex="yes"))).text == "yes"
 
 
-@pytest.mark.timeout(120)
-async def test_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(client: Client, tmp_path: Path) -> None:
+async def check_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({"const": [1]}))
     for arguments, expected in (
