@@ -218,3 +218,14 @@ async def test_resuming_what_had_ended_already_only_finishes_it(start_fakes: Sta
     assert (by_eos.finish_reason, by_eos.token_ids, by_eos.text) == ("eos", (), "")
     assert (by_text.finish_reason, by_text.stop_match, by_text.text) == ("stop", "STOP", "")
     assert not verifier.opened
+
+
+async def test_the_verifier_reads_the_grammar_and_drafters_are_not_sent_it(start_fakes: StartFakes) -> None:
+    verifier, drafter = FakeVerifier(), FakeDrafter()
+    async with start_fakes(verifier, drafter) as (client, _):
+        await client.generate("x", Options(max_tokens=3, temperature=0.5, seed=1, json_schema={"const": 1}))
+        await client.generate("x", Options(max_tokens=3, temperature=0.5, seed=1, regex="1"))
+    assert [one.sampling.grammar.json_schema for one in verifier.opened] == ['{"const": 1}', ""]
+    assert [one.sampling.grammar.regex for one in verifier.opened] == ["", "1"]
+    assert [one.sampling.temperature for one in drafter.opened] == [0.5, 0.5]
+    assert not any(one.sampling.HasField("grammar") for one in drafter.opened)

@@ -349,3 +349,14 @@ async def test_a_bad_setting_stops_the_process_and_is_named(
         _, stderr = await process.communicate()
     assert process.returncode == 2
     assert message in stderr.decode()
+
+
+async def test_a_grammar_is_unimplemented_where_tokens_are_no_bytes_and_others_go_on(stub: Stub) -> None:
+    peer = Peer(stub)
+    grammar = sampling_pb2.SamplingParams(grammar=sampling_pb2.Grammar(regex="a"))
+    await peer.open(sequence_id=7, sampling=grammar)
+    error = await peer.error()
+    assert error.code == code_pb2.UNIMPLEMENTED
+    assert "tokenizer" in error.message
+    await peer.open()
+    assert len((await peer.run())[0]) == 12
