@@ -15,7 +15,9 @@ class ReferenceModel:
     def __init__(self, directory: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         self.tokenizer_fingerprint = fingerprint(load_tokenizer_json(directory))
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
