@@ -117,7 +117,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     # Fails the sequences with this seed only.
     fails_seed: int | None = None
     shared_block_tokens: int = 0
-    # Tokens that all sequences together had generated when each was opened.
+    num_generated: int = 0
+    # What that was when each sequence was opened.
     generated_at_opening: list[int] = field(default_factory=list)
     opened: list[verifier_pb2.OpenSequence] = field(default_factory=list)
     drafts: list[verifier_pb2.Draft] = field(default_factory=list)
@@ -199,9 +200,7 @@ class _VerifierStream:
 
     def _open(self, number: int, opening: verifier_pb2.OpenSequence) -> None:
         self._fake.opened.append(opening)
-        self._fake.generated_at_opening.append(
-            sum(len(one.tokens) - len(one.opening.prompt_token_ids) for one in self._sequences.values())
-        )
+        self._fake.generated_at_opening.append(self._fake.num_generated)
         if self._fake.fails_with is not None and self._fake.fails_seed in (None, opening.sampling.seed):
             error = verifier_pb2.SequenceError(
                 code=self._fake.fails_with, message="sampling.top_k: no", field="sampling.top_k"
@@ -248,6 +247,7 @@ class _VerifierStream:
                 finish = self._finish(sequence, prompt_length, matcher, tokenizer)
                 if finish is not None:
                     break
+            fake.num_generated += len(kept)
             fake.lingers_us.append(round(waited_s * 1e6))
             outcome = verifier_pb2.Outcome(
                 base_length=base,

@@ -136,7 +136,7 @@ def log_softmax_by_transformers(pair: Pair, prompt: str, token_ids: Sequence[int
 @pytest.mark.timeout(120)
 async def test_each_of_several_outputs_is_that_of_a_request_with_its_seed() -> None:
     async with client_of(PAIRS["bundled"]) as client:
-        prompt = "\n\n".join(CODE_PROMPTS)
+        prompt = "\n\n".join(CODE_PROMPTS * 3)
         options = Options(temperature=1.0, seed=9, max_tokens=32, ignore_eos=True, top_log_probs=1)
         outputs = await client.generate_all(prompt, replace(options, num_outputs=3))
         assert [output.seed for output in outputs] == [output_seed(9, index) for index in range(3)]
