@@ -184,6 +184,17 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     assert bench.scheduler.num_recomputed_tokens == 119 - BLOCK_SIZE + 123 - BLOCK_SIZE
 
 
+def test_a_preempted_sequence_asks_for_a_wider_margin() -> None:
+    bench = Bench(num_blocks=5)
+    first, second = (bench.add(name, [name], 4 * BLOCK_SIZE - MAX_NODES - 1) for name in range(2))
+    assert bench.admit() == {0, 1}
+    bench.scheduler._preempt_last()
+    # Two blocks for each were enough at first; now it is three, and the first has to end before.
+    assert bench.admit() == {0}
+    turns_until(bench, lambda: len(second.tokens) > 1)
+    assert len(first.tokens) == 4 * BLOCK_SIZE - MAX_NODES
+
+
 def test_a_round_after_a_preemption_does_not_linger() -> None:
     bench = Bench(num_blocks=20, prefill_chunk=500)
     sequence = bench.add(0, [5] * (2 * BLOCK_SIZE), 90, linger_s=30.0)
