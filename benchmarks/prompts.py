@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
-from training.corpus import SourceFile, default_roots, read_corpus
+from training.corpus import SourceFile, read_corpus, standard_library
 
 # Long enough to say what the file is about, short enough to leave the time to decoding.
 MIN_PROMPT_CHARS = 600
@@ -59,12 +59,12 @@ def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
 
 
 def held_out_prompts(num_prompts: int, seed: int, files: Sequence[SourceFile] | None = None) -> list[Prompt]:
-    """Prompts cut from held-out files, by default of the standard library and the installed packages.
+    """Prompts cut from held-out files, by default of the standard library: the same wherever Python is the same.
 
     Raises:
         PromptsError: the held-out files have no room for that many different cuts.
     """
-    files = read_corpus(default_roots()) if files is None else files
+    files = read_corpus([standard_library()]) if files is None else files
     held_out = [file for file in files if file.is_held_out]
     spacing = MAX_PROMPT_CHARS
     while spacing >= MIN_SPACING_CHARS:

@@ -46,10 +46,14 @@ def name_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
+def standard_library() -> Path:
+    """The standard library of the running interpreter."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
 def default_roots() -> list[Path]:
     """The standard library and the installed packages of the running interpreter."""
-    paths = sysconfig.get_paths()
-    return [Path(paths["stdlib"]), Path(paths["purelib"])]
+    return [standard_library(), Path(sysconfig.get_paths()["purelib"])]
 
 
 def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:

@@ -42,7 +42,7 @@ def prompts(
     num_prompts: NumPrompts = 20,
     seed: Seed = 0,
 ) -> None:
-    """Write code prompts cut from held-out files of the standard library and the installed packages."""
+    """Write code prompts cut from held-out files of the standard library."""
     from benchmarks.prompts import write_prompts
 
     chosen = _choose_prompts(None, num_prompts, seed)

@@ -17,7 +17,7 @@ from benchmarks.prompts import (
     read_prompts,
     write_prompts,
 )
-from training.corpus import SourceFile, default_roots, read_corpus
+from training.corpus import SourceFile, read_corpus, standard_library
 
 
 def _held_out_name(start: int = 0) -> str:
@@ -79,8 +79,8 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_yields_twenty_prompts_from_held_out_places() -> None:
-    files = read_corpus(default_roots()[:1])
-    prompts = held_out_prompts(20, seed=0, files=files)
+    files = read_corpus([standard_library()])
+    prompts = held_out_prompts(20, seed=0)
     held_out = {file.name: file.text for file in files if file.is_held_out}
     assert len({prompt.origin for prompt in prompts}) == 20
     for prompt in prompts:
