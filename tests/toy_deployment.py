@@ -22,7 +22,7 @@ from orchestrator.output import Output
 from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest, validate
 from orchestrator.verifier_client import VerifierInfo
-from tests.fakes import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
+from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.token_choice import TokenChooser
 

@@ -106,9 +106,10 @@ def _array(parameter: Any) -> FloatArray:
 def multiply(inputs: FloatArray, values: npt.NDArray[Any], scales: FloatArray, results: FloatArray) -> None:
     """`results` [R, out] = `inputs` [R, in] times the transpose of a matrix with 8-bit `values` and `scales` [out].
 
-    Only compiled code calls it; which of the two ways is meant, the type of `values` says.
+    Values that `int8_inputs` has arranged are unsigned. In compiled code the choice is made when it is compiled.
     """
-    raise NotImplementedError
+    way = multiply_bytes if values.dtype == np.uint8 else multiply_floats
+    way(inputs, values, scales, results)
 
 
 @overload(multiply, strict=False)

@@ -14,8 +14,8 @@ from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.v1 import sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, SpeculationPolicy
 from orchestrator.validation import GenerationRequest
-from tests.fakes import VOCAB
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy, toy_logits
+from tests.toy_target import VOCAB
 from verifier_svc.token_choice import TokenChooser
 
 LIMIT_S = 60.0

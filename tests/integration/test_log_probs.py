@@ -14,7 +14,8 @@ from coppice.completion import Completion
 from coppice.log_probs import TokenLogProbs
 from coppice.v1 import verifier_pb2
 from tests.conftest import StartFakes
-from tests.fakes import FakeDrafter, FakeVerifier, perfect, script, toy_log_probs, wrong
+from tests.fakes import FakeDrafter, FakeVerifier, perfect, wrong
+from tests.toy_target import script, toy_log_probs
 
 PROMPT = [ord(character) for character in "def "]
 OPTIONS = Options(max_tokens=20, seed=7, top_log_probs=2)

@@ -11,7 +11,8 @@ from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1 import inference_pb2, sampling_pb2
 from tests.conftest import StartFakes
-from tests.fakes import CONTEXT, EOS, VOCAB, FakeDrafter, FakeVerifier, babble, perfect, plain, script
+from tests.fakes import FakeDrafter, FakeVerifier, perfect
+from tests.toy_target import CONTEXT, EOS, VOCAB, babble, plain, script
 
 Request = inference_pb2.GenerateRequest
 Policy = inference_pb2.SpeculationPolicy

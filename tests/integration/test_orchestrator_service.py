@@ -17,20 +17,8 @@ from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from orchestrator.drafting import BUDGETS_SENT
 from tests.conftest import StartFakes
-from tests.fakes import (
-    EOS,
-    FINGERPRINT,
-    VOCAB,
-    FakeDrafter,
-    FakeVerifier,
-    babble,
-    eventually,
-    perfect,
-    plain,
-    script,
-    serving,
-    wrong,
-)
+from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, serving, wrong
+from tests.toy_target import EOS, FINGERPRINT, VOCAB, babble, plain, script
 
 PROMPT = [ord(character) for character in "def "]
 COUNT = 60

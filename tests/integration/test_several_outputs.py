@@ -12,7 +12,8 @@ from coppice.client import Options, RequestFailedError
 from coppice.output_seed import output_seed
 from orchestrator.app import Orchestrator
 from tests.conftest import StartFakes
-from tests.fakes import FakeDrafter, FakeVerifier, babble, eventually, plain, wrong
+from tests.fakes import FakeDrafter, FakeVerifier, eventually, wrong
+from tests.toy_target import babble, plain
 
 PROMPT = [ord(character) for character in "def "]
 OPTIONS = Options(max_tokens=30, seed=7, num_outputs=3)

@@ -15,9 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 from torch import distributed
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 from transformers.utils.import_utils import is_accelerate_available
 
 from coppice import rpc
@@ -26,6 +25,7 @@ from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
+from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import CONFIGURATION_ERROR, WORKER_LOST, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.loading import load_probed_target
@@ -59,24 +59,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama whose wide weights keep logits well apart."""
-    torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("target")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    words = Tokenizer(models.WordLevel({chr(33 + index): index for index in range(VOCAB)}, unk_token="!"))
-    words.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=256)
     return directory
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
 from coppice.output_seed import output_seed
-from tests.fakes import FINGERPRINT, babble, plain, toy_log_probs
+from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [ord(character) for character in "def "]
@@ -27,7 +27,8 @@ TIMEOUT_S = 60
 SERVICE = """
 import asyncio, os, sys
 from coppice.rpc import stop_signal
-from tests.fakes import FINGERPRINT, FakeDrafter, FakeVerifier, serving
+from tests.fakes import FakeDrafter, FakeVerifier, serving
+from tests.toy_target import FINGERPRINT
 
 async def main():
     model = os.environ["MODEL"]

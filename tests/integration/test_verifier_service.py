@@ -14,8 +14,7 @@ import pytest
 import torch
 from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from coppice import rpc
 from coppice.log_probs import MAX_TOP_LOG_PROBS
@@ -23,6 +22,7 @@ from coppice.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
+from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc import loading
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import Engine
@@ -44,24 +44,8 @@ Stub = verifier_pb2_grpc.VerifierServiceStub
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("verifier")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    words = Tokenizer(models.WordLevel({chr(33 + index): index for index in range(VOCAB)}, unk_token="!"))
-    words.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
     return directory
 
 

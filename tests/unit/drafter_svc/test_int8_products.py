@@ -9,6 +9,7 @@ import pytest
 from numba.core import config
 
 from drafter_svc.drafters import int8_inputs
+from drafter_svc.drafters.few_rows import multiply
 from drafter_svc.drafters.int8_inputs import arrange, multiply_bytes, round_rows
 from drafter_svc.drafters.int8_weights import Weights, multiply_floats, quantise
 from drafter_svc.drafters.llama_forward import FEW_ROWS, compiled_ways
@@ -95,3 +96,13 @@ def test_code_for_another_machine_has_no_instructions_of_this_one(
     monkeypatch.setattr(config, name, value)
     assert not int8_inputs.is_available()
     assert compiled_ways() == ["w8"]
+
+
+@pytest.mark.parametrize("arranged", [False, pytest.param(True, marks=needs_int8_inputs)])
+def test_the_way_of_multiplying_follows_from_the_values(arranged: bool) -> None:
+    weights, inputs = random_weights((20, 8)), random_rows(2, 8)
+    weights = arrange(weights) if arranged else weights
+    results, expected = np.empty((2, 20), np.float32), np.empty((2, 20), np.float32)
+    multiply(inputs, *weights, results)
+    (multiply_bytes if arranged else multiply_floats)(inputs, *weights, expected)
+    assert np.array_equal(results, expected)

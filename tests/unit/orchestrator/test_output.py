@@ -12,7 +12,7 @@ from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import sampling_pb2
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript
-from tests.fakes import CONTEXT, EOS, TOKENIZER_JSON, toy_log_probs
+from tests.toy_target import CONTEXT, EOS, TOKENIZER_JSON, toy_log_probs
 
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 PROMPT = list(b"say: ")
