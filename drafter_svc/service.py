@@ -154,6 +154,7 @@ class DraftStream:
             prompt=tuple(message.prompt_token_ids),
             sampling=sampling_from_proto(message.sampling),
             max_nodes=min(message.max_nodes, self._service.max_nodes),
+            row_multiple=max(1, message.row_multiple),
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session
@@ -162,7 +163,8 @@ class DraftStream:
     def _outcome(self, sequence_id: int, message: pb.DraftOutcome) -> None:
         session = self._session(sequence_id)
         budget = min(message.max_nodes, self._service.max_nodes) if message.HasField("max_nodes") else None
-        session.post(Outcome(message.base_length, tuple(message.token_ids), message.features, budget))
+        multiple = max(1, message.row_multiple) if message.HasField("row_multiple") else None
+        session.post(Outcome(message.base_length, tuple(message.token_ids), message.features, budget, multiple))
         self._schedule(sequence_id, session)
 
     def _session(self, sequence_id: int) -> Session:

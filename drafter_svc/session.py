@@ -27,11 +27,15 @@ class DuplicateSequenceError(CoppiceError):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none)."""
+    """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none).
+
+    Rows of the target's pass are computed in multiples of `row_multiple`.
+    """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_nodes: int
+    row_multiple: int = 1
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
@@ -48,12 +52,13 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Tokens committed by a round. `max_nodes` replaces the budget from now on, unless None."""
+    """Tokens committed by a round. `max_nodes` and `row_multiple` replace the opening's from now on, unless None."""
 
     base_length: int
     token_ids: tuple[int, ...]
     features: bytes
     max_nodes: int | None
+    row_multiple: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Session:
         self._sequence: DraftSequence | None = None
         self._length = len(opening.prompt)
         self._max_nodes = opening.max_nodes
+        self._row_multiple = opening.row_multiple
         self._inbox: deque[Outcome] = deque()
         self._scheduled = False
         # Set by the event loop when the sequence ends; the model thread then leaves it alone.
@@ -110,7 +116,7 @@ class Session:
             num_outcomes += 1
         if not (fresh or num_outcomes) or self._max_nodes == 0:
             return None
-        return Draft(self._length, self._sequence.draft(self._max_nodes))
+        return Draft(self._length, self._sequence.draft(self._max_nodes, self._row_multiple))
 
     def ahead(self) -> Draft | None:
         """The last draft as far as it has grown since, when that is worth sending. On the model thread."""
@@ -133,3 +139,5 @@ class Session:
         self._length += len(outcome.token_ids)
         if outcome.max_nodes is not None:
             self._max_nodes = outcome.max_nodes
+        if outcome.row_multiple is not None:
+            self._row_multiple = outcome.row_multiple

@@ -31,6 +31,9 @@ class Frontier(NamedTuple):
     depths: list[int]
 
 
+# Nodes that only fill up rows: at least this share of the path probability that is worth a row of its own.
+_FILL_LOG_SHARE = math.log(0.25)
+
 Expand = Callable[[Frontier], Sequence[Children]]
 
 
@@ -41,7 +44,8 @@ class TreeLimits:
     `width`: most nodes expanded per step. `max_steps`: most steps behind the root. `max_depth`: depth of the
     deepest node. `min_step_gain`: a step is taken only if the path probabilities of the nodes that it would
     expand, the most further accepted tokens it can give on average, add up to this. `min_path_log_prob`: nodes less
-    likely than this are not worth a row of the target's pass.
+    likely than this are not worth a row of the target's pass. `row_multiple`: the target computes the rows of root and
+    nodes in multiples of this, and the last one is filled with nodes below that, which cost nothing.
     """
 
     max_nodes: int
@@ -50,6 +54,17 @@ class TreeLimits:
     max_depth: int = sys.maxsize
     min_step_gain: float = 0.0
     min_path_log_prob: float = -math.inf
+    row_multiple: int = 1
+
+    @property
+    def min_fill_log_prob(self) -> float:
+        """The path log-probability below which a node is not even remembered."""
+        return self.min_path_log_prob + (_FILL_LOG_SHARE if self.row_multiple > 1 else 0.0)
+
+    def num_kept(self, num_worth: int, num_found: int) -> int:
+        """How many of the best nodes make the tree, when `num_worth` of those found are worth a row of their own."""
+        rows = -(-(1 + min(num_worth, self.max_nodes)) // self.row_multiple) * self.row_multiple
+        return min(rows - 1, num_found, self.max_nodes)
 
 
 def build_tree(root: Children, expand: Expand, limits: TreeLimits, source: str) -> TokenTree:
@@ -91,7 +106,7 @@ class _Search:
         path = 0.0 if parent == ROOT else self._path_log_probs[parent]
         for token, log_prob in zip(children.token_ids, children.log_probs, strict=True):
             value = path + log_prob
-            if not self._can_enter(value):
+            if value < self._limits.min_fill_log_prob or not self._can_enter(value):
                 break
             node = len(self._token_ids)
             self._token_ids.append(token)
@@ -109,7 +124,7 @@ class _Search:
         """The nodes to expand in the next step; none when no step can improve the tree or pays."""
         nodes: list[int] = []
         gain = 0.0
-        while self._open and len(nodes) < self._limits.width and self._can_enter(-self._open[0][0]):
+        while self._open and len(nodes) < self._limits.width and self._is_worth_expanding(-self._open[0][0]):
             value, node = heapq.heappop(self._open)
             nodes.append(node)
             gain += math.exp(-value)
@@ -123,9 +138,10 @@ class _Search:
         return Frontier([self._token_ids[node] for node in nodes], parent_rows, [self._depths[node] for node in nodes])
 
     def best_tree(self, source: str) -> TokenTree:
-        """The best `max_nodes` candidates; ties go to the earlier one, which keeps parents ahead of children."""
+        """The best candidates; ties go to the earlier one, which keeps parents ahead of children."""
+        num_worth = sum(path >= self._limits.min_path_log_prob for path in self._path_log_probs)
         ranked = sorted(range(len(self._token_ids)), key=lambda node: (-self._path_log_probs[node], node))
-        kept = sorted(ranked[: self._limits.max_nodes])
+        kept = sorted(ranked[: self._limits.num_kept(num_worth, len(ranked))])
         renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
         return TokenTree(
             token_ids=tuple(self._token_ids[node] for node in kept),
@@ -134,8 +150,9 @@ class _Search:
             source_names=(source,),
         )
 
+    def _is_worth_expanding(self, value: float) -> bool:
+        return value >= self._limits.min_path_log_prob and self._can_enter(value)
+
     def _can_enter(self, value: float) -> bool:
         """Whether a new node of at most this path log-probability could be among the best."""
-        if value < self._limits.min_path_log_prob:
-            return False
         return len(self._best) < self._limits.max_nodes or value > self._best[0]

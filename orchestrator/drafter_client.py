@@ -77,14 +77,17 @@ class DrafterClient:
             self._open(sequence_id, handler)
         return sequence_id
 
-    def outcome(self, sequence_id: int, outcome: Outcome, max_nodes: int | None) -> None:
-        """Tell what a round committed and, when it changes, how many nodes the next may have."""
+    def outcome(
+        self, sequence_id: int, outcome: Outcome, max_nodes: int | None, row_multiple: int | None = None
+    ) -> None:
+        """Tell what a round committed and, when they change, the next one's most nodes and multiple of rows."""
         if sequence_id in self._handlers:
             message = drafter_pb2.DraftOutcome(
                 base_length=outcome.base_length,
                 token_ids=outcome.token_ids,
                 features=outcome.features if self.needs_features else b"",
                 max_nodes=max_nodes,
+                row_multiple=row_multiple,
             )
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
@@ -152,6 +155,7 @@ class DrafterClient:
             prompt_token_ids=opening.token_ids,
             sampling=wire.sampling_to_proto(opening.sampling),
             max_nodes=opening.max_nodes,
+            row_multiple=opening.row_multiple,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

@@ -37,6 +37,7 @@ class Drafting:
         requested_nodes: int | None,
         forced: bool,
         vocab_size: int,
+        row_multiple: int = 1,
     ) -> None:
         self._clients = tuple(clients)
         self._planner = planner
@@ -46,13 +47,16 @@ class Drafting:
         self._requested_nodes = requested_nodes
         self._forced = forced
         self._vocab_size = vocab_size
+        self._row_multiple = row_multiple
         self._members: dict[DrafterClient, int] = {}
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
         self._sent: list[TokenTree] = []
         self._told_linger_us = 0
+        # What the drafters were told last: nodes, and the multiple of rows.
         self._told_nodes = 0
+        self._told_multiple = 1
         self.load = Load()
         self.stale_drafts = 0
 
@@ -87,8 +91,9 @@ class Drafting:
     def draft_opening(self) -> DraftOpening:
         """The request as a drafter that begins to follow it has to know it."""
         # The drafter that asks may be the first.
-        self._told_nodes = self._plan(has_drafter=True).max_nodes
-        return DraftOpening(tuple(self._transcript.tokens), self._sampling, self._told_nodes)
+        plan = self._plan(has_drafter=True)
+        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
+        return DraftOpening(tuple(self._transcript.tokens), self._sampling, plan.max_nodes, plan.row_multiple)
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
         """Tell the drafters what was committed; returns the trees that had been sent for that round."""
@@ -100,9 +105,10 @@ class Drafting:
             return sent
         plan = self._plan()
         new_nodes = plan.max_nodes if plan.max_nodes != self._told_nodes else None
-        self._told_nodes = plan.max_nodes
+        new_multiple = plan.row_multiple if plan.row_multiple != self._told_multiple else None
+        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         for client, sequence_id in self._members.items():
-            client.outcome(sequence_id, outcome, new_nodes)
+            client.outcome(sequence_id, outcome, new_nodes, new_multiple)
         sent = self.round_ended()
         # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
         if sent and len(left := sent[-1].descend(outcome.token_ids)):
@@ -164,6 +170,7 @@ class Drafting:
                 requested_nodes=self._requested_nodes,
                 forced=self._forced,
                 load=self.load,
+                row_multiple=self._row_multiple,
             )
         )
 

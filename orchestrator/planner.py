@@ -28,14 +28,17 @@ class Situation:
     # Speculate whatever the load.
     forced: bool = False
     load: Load = Load()
+    # A pass computes its rows in multiples of this.
+    row_multiple: int = 1
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Limits of a round."""
+    """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed."""
 
     max_nodes: int
     linger_us: int
+    row_multiple: int = 1
 
 
 class Planner(Protocol):
@@ -59,4 +62,6 @@ class FixedPlanner:
         requested = situation.requested_nodes
         nodes = self._max_nodes if requested is None else min(requested, self._max_nodes)
         waits = situation.has_drafter and nodes > 0
-        return RoundPlan(max_nodes=nodes, linger_us=self._linger_us if waits else 0)
+        # In company a sequence shares its multiple with others, and what fills it is not free.
+        multiple = situation.row_multiple if situation.load.batch_size <= 1 else 1
+        return RoundPlan(nodes, self._linger_us if waits else 0, multiple)

@@ -33,6 +33,7 @@ class DraftOpening:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     max_nodes: int
+    row_multiple: int = 1
 
 
 @dataclass(frozen=True)

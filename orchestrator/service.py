@@ -167,6 +167,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             requested_nodes=request.max_nodes,
             forced=request.forced,
             vocab_size=self._verifier.info.vocab_size,
+            row_multiple=self._verifier.info.row_multiple,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifier, clock, wake)

@@ -45,6 +45,8 @@ class VerifierInfo:
     version: str
     # Prompts that begin alike share what is computed for them in blocks of this many tokens; 0 when they do not.
     shared_block_tokens: int
+    # A pass computes its rows in multiples of this.
+    row_multiple: int
 
 
 class VerifierHandler(Protocol):
@@ -247,6 +249,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         exactness=described.exactness,
         version=described.version,
         shared_block_tokens=described.shared_block_tokens,
+        row_multiple=max(1, described.row_multiple),
     )
 
 

@@ -46,6 +46,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     # Fails the sequences with this seed only.
     fails_seed: int | None = None
     shared_block_tokens: int = 0
+    row_multiple: int = 0
     num_generated: int = 0
     # What that was when each sequence was opened.
     generated_at_opening: list[int] = field(default_factory=list)
@@ -67,6 +68,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             exactness=sampling_pb2.EXACTNESS_STRICT,
             version="fake",
             shared_block_tokens=self.shared_block_tokens,
+            row_multiple=self.row_multiple,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802

@@ -75,6 +75,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         eos_token_ids=_eos_token_ids(model),
         exact=exact,
         shared_block_tokens=BLOCK_SIZE if config.prefix_reuse == "on" else 0,
+        row_multiple=target.row_multiple,
     )
     return target, info
 

@@ -81,6 +81,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             exactness=exactness,
             version=VERSION,
             shared_block_tokens=info.shared_block_tokens,
+            row_multiple=info.row_multiple,
         )
 
     @unary

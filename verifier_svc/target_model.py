@@ -32,6 +32,8 @@ class TargetInfo:
     exact: bool
     # Prompts share keys and values in blocks of this many tokens; 0 when they share none.
     shared_block_tokens: int = 0
+    # A pass computes its rows in multiples of this.
+    row_multiple: int = 1
 
 
 class TargetModel:
@@ -52,7 +54,7 @@ class TargetModel:
         self._model = model
         self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
         self.resize_cache(num_blocks)
-        self._row_multiple = ROW_MULTIPLE if exact else 1
+        self.row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
@@ -75,7 +77,7 @@ class TargetModel:
 
     def plan(self, work: list[SequenceRows]) -> PassPlan:
         """Lay out a pass for this model."""
-        return plan_pass(work, row_multiple=self._row_multiple)
+        return plan_pass(work, row_multiple=self.row_multiple)
 
     def forward(self, plan: PassPlan) -> Tensor:
         """Run a pass; returns float32 logits [K, vocab] of the plan's logit rows on the CPU."""

@@ -23,26 +23,30 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "max_nodes")
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "row_multiple")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     max_nodes: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    row_multiple: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., row_multiple: _Optional[int] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
-    __slots__ = ("base_length", "token_ids", "features", "max_nodes")
+    __slots__ = ("base_length", "token_ids", "features", "max_nodes", "row_multiple")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     features: bytes
     max_nodes: int
-    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    row_multiple: int
+    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., max_nodes: _Optional[int] = ..., row_multiple: _Optional[int] = ...) -> None: ...
 
 class Expect(_message.Message):
     __slots__ = ("base_length", "tree")

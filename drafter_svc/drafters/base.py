@@ -34,8 +34,12 @@ class DraftSequence(Protocol):
         """Take in committed tokens (ids in the vocabulary), with the target's hidden states where it needs them."""
         ...
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context.
+
+        The target computes the rows of root and nodes in multiples of `row_multiple`: what would be padding costs
+        nothing as a node.
+        """
         ...
 
     def ahead(self) -> TokenTree | None:

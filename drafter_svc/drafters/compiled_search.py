@@ -33,6 +33,8 @@ class Limits(NamedTuple):
     max_depth: int
     min_step_gain: float
     min_path_log_prob: float
+    min_fill_log_prob: float
+    row_multiple: int
     children: int
 
 
@@ -59,6 +61,8 @@ class CompiledLlama(FewRowsPass):
                 limits.max_depth,
                 float(limits.min_step_gain),
                 float(limits.min_path_log_prob),
+                float(limits.min_fill_log_prob),
+                limits.row_multiple,
                 min(search.max_children, len(self._weights.embedding)),
             ),
         )
@@ -146,7 +150,7 @@ def search_tree(
             some = counts[offset]
             _add(nodes, picked[offset], tokens[offset, :some], log_probs[offset, :some], limits)
         num_rows = end
-    kept = _best_nodes(nodes, limits.max_nodes)
+    kept = _best_nodes(nodes, _num_kept(nodes, limits))
     return Found(
         nodes.token_ids[kept],
         _renumbered(nodes.parents[kept], kept),
@@ -211,8 +215,6 @@ def _place(
 @compiled
 def _can_enter(nodes: _Nodes, path: float, limits: Limits) -> bool:
     """Whether a new node of at most this path log-probability could be among the best."""
-    if path < limits.min_path_log_prob:
-        return False
     return bool(nodes.totals[1] < limits.max_nodes or path > nodes.best[0])
 
 
@@ -226,7 +228,7 @@ def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray,
         above = nodes.paths[parent]
     for child in range(len(token_ids)):
         path = above + np.float64(log_probs[child])
-        if not _can_enter(nodes, path, limits):
+        if path < limits.min_fill_log_prob or not _can_enter(nodes, path, limits):
             return
         node = nodes.totals[0]
         nodes.totals[0] += 1
@@ -270,7 +272,10 @@ def _pick(nodes: _Nodes, limits: Limits) -> IntArray:
         for node in range(nodes.totals[0]):
             if nodes.is_open[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):
                 chosen = node
-        if chosen == _NONE or not _can_enter(nodes, nodes.paths[chosen], limits):
+        if chosen == _NONE:
+            break
+        path = nodes.paths[chosen]
+        if path < limits.min_path_log_prob or not _can_enter(nodes, path, limits):
             break
         nodes.is_open[chosen] = False
         picked[count] = chosen
@@ -282,12 +287,23 @@ def _pick(nodes: _Nodes, limits: Limits) -> IntArray:
 
 
 @compiled
-def _best_nodes(nodes: _Nodes, max_nodes: int) -> IntArray:
+def _num_kept(nodes: _Nodes, limits: Limits) -> int:
+    """As `TreeLimits.num_kept`."""
+    total = nodes.totals[0]
+    worth = 0
+    for node in range(total):
+        worth += nodes.paths[node] >= limits.min_path_log_prob
+    multiple = limits.row_multiple
+    rows = (min(worth, limits.max_nodes) + multiple) // multiple * multiple
+    return int(min(rows - 1, total, limits.max_nodes))
+
+
+@compiled
+def _best_nodes(nodes: _Nodes, num_kept: int) -> IntArray:
     """The best candidates in ascending order; ties go to the earlier one, which keeps parents ahead of children."""
     total = nodes.totals[0]
     is_kept = np.zeros(total, np.bool_)
-    count = min(total, max_nodes)
-    for _ in range(count):
+    for _ in range(num_kept):
         chosen = _NONE
         for node in range(total):
             if not is_kept[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):

@@ -152,14 +152,14 @@ class SmallLmSequence:
         self._unread.extend(token_ids)
         self._length += len(token_ids)
 
-    def draft(self, max_nodes: int) -> TokenTree:
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._length > self._max_positions:
             return EMPTY_TREE
         self._last_budget = min(max_nodes, self._limits.max_nodes)
         self._ahead_steps_left = self._ahead.max_steps
         self._unreported = 0
-        limits = replace(self._limits, max_nodes=self._last_budget)
+        limits = replace(self._limits, max_nodes=self._last_budget, row_multiple=row_multiple)
         tree = self._whole_search(limits)
         return self._search(limits, max_forwards=limits.max_steps) if tree is None else tree
 

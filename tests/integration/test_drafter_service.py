@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from coppice import rpc
 from coppice.sampling import SamplingParams
 from coppice.tokenizer import fingerprint
-from coppice.tree import TokenTree
+from coppice.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc
 from coppice.wire import sampling_to_proto
@@ -270,7 +270,7 @@ async def test_a_stream_that_is_cancelled_frees_its_sequences(stub: Stub) -> Non
 class BrokenSequence:
     def extend(self, token_ids: object, features: bytes) -> None: ...
 
-    def draft(self, max_nodes: int) -> TokenTree:
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         raise RuntimeError("secret detail")
 
     def prepare(self) -> None: ...
@@ -296,6 +296,32 @@ async def test_our_own_bug_ends_the_sequence_and_tells_no_details(drafter: Draft
         assert code == "INTERNAL"
         assert message.startswith("internal error, incident ")
         assert await peer.finish() == []
+
+
+class RepeatingSequence(BrokenSequence):
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        return chain([0] * row_multiple)
+
+    def ahead(self) -> None: ...
+
+
+class RepeatingDrafter(BrokenDrafter):
+    """Drafts as many nodes as rows come together."""
+
+    def open(self, prompt: object, sampling: object) -> DraftSequence:
+        return RepeatingSequence()
+
+
+async def test_the_multiple_of_rows_reaches_the_drafter_and_outcomes_change_it(drafter: Drafter) -> None:
+    async for stub in serving(RepeatingDrafter(drafter)):
+        peer = Peer(stub)
+        await peer.open(1)
+        await peer.send(2, open=pb.OpenDraft(prompt_token_ids=PROMPT, max_nodes=8, row_multiple=4))
+        assert [len(await peer.tree(1, 5)), len(await peer.tree(2, 5))] == [1, 4]
+        await peer.commit(2, 5, 6)
+        assert len(await peer.tree(2, 6)) == 4
+        await peer.commit(2, 6, 6, row_multiple=2)
+        assert len(await peer.tree(2, 7)) == 2
 
 
 async def test_describe_says_what_the_drafter_is(stub: Stub, checkpoint: Path) -> None:

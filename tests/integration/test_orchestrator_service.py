@@ -120,6 +120,16 @@ async def test_plain_decoding_asks_no_drafter_and_waits_for_none(start_fakes: St
     assert {opening.linger_us for opening in verifier.opened} == {0}
 
 
+@pytest.mark.parametrize(("row_multiple", "told"), [(0, 1), (4, 4)])
+async def test_drafters_are_told_in_which_multiples_the_verifier_computes_rows(
+    start_fakes: StartFakes, row_multiple: int, told: int
+) -> None:
+    drafter = FakeDrafter()
+    async with start_fakes(FakeVerifier(row_multiple=row_multiple), drafter) as (client, _):
+        await client.generate(PROMPT, Options(max_tokens=4, seed=7))
+    assert [opening.row_multiple for opening in drafter.opened] == [told]
+
+
 async def test_without_a_usable_drafter_the_verifier_is_told_not_to_wait(start_fakes: StartFakes) -> None:
     verifier = FakeVerifier()
     async with start_fakes(verifier, FakeDrafter(dies_after=3), linger_ms=2000) as (client, _):

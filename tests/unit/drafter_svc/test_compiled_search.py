@@ -22,7 +22,7 @@ VOCAB = 61
 CONTEXT = 64
 LIMITS = {
     "one node": TreeLimits(max_nodes=1, max_steps=3),
-    "as served": TreeLimits(max_nodes=11, max_steps=7, min_step_gain=0.2, min_path_log_prob=math.log(0.04)),
+    "as served": TreeLimits(max_nodes=11, max_steps=12, min_step_gain=0.2, min_path_log_prob=math.log(0.04)),
     "wide": TreeLimits(max_nodes=40, width=FEW_ROWS, max_steps=5),
     "narrow and deep": TreeLimits(max_nodes=9, width=1, max_steps=9),
     "no steps": TreeLimits(max_nodes=9, max_steps=0),
@@ -60,8 +60,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0], ids="temperature {}".format)
+@pytest.mark.parametrize("row_multiple", [1, 4], ids="rows in multiples of {}".format)
 def test_the_trees_are_the_same_round_by_round(
-    llama: LlamaForCausalLM, limits: TreeLimits, temperature: float, searches: list[int]
+    llama: LlamaForCausalLM, limits: TreeLimits, temperature: float, row_multiple: int, searches: list[int]
 ) -> None:
     rng = np.random.default_rng(5)
     sampling = SamplingParams(temperature=temperature, seed=11)
@@ -69,8 +70,8 @@ def test_the_trees_are_the_same_round_by_round(
     length, drafts = 3, 0
     # On into the end of the context, where depth is bounded.
     while length < CONTEXT:
-        tree = whole.draft(limits.max_nodes)
-        assert tree == step_by_step.draft(limits.max_nodes)
+        tree = whole.draft(limits.max_nodes, row_multiple)
+        assert tree == step_by_step.draft(limits.max_nodes, row_multiple)
         drafts += 1
         path = tree.path(int(rng.integers(-1, len(tree)))) if len(tree) else ()
         # Now and then the outcome ends with a token that the search has read.

@@ -19,6 +19,7 @@ class CountingSequence:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.token_ids = list(prompt)
         self.drafts: list[int] = []
+        self.multiples: list[int] = []
         self.features: list[bytes] = []
         self.num_prepared = 0
 
@@ -26,8 +27,9 @@ class CountingSequence:
         self.token_ids.extend(token_ids)
         self.features.append(features)
 
-    def draft(self, max_nodes: int) -> TokenTree:
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         self.drafts.append(max_nodes)
+        self.multiples.append(row_multiple)
         return chain(range(max_nodes))
 
     def prepare(self) -> None:
@@ -52,19 +54,22 @@ def new_session(max_nodes: int = 4) -> tuple[Session, CountingDrafter]:
     return Session(drafter, Opening((1, 2, 3), SamplingParams(), max_nodes)), drafter
 
 
-def outcome(base_length: int, *token_ids: int, max_nodes: int | None = None) -> Outcome:
-    return Outcome(base_length, token_ids, b"f%d" % base_length, max_nodes)
+def outcome(
+    base_length: int, *token_ids: int, max_nodes: int | None = None, row_multiple: int | None = None
+) -> Outcome:
+    return Outcome(base_length, token_ids, b"f%d" % base_length, max_nodes, row_multiple)
 
 
 def test_outcomes_that_wait_are_all_taken_in_before_one_draft() -> None:
     session, drafter = new_session()
     session.post(outcome(3, 7, 8))
-    session.post(outcome(5, 9, max_nodes=2))
+    session.post(outcome(5, 9, max_nodes=2, row_multiple=8))
     assert session.advance() == Draft(6, chain(range(2)))
     [sequence] = drafter.sequences
     assert sequence.token_ids == [1, 2, 3, 7, 8, 9]
     assert sequence.features == [b"f3", b"f5"]
     assert sequence.drafts == [2]
+    assert sequence.multiples == [8]
 
 
 def test_one_job_is_scheduled_until_it_runs() -> None:
@@ -75,6 +80,7 @@ def test_one_job_is_scheduled_until_it_runs() -> None:
     assert session.schedule()
     assert session.advance() is None
     assert drafter.sequences[0].drafts == [4]
+    assert drafter.sequences[0].multiples == [1]
 
 
 def test_a_wrong_base_length_is_refused() -> None:

@@ -6,6 +6,7 @@ import functools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -134,6 +135,36 @@ def test_nodes_that_are_too_unlikely_are_left_out() -> None:
     tree = build_tree(root, lambda frontier: [behind] * len(frontier.token_ids), limits, "test")
     assert tree.prune(99).token_ids == (4, 2, 7, 8, 7)
     assert min(tree.path_log_probs) >= math.log(0.1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000), multiple=st.integers(2, 8), max_nodes=st.integers(1, 30))
+def test_only_what_would_be_padding_is_filled_with_unlikely_nodes(seed: int, multiple: int, max_nodes: int) -> None:
+    limits = TreeLimits(max_nodes, max_depth=DEPTH, min_path_log_prob=math.log(0.06))
+    strict, asked = search(seed, limits)
+    filled, asked_for_filled = search(seed, replace(limits, row_multiple=multiple))
+    padded = -(-(1 + len(strict)) // multiple) * multiple - 1
+    assert len(strict) <= len(filled) <= min(padded, max_nodes)
+    assert set(strict.paths()) <= set(filled.paths())
+    # Neither more passes nor others.
+    assert asked_for_filled.frontiers == asked.frontiers
+    # The rest are the best of what was seen and is not hopeless.
+    children = {
+        (*path, token): value + log_prob
+        for path, value in [((), 0.0), *zip(strict.paths(), strict.path_log_probs, strict=True)]
+        if len(path) < DEPTH
+        for token, log_prob in zip(*asked.children(path), strict=True)
+    }
+    seen = sorted(value for value in children.values() if value >= math.log(0.06 / 4))
+    assert sorted(filled.path_log_probs) == pytest.approx(seen[len(seen) - len(filled) :])
+    assert len(filled) == min(padded, max_nodes, len(seen))
+
+
+def test_a_tree_that_nothing_is_worth_a_row_of_still_fills_the_root_s() -> None:
+    root = Children([4, 2, 3, 5], [math.log(0.07), math.log(0.05), math.log(0.04), math.log(0.03)])
+    limits = TreeLimits(8, max_steps=4, min_path_log_prob=math.log(0.1), row_multiple=4)
+    tree = build_tree(root, lambda frontier: [], limits, "test")
+    assert tree.token_ids == (4, 2, 3)
 
 
 def test_a_root_without_children_gives_the_empty_tree() -> None:

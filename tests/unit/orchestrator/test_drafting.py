@@ -8,7 +8,7 @@ from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
 from orchestrator.drafting import BUDGETS_SENT, Drafting
-from orchestrator.planner import FixedPlanner, RoundPlan, Situation
+from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
@@ -122,7 +122,12 @@ def test_counts_go_to_the_sources_of_the_tree_that_was_verified() -> None:
         (Situation(has_drafter=True, requested_nodes=99), RoundPlan(12, 1000)),
         (Situation(has_drafter=True, requested_nodes=0), RoundPlan(0, 0)),
         (Situation(has_drafter=False), RoundPlan(12, 0)),
+        (Situation(has_drafter=True, row_multiple=4), RoundPlan(12, 1000, row_multiple=4)),
+        (Situation(has_drafter=True, row_multiple=4, load=Load(batch_size=1)), RoundPlan(12, 1000, row_multiple=4)),
+        (Situation(has_drafter=True, row_multiple=4, load=Load(batch_size=2)), RoundPlan(12, 1000)),
     ],
 )
-def test_the_fixed_plan_waits_only_where_a_draft_can_come(situation: Situation, plan: RoundPlan) -> None:
+def test_the_fixed_plan_waits_only_where_a_draft_can_come_and_fills_rows_only_alone(
+    situation: Situation, plan: RoundPlan
+) -> None:
     assert FixedPlanner(12, 1000).plan(situation) == plan
