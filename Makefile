@@ -7,7 +7,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench conformance
+.PHONY: help setup demo test fuzz lint format proto bench conformance
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: setup ## Complete a few prompts with and without speculation, side by side
 
 test: setup ## Run the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fuzz: setup ## Strict mode against plain decoding, at random over 20,000 tokens
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: setup ## ruff, mypy --strict, buf lint
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@ import numpy as np
 
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.oracles import random_tree, tree_around
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, Event, OutcomeEvent
@@ -60,9 +59,18 @@ class Open:
 class Crowd:
     """Sequences that join, leave, get drafts and lose their blocks at random; every event is checked as it comes."""
 
-    def __init__(self, target: TargetModel, info: TargetInfo, limits: SchedulerLimits, seed: int) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        info: TargetInfo,
+        limits: SchedulerLimits,
+        seed: int,
+        max_nodes: int = MAX_NODES,
+    ) -> None:
         self._cache: KVCache = target.cache
-        self.engine = Engine(target, info, limits, MAX_NODES, Clock())
+        self._vocab_size = info.vocab_size
+        self._max_nodes = max_nodes
+        self.engine = Engine(target, info, limits, max_nodes, Clock())
         self.scheduler: Scheduler = self.engine._scheduler
         self._generator = np.random.default_rng(seed)
         self._open: dict[int, Open] = {}
@@ -103,12 +111,12 @@ class Crowd:
         if kind == 0:
             tree: TokenTree = EMPTY_TREE
         elif kind == 1:
-            tree = random_tree(generator, VOCAB, int(generator.integers(1, 30)))
+            tree = random_tree(generator, self._vocab_size, int(generator.integers(1, 30)))
         else:
             if kind == 2 and path:
-                path[-1] = (path[-1] + 1) % VOCAB
-            tree = tree_around(generator, path, VOCAB, num_decoys=1)
-        budget = None if generator.random() < 0.8 else int(generator.integers(1, MAX_NODES + 4))
+                path[-1] = (path[-1] + 1) % self._vocab_size
+            tree = tree_around(generator, path, self._vocab_size, num_decoys=1)
+        budget = None if generator.random() < 0.8 else int(generator.integers(1, self._max_nodes + 4))
         linger_s = None if generator.random() < 0.9 else float(generator.choice([0.0, 5e-4]))
         draft = Draft(len(case.prompt) + start, tree, budget, linger_s)
         self.engine.submit(SequenceKey(STREAM, number), draft)
@@ -191,9 +199,12 @@ class Crowd:
         assert outcome.token_ids == sequence.case.output[done : done + len(outcome.token_ids)]
         sequence.tokens += outcome.token_ids
         sequence.finish = outcome.finish
+        self.counts["tokens"] += len(outcome.token_ids)
+        self.counts["nodes"] += outcome.draft_nodes
         self.counts["accepted"] += len(outcome.accepted_nodes)
         if outcome.finish is not None:
             self._live.discard(event.sequence_id)
+            self.counts["leaves"] += 1
             self.counts["prefix hits"] += event.cached_tokens > 0
 
     def _check_blocks(self) -> None:
