@@ -44,6 +44,7 @@ class Speculation:
     sources: Mapping[str, SourceCounts] = field(default_factory=dict)
     rounds_drafted_by_depth: tuple[int, ...] = ()
     rounds_accepted_by_depth: tuple[int, ...] = ()
+    near_ties: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Completion:
                     name: {"proposed": counts.proposed, "accepted": counts.accepted}
                     for name, counts in speculation.sources.items()
                 },
+                **({"near_ties": speculation.near_ties} if speculation.near_ties else {}),
             },
             "timing": {
                 "ttft_ms": self.timing.ttft_ms,
@@ -178,6 +180,7 @@ def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) 
         sources={source.source: SourceCounts(source.proposed, source.accepted) for source in stats.sources},
         rounds_drafted_by_depth=tuple(stats.rounds_drafted_by_depth),
         rounds_accepted_by_depth=tuple(stats.rounds_accepted_by_depth),
+        near_ties=stats.near_ties,
     )
 
 

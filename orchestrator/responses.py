@@ -67,6 +67,7 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
         rounds_drafted_by_depth=statistics.rounds_drafted_by_depth,
         rounds_accepted_by_depth=statistics.rounds_accepted_by_depth,
         stale_drafts=statistics.stale_drafts,
+        near_ties=statistics.near_ties,
     )
 
 

@@ -53,6 +53,7 @@ class Outcome:
     stale_drafts: int
     # One per token, when asked for.
     log_probs: tuple[TokenLogProbs, ...] = ()
+    near_ties: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Statistics:
     accepted_tokens: int = 0
     redraft_tokens: int = 0
     stale_drafts: int = 0
+    near_ties: int = 0
     sources: dict[str, SourceCounts] = field(default_factory=dict)
     rounds_drafted_by_depth: list[int] = field(default_factory=list)
     rounds_accepted_by_depth: list[int] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Statistics:
         self.accepted_tokens += outcome.num_accepted
         self.redraft_tokens += outcome.redraft_nodes
         self.stale_drafts += outcome.stale_drafts
+        self.near_ties += outcome.near_ties
         _count_depths(self.rounds_drafted_by_depth, outcome.draft_depth)
         _count_depths(self.rounds_accepted_by_depth, outcome.num_accepted)
         self.forward_us += outcome.pass_us

@@ -287,6 +287,7 @@ def _outcome(message: verifier_pb2.Outcome) -> Outcome:
         linger_us=message.linger_us,
         stale_drafts=message.stale_drafts,
         log_probs=wire.outcome_log_probs(message),
+        near_ties=message.near_ties,
     )
 
 

@@ -47,6 +47,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     fails_seed: int | None = None
     shared_block_tokens: int = 0
     row_multiple: int = 0
+    # Of every round, as in fast mode.
+    near_ties: int = 0
     num_generated: int = 0
     # What that was when each sequence was opened.
     generated_at_opening: list[int] = field(default_factory=list)
@@ -190,6 +192,7 @@ class _VerifierStream:
                 pass_us=1000,
                 linger_us=round(waited_s * 1e6),
                 stale_drafts=sequence.stale,
+                near_ties=self._fake.near_ties,
             )
             sequence.stale = 0
             if opening.HasField("top_log_probs"):

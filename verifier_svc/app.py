@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 
 from coppice.errors import CoppiceError
 from coppice.rpc import Server, run, stop_signal
@@ -30,10 +31,12 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(config.listen_address)
     engine.start()
-    await server.set_serving(True)
-    print(f"ready {config.listen_address.rpartition(':')[0]}:{port}", flush=True)  # noqa: T201
-    await stop_signal()
-    await server.stop(config.grace_s)
+    host = config.listen_address.rpartition(":")[0]
+    with _metrics(config, host, engine, info):
+        await server.set_serving(True)
+        print(f"ready {host}:{port}", flush=True)  # noqa: T201
+        await stop_signal()
+        await server.stop(config.grace_s)
     engine.stop()
 
 
@@ -49,6 +52,23 @@ def run_verifier() -> None:
             logging.getLogger("verifier_svc").error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         run(lambda: serve(config, target, info))
+
+
+@contextlib.contextmanager
+def _metrics(config: VerifierConfig, host: str, engine: Engine, info: TargetInfo) -> Iterator[None]:
+    """Serve metrics until the context is left, where the settings ask for it."""
+    if not config.metrics_port:
+        yield
+        return
+    # Here, so that nothing else pays for loading it.
+    from coppice.telemetry import MetricsServer
+    from verifier_svc.metrics import verifier_metrics
+
+    server = MetricsServer(lambda: verifier_metrics(engine, info), host.strip("[]"), config.metrics_port)
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks | None:

@@ -12,6 +12,7 @@ SWITCH = ("on", "off")
 EXACTNESS = ("auto", "strict", "fast")
 # Fewer rows are no faster, and there would be none to set aside for prompts.
 MIN_ROWS = 4
+MAX_PORT = (1 << 16) - 1
 
 # Exit codes of the process: a setting or a model that cannot be served; a process that held a part of it is gone.
 CONFIGURATION_ERROR = 2
@@ -51,6 +52,11 @@ class VerifierConfig:
     tensor_parallel: int = 1
     # How long one of them may keep the others waiting in a pass before the server gives up.
     collective_timeout_s: float = 120.0
+    # In fast mode, tokens are counted whose two best scores are less than this apart, in units of logits; 0 means what
+    # rounding in the model's own precision can do, see loading.py.
+    near_tie_gap: float = 0.0
+    # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
+    metrics_port: int = 0
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -58,16 +64,14 @@ class VerifierConfig:
         for name, choices in (("device", DEVICES), ("exactness", EXACTNESS), ("prefix_reuse", SWITCH)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name.upper()} must be at least 1, got {getattr(self, name)}")
+        self._require(1, "max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel")
+        self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap", "metrics_port")
         if 0 < self.max_rows < MIN_ROWS:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
         if self.collective_timeout_s <= 0:
             raise ValueError(f"COLLECTIVE_TIMEOUT_S must be more than 0, got {self.collective_timeout_s}")
-        for name in ("threads", "max_context_tokens", "max_rows", "grace_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name.upper()} must be at least 0, got {getattr(self, name)}")
+        if self.metrics_port > MAX_PORT:
+            raise ValueError(f"METRICS_PORT must be at most {MAX_PORT}, got {self.metrics_port}")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -89,7 +93,14 @@ class VerifierConfig:
             grace_s=_number(env, "GRACE_S", cls.grace_s),
             tensor_parallel=_integer(env, "TENSOR_PARALLEL", cls.tensor_parallel),
             collective_timeout_s=_number(env, "COLLECTIVE_TIMEOUT_S", cls.collective_timeout_s),
+            near_tie_gap=_number(env, "NEAR_TIE_GAP", cls.near_tie_gap),
+            metrics_port=_integer(env, "METRICS_PORT", cls.metrics_port),
         )
+
+    def _require(self, least: float, *names: str) -> None:
+        for name in names:
+            if not getattr(self, name) >= least:  # so that NaN is refused, too
+                raise ValueError(f"{name.upper()} must be at least {least}, got {getattr(self, name)}")
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

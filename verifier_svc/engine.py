@@ -61,6 +61,8 @@ class Engine:
         # Sequences of the last pass that will wait for drafts and have not used the wait yet.
         self._unprepared: list[RunningSequence] = []
         self._stopping = False
+        self._num_tokens = 0
+        self._num_near_ties = 0
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
     @property
@@ -72,6 +74,31 @@ class Engine:
     def num_recomputed_tokens(self) -> int:
         """Tokens computed another time after preemptions so far; added up when a sequence gives its blocks back."""
         return self._scheduler.num_recomputed_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens committed so far."""
+        return self._num_tokens
+
+    @property
+    def num_near_ties(self) -> int:
+        """Those of them that were chosen at a near-tie; none are counted in strict mode."""
+        return self._num_near_ties
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that take part in passes."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for room."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of the KV cache that no sequence uses."""
+        return self._target.cache.num_free_blocks
 
     def start(self) -> None:
         """Start the model thread."""
@@ -218,6 +245,8 @@ class Engine:
             outcome = self._finish_round(key, sequence, logits[first:last], ended_s, waited_s)
             if outcome is None:
                 continue
+            self._num_tokens += len(outcome.token_ids)
+            self._num_near_ties += outcome.near_ties
             queue_s = sequence.started_s - sequence.opened_s
             self._emit(
                 key.stream,

@@ -55,6 +55,7 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         pass_us=microseconds(event.pass_s),
         linger_us=microseconds(outcome.linger_s),
         stale_drafts=outcome.stale_drafts,
+        near_ties=outcome.near_ties,
     )
     add_log_probs(message, outcome.log_probs)
     return message

@@ -52,6 +52,11 @@ class Scheduler:
         """Sequences that wait for room."""
         return len(self._waiting)
 
+    @property
+    def num_running(self) -> int:
+        """Sequences that take part in passes."""
+        return len(self._running)
+
     def all_keys(self) -> list[SequenceKey]:
         """Keys of all waiting and running sequences."""
         return [*self._waiting.keys(), *self._running]

@@ -82,6 +82,8 @@ class RoundOutcome:
     finish: Finish | None
     # One per token, when asked for.
     log_probs: tuple[TokenLogProbs, ...] = ()
+    # Tokens chosen at a near-tie, where these are counted.
+    near_ties: int = 0
 
 
 class Sequence:
@@ -131,6 +133,7 @@ class Sequence:
             output=resumed,
             end_token_ids=self._end.end_token_ids,
             min_tokens=spec.stopping.min_tokens,
+            near_tie_gap=info.near_tie_gap,
         )
         self.resumed = resumed
         self.is_ready = spec.sampling.grammar is None
@@ -287,6 +290,7 @@ class Sequence:
             stale_drafts=self.mailbox.take_stale(),
             finish=finishes[-1],
             log_probs=log_probs,
+            near_ties=self._chooser.take_near_ties(),
         )
 
     def prepare(self) -> None:

@@ -29,11 +29,16 @@ class TargetInfo:
     hidden_size: int
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
+    # Whether a row's logits are promised to be the same bits alone and in company.
     exact: bool
     # Prompts share keys and values in blocks of this many tokens; 0 when they share none.
     shared_block_tokens: int = 0
     # A pass computes its rows in multiples of this.
     row_multiple: int = 1
+    # Whether they were the same bits when that was tried at start; promised or not.
+    bit_exact: bool = False
+    # Choices are counted whose two best scores are less than this apart; 0 counts none, as where bits are promised.
+    near_tie_gap: float = 0.0
 
 
 class TargetModel:

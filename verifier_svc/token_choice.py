@@ -7,7 +7,7 @@ the parameters and the position alone: the same with speculation on, off, pruned
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,12 +48,16 @@ class TokenChooser:
         output: Iterable[int] = (),
         end_token_ids: Iterable[int] = (),
         min_tokens: int = 0,
+        near_tie_gap: float = 0.0,
     ) -> None:
+        """Choices whose two best scores are less than `near_tie_gap` apart are counted; 0 looks at none."""
         self._params = params
         self._noise = NoiseStream(params.seed, vocab_size) if params.temperature > 0 else None
         self._end_token_ids = list(end_token_ids)
         self._min_tokens = min_tokens
         self._num_output = 0
+        self._near_tie_gap = near_tie_gap
+        self._num_near_ties = 0
         # Set before the first choice, for requests with a grammar.
         self.constraint: Constraint | None = None
         self._track = params.has_penalties
@@ -73,11 +77,26 @@ class TokenChooser:
         """
         scores = self._processed(logits)
         if self._noise is None:
-            return int(scores.argmax())
+            best = int(scores.argmax())
+            if self._near_tie_gap:
+                self._num_near_ties += _gap(scores, best) < self._near_tie_gap
+            return best
         scaled = scores.astype(np.float64) / self._params.temperature
         self._truncate(scaled)
         scaled += self._noise.at(position)
-        return int(scaled.argmax())
+        best = int(scaled.argmax())
+        if self._near_tie_gap:
+            # Times the temperature: what a rounding of logits is divided by.
+            self._num_near_ties += _gap(scaled, best) * self._params.temperature < self._near_tie_gap
+        return best
+
+    def take_near_ties(self) -> int:
+        """Choices since the last call whose two best scores, as logits, were less than the near-tie gap apart.
+
+        Of tokens that top_k, top_p and min_p leave: which ones they leave at the edge of a cut is not looked at.
+        """
+        taken, self._num_near_ties = self._num_near_ties, 0
+        return taken
 
     def prepare(self, position: int) -> None:
         """Compute the noise from this position on, ahead of the pass that needs it."""
@@ -144,6 +163,12 @@ class TokenChooser:
             scaled[order[before >= params.top_p * weights.sum()]] = _NEVER
         if params.min_p > 0:
             scaled[scaled < scaled.max() + np.log(params.min_p)] = _NEVER
+
+
+def _gap(scores: npt.NDArray[np.floating[Any]], best: int) -> float:
+    """How far the second best score is behind the best; infinite where there is no other."""
+    second = max(scores[:best].max(initial=_NEVER), scores[best + 1 :].max(initial=_NEVER))
+    return float(scores[best]) - float(second)
 
 
 def _mask_outside(allowed: tuple[int, ...], vocab_size: int) -> Mask | None:

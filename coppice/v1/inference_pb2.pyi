@@ -127,7 +127,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts")
+    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class SpeculationStats(_message.Message):
     ROUNDS_DRAFTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     STALE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NEAR_TIES_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     draft_tokens: int
     accepted_tokens: int
@@ -144,7 +145,8 @@ class SpeculationStats(_message.Message):
     rounds_drafted_by_depth: _containers.RepeatedScalarFieldContainer[int]
     rounds_accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
     stale_drafts: int
-    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ...) -> None: ...
+    near_ties: int
+    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ...) -> None: ...
 
 class SourceStats(_message.Message):
     __slots__ = ("source", "proposed", "accepted")

@@ -1,8 +1,8 @@
-"""Strict mode under fire: whatever runs beside a sequence, its tokens and the bits of its logits are those it gets alone.
+"""Strict mode under fire: whatever runs beside a sequence, its tokens and its logits' bits are those it gets alone.
 
 Episode after episode draws limits at random (cache, rows, chunks, sequences, nodes) and lets a crowd of requests join,
-leave, get drafts, lose their blocks and be cancelled, until enough tokens have been compared and every kind of event has
-happened. The engine, the scheduler, the cache and the model are the real ones.
+leave, get drafts, lose their blocks and be cancelled, until enough tokens have been compared and every kind of event
+has happened. The engine, the scheduler, the cache and the model are the real ones.
 """
 
 from __future__ import annotations

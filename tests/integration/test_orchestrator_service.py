@@ -96,6 +96,19 @@ async def test_statistics_add_up(start_fakes: StartFakes) -> None:
     assert 0 < timing.ttft_ms <= timing.total_ms
 
 
+@pytest.mark.parametrize("speculation", ["auto", "off"])
+async def test_near_ties_of_all_rounds_are_added_up(speculation: str, start_fakes: StartFakes) -> None:
+    options = Options(max_tokens=COUNT, seed=1, speculation=speculation)
+    async with start_fakes(FakeVerifier(near_ties=2), FakeDrafter()) as (client, _):
+        fast = await client.generate(PROMPT, options)
+    assert fast.speculation.near_ties == 2 * fast.speculation.rounds > 0
+    assert fast.as_json()["speculation"]["near_ties"] == fast.speculation.near_ties
+    async with start_fakes(FakeVerifier(), FakeDrafter()) as (client, _):
+        strict = await client.generate(PROMPT, options)
+    assert strict.speculation.near_ties == 0
+    assert "near_ties" not in strict.as_json()["speculation"]
+
+
 async def test_sources_are_told_apart(start_fakes: StartFakes) -> None:
     first = FakeDrafter(kind="a", propose=wrong(after=1, depth=2))
     second = FakeDrafter(kind="b", propose=wrong(after=0, depth=2))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -89,7 +92,23 @@ def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expecte
 def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1)
     monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
-    assert not load_probed_target(config)[1].exact
+    target, info = load_probed_target(config)
+    assert (info.exact, info.bit_exact, info.near_tie_gap) == (False, False, 1e-4)
+    # It does not pay for what it does not get.
+    assert len(target.plan([SequenceRows(SequenceCache(target.cache, 64), [5])]).token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "exact", "gap"),
+    [({}, True, 0.0), ({"near_tie_gap": 0.5}, True, 0.0), ({"exactness": "fast", "near_tie_gap": 0.5}, False, 0.5)],
+    ids=["strict", "strict with a gap", "fast"],
+)
+def test_near_ties_are_counted_in_fast_mode_alone(
+    settings: dict[str, Any], exact: bool, gap: float, checkpoint: Path
+) -> None:
+    _, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, **settings))
+    assert (info.exact, info.near_tie_gap) == (exact, gap)
+    assert info.bit_exact >= exact
 
 
 class Peer:
@@ -313,6 +332,44 @@ async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
         process.send_signal(signal.SIGTERM)
         await process.stderr.read()
         assert await process.wait() == 0
+
+
+async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Every choice is a near-tie.
+    settings = {"EXACTNESS": "fast", "NEAR_TIE_GAP": "1e9", "METRICS_PORT": str(port), "KV_CACHE_MIB": "1"}
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1", **settings}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        _, address = (await process.stdout.readline()).decode().split()
+        async with rpc.open_channel(address) as channel:
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            near_ties = 0
+            while (response := await peer.next()).HasField("outcome"):
+                near_ties += response.outcome.near_ties
+            peer.call.cancel()
+        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+        process.send_signal(signal.SIGTERM)
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert near_ties == 12
+    assert 'coppice_verifier_exactness{mode="fast"} 1.0' in text
+    assert "coppice_verifier_near_ties_total 12.0" in text
+    assert "coppice_verifier_committed_tokens_total 12.0" in text
+    assert "fast mode" in log
+
+
+def _get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+        content: bytes = answer.read()
+        return content.decode()
 
 
 @pytest.mark.parametrize(

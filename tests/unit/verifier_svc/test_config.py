@@ -29,8 +29,12 @@ def test_every_setting_is_read() -> None:
         "GRACE_S": "1.5",
         "TENSOR_PARALLEL": "2",
         "COLLECTIVE_TIMEOUT_S": "7.5",
+        "NEAR_TIE_GAP": "0.01",
+        "METRICS_PORT": "9100",
     }
-    expected = VerifierConfig("m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5, 2, 7.5)
+    expected = VerifierConfig(
+        "m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5, 2, 7.5, 0.01, 9100
+    )
     assert VerifierConfig.from_env(env) == expected
 
 
@@ -51,6 +55,10 @@ def test_every_setting_is_read() -> None:
         ("GRACE_S", "-2"),
         ("TENSOR_PARALLEL", "0"),
         ("COLLECTIVE_TIMEOUT_S", "0"),
+        ("NEAR_TIE_GAP", "-1e-4"),
+        ("NEAR_TIE_GAP", "nan"),
+        ("METRICS_PORT", "-1"),
+        ("METRICS_PORT", "65536"),
     ],
 )
 def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:

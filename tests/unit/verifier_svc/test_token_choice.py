@@ -110,3 +110,59 @@ def test_the_choice_depends_on_seed_and_position_alone() -> None:
     assert forwards == backwards[::-1]
     other = TokenChooser(SamplingParams(temperature=1.0, seed=6), VOCAB, prompt=[])
     assert forwards != [other.choose(row(1), position) for position in range(40)]
+
+
+NEAR_TIE_GAP = 0.3
+COUNTED = {
+    "greedy": SamplingParams(),
+    "T=0.5": SamplingParams(temperature=0.5, seed=3),
+    "T=2 top_k": SamplingParams(temperature=2.0, top_k=7, seed=3),
+    "penalties": SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_near_ties_are_choices_whose_two_best_scores_are_close(name: str) -> None:
+    params = COUNTED[name]
+    counting = TokenChooser(params, VOCAB, prompt=[5], output=[8, 8], near_tie_gap=NEAR_TIE_GAP)
+    plain = TokenChooser(params, VOCAB, prompt=[5], output=[8, 8])
+    expected = 0
+    for position in range(200):
+        logits = row(position)
+        assert counting.choose(logits, position) == plain.choose(logits, position)
+        scores = logits.astype(np.float64)
+        if params.has_penalties:
+            scores[[5, 8]] = np.where(scores[[5, 8]] > 0, scores[[5, 8]] / 1.5, scores[[5, 8]] * 1.5)
+            scores[8] -= 2 * 0.5
+        if params.top_k:
+            scores[np.argsort(scores)[: -params.top_k]] = -np.inf
+        if params.temperature:
+            scores = scores + params.temperature * gumbel(3, position, 1, VOCAB)[0]
+        second, best = np.sort(scores)[-2:]
+        expected += best - second < NEAR_TIE_GAP
+    assert 5 < expected < 100
+    assert counting.take_near_ties() == expected
+    assert counting.take_near_ties() == plain.take_near_ties() == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_rounding_changes_choices_at_near_ties_alone(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3)
+    generator = np.random.default_rng(0)
+    num_changed = 0
+    for position in range(2000):
+        logits = row(position)
+        moved = logits + generator.uniform(-0.49, 0.49, VOCAB).astype(np.float32) * NEAR_TIE_GAP
+        chooser = TokenChooser(params, VOCAB, prompt=[], near_tie_gap=NEAR_TIE_GAP)
+        if chooser.choose(logits, position) != TokenChooser(params, VOCAB, prompt=[]).choose(moved, position):
+            assert chooser.take_near_ties() == 1
+            num_changed += 1
+    assert num_changed > 50
+
+
+def test_the_only_token_that_is_left_is_no_near_tie() -> None:
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, allowed_token_ids=(17,))
+        chooser = TokenChooser(params, VOCAB, prompt=[], near_tie_gap=NEAR_TIE_GAP)
+        assert chooser.choose(row(0), 0) == 17
+        assert chooser.take_near_ties() == 0
