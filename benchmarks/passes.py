@@ -1,11 +1,15 @@
-"""Time of one pass of the target by rows and context: ours over a token tree, transformers' own forward, in turn."""
+"""Time of one pass of the target by rows and context: ours over a token tree, transformers' own forward, in turn.
+
+Where strict mode is offered, ours is measured in strict and in fast mode: what exactness costs is their ratio.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +33,8 @@ from verifier_svc.target_model import TargetModel
 # Up to here the price of a further row is stated: trees of one request are not larger on a CPU.
 SLOPE_ROWS = 32
 
+NOT_STRICT = "Strict mode is not what this machine's verifier takes by itself: its cost was not measured."
+
 Pass: TypeAlias = Callable[[Sequence[int]], None]
 
 
@@ -44,13 +50,19 @@ class PassesPlan:
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Median milliseconds of a pass over `rows` rows behind `context` tokens, and the median ratio of two in turn."""
+    """Median milliseconds of a pass over `rows` rows behind `context` tokens, and median ratios of two in turn.
+
+    `coppice_ms` is the mode that a server takes by itself, and `ratio` that mode's time over transformers'. Where that
+    is strict mode, `fast_ms` and `strict_over_fast` are there, too.
+    """
 
     context: int
     rows: int
     coppice_ms: float
     transformers_ms: float
     ratio: float
+    fast_ms: float | None = None
+    strict_over_fast: float | None = None
 
 
 def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str, Any]:
@@ -62,8 +74,10 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str
     machine = describe_machine()
     quiet_transformers()
     plain = load_model(target_dir)
+    config = VerifierConfig(model=str(target_dir), threads=threads)
     try:
-        ours, info = load_probed_target(VerifierConfig(model=str(target_dir), threads=threads))
+        ours, info = load_probed_target(config)
+        fast = load_probed_target(replace(config, exactness="fast"))[0] if info.exact else None
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"cannot load {target_dir}: {error}") from error
     if max(plan.contexts) + max(plan.rows) > info.max_context_tokens:
@@ -71,14 +85,14 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str
     if max(plan.rows) > info.vocab_size:
         raise BenchmarkError(f"--rows: at most {info.vocab_size}, so that all tokens of a tree differ")
     plain.to(ours.device, next(ours.model.parameters()).dtype)  # type: ignore[arg-type]
-    times = _measure(plain, ours, plan, info.vocab_size, threads)
+    times = _measure(plain, ours, fast, plan, info.vocab_size, threads)
     commit = describe_commit()
     return {
         "suite": "passes",
         "rows": [asdict(entry) for entry in times],
-        "ratios": {f"pass/transformers.context-{entry.context}": entry.ratio for entry in times if entry.rows == 1},
+        "ratios": pass_ratios(times),
         "ms_per_further_row": {str(context): slopes(times, context) for context in plan.contexts},
-        "notes": machine_remarks(machine),
+        "notes": [*machine_remarks(machine), *([] if fast else [NOT_STRICT])],
         "settings": {"target": shown(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)},
         "machine": machine,
         "versions": describe_versions(),
@@ -86,6 +100,17 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str
         "commit": commit["revision"],
         "dirty": commit["dirty"],
     }
+
+
+def pass_ratios(times: Sequence[PassTimes]) -> dict[str, float]:
+    """A pass of one row over transformers' by context, and strict over fast mode by context and rows."""
+    alone = {f"pass/transformers.context-{entry.context}": entry.ratio for entry in times if entry.rows == 1}
+    strict = {
+        f"strict/fast.context-{entry.context}.rows-{entry.rows}": entry.strict_over_fast
+        for entry in times
+        if entry.strict_over_fast is not None
+    }
+    return {**alone, **strict}
 
 
 def slopes(times: Sequence[PassTimes], context: int) -> dict[str, float]:
@@ -101,35 +126,84 @@ def slopes(times: Sequence[PassTimes], context: int) -> dict[str, float]:
 
 
 def _measure(
-    plain: PreTrainedModel, ours: TargetModel, plan: PassesPlan, vocab_size: int, threads: int
+    plain: PreTrainedModel,
+    ours: TargetModel,
+    fast: TargetModel | None,
+    plan: PassesPlan,
+    vocab_size: int,
+    threads: int,
 ) -> list[PassTimes]:
     generator = np.random.default_rng(plan.seed)
     default_threads = threads or torch.get_num_threads()
+    targets = [ours] if fast is None else [ours, fast]
     times = []
     for context in track(plan.contexts, "contexts"):
         prompt = generator.integers(0, vocab_size, context).tolist()
-        torch.set_num_threads(default_threads)
-        transformers_pass = plain_pass(plain, prompt)
-        cache = SequenceCache(ours.cache, context + max(plan.rows))
-        our_pass = tree_pass(ours, cache, prompt, generator)
+        caches = [SequenceCache(target.cache, context + max(plan.rows)) for target in targets]
+        # One seed, so that all see trees of the same shapes.
+        passes = [
+            tree_pass(target, cache, prompt, np.random.default_rng(plan.seed))
+            for target, cache in zip(targets, caches, strict=True)
+        ]
+        with _threads(default_threads):
+            passes.append(_with_threads(default_threads, plain_pass(plain, prompt)))
         for rows in plan.rows:
             tokens = [generator.choice(vocab_size, rows, replace=False).tolist() for _ in range(plan.repeats + 1)]
-            pairs = []
-            for number, some in enumerate(tokens):
-                pair = [0.0, 0.0]
-                # Who begins alternates: the second finds the caches that the first has left.
-                for which in (0, 1) if number % 2 else (1, 0):
-                    torch.set_num_threads(default_threads)
-                    started = time.perf_counter()
-                    (our_pass, transformers_pass)[which](some)
-                    pair[which] = (time.perf_counter() - started) * 1e3
-                pairs.append(pair)
-            # The first of each is a warm-up.
-            our_ms, their_ms = zip(*pairs[1:], strict=True)
-            ratio = statistics.median(mine / theirs for mine, theirs in zip(our_ms, their_ms, strict=True))
-            times.append(PassTimes(context, rows, statistics.median(our_ms), statistics.median(their_ms), ratio))
-        cache.release()
+            times.append(_pass_times(context, rows, timed_in_turn(passes, tokens)))
+        for cache in caches:
+            cache.release()
     return times
+
+
+def timed_in_turn(passes: Sequence[Pass], tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Milliseconds of every pass over each of `tokens` but the first, which is a warm-up [tokens - 1, passes]."""
+    times = []
+    for number, some in enumerate(tokens):
+        ms = [0.0] * len(passes)
+        # Who begins changes: each finds the processor's caches as the one before has left them.
+        for which in np.roll(range(len(passes)), -number):
+            started = time.perf_counter()
+            passes[which](some)
+            ms[which] = (time.perf_counter() - started) * 1e3
+        times.append(ms)
+    return times[1:]
+
+
+def _pass_times(context: int, rows: int, times: Sequence[Sequence[float]]) -> PassTimes:
+    """Of `times` [repeats, passes]: ours, where there is one ours in fast mode, transformers'."""
+    ours, *fast, theirs = zip(*times, strict=True)
+    return PassTimes(
+        context,
+        rows,
+        coppice_ms=statistics.median(ours),
+        transformers_ms=statistics.median(theirs),
+        ratio=_median_ratio(ours, theirs),
+        fast_ms=statistics.median(fast[0]) if fast else None,
+        strict_over_fast=_median_ratio(ours, fast[0]) if fast else None,
+    )
+
+
+def _median_ratio(some: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(some, others, strict=True))
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads for torch; afterwards as before, which our own target relies on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _with_threads(count: int, some_pass: Pass) -> Pass:
+    def run(tokens: Sequence[int]) -> None:
+        with _threads(count):
+            some_pass(tokens)
+
+    return run
 
 
 @torch.inference_mode()

@@ -70,16 +70,14 @@ def print_passes(report: Mapping[str, Any], console: Console | None = None) -> N
     console = console or Console()
     console.width = max(console.width, MIN_WIDTH)
     contexts = list(dict.fromkeys(row["context"] for row in report["rows"]))
+    has_fast = any(row["fast_ms"] is not None for row in report["rows"])
+    modes = "strict / fast / transformers (strict:transformers, strict:fast)" if has_fast else "ours / transformers"
     table = Table(title="Milliseconds per pass: ours over a tree, transformers' over a chain (ratio of two in turn)")
     table.add_column("rows", justify="right")
     for context in contexts:
-        table.add_column(f"{context} tokens before: ours / transformers", justify="right")
+        table.add_column(f"{context} tokens before: {modes}", justify="right")
     for size in dict.fromkeys(row["rows"] for row in report["rows"]):
-        cells = [
-            f"{row['coppice_ms']:.2f} / {row['transformers_ms']:.2f} ({row['ratio']:.2f})"
-            for row in report["rows"]
-            if row["rows"] == size
-        ]
+        cells = [_pass_cell(row) for row in report["rows"] if row["rows"] == size]
         table.add_row(str(size), *cells)
     console.print(table)
     for context, slope in report["ms_per_further_row"].items():
@@ -90,6 +88,13 @@ def print_passes(report: Mapping[str, Any], console: Console | None = None) -> N
             )
     for text in report["notes"]:
         console.print(text, markup=False)
+
+
+def _pass_cell(row: Mapping[str, Any]) -> str:
+    ours, theirs, ratio = f"{row['coppice_ms']:.2f}", f"{row['transformers_ms']:.2f}", f"{row['ratio']:.2f}"
+    if row["fast_ms"] is None:
+        return f"{ours} / {theirs} ({ratio})"
+    return f"{ours} / {row['fast_ms']:.2f} / {theirs} ({ratio}, {row['strict_over_fast']:.2f})"
 
 
 def _speed_table(rows: Sequence[Mapping[str, Any]]) -> Table:

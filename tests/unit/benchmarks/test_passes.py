@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from benchmarks import passes
 from benchmarks.passes import PassTimes, plain_pass, slopes
+from benchmarks.table import print_passes
 from coppice.cli import bench
+from verifier_svc import loading
+from verifier_svc.pass_plan import PassPlan
+from verifier_svc.target_model import TargetModel
 
 
 def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:
@@ -40,9 +47,62 @@ def test_passes_writes_json_and_plot_and_prints_a_table(tiny_target: Path, tmp_p
     report = json.loads((tmp_path / "passes.json").read_text())
     assert [(row["context"], row["rows"]) for row in report["rows"]] == [(c, r) for c in (16, 40) for r in (1, 4, 8)]
     assert all(row["coppice_ms"] > 0 and row["transformers_ms"] > 0 for row in report["rows"])
-    assert set(report["ratios"]) == {"pass/transformers.context-16", "pass/transformers.context-40"}
+    assert all(row["fast_ms"] > 0 and row["strict_over_fast"] > 0 for row in report["rows"])
+    assert set(report["ratios"]) == {
+        *(f"pass/transformers.context-{context}" for context in (16, 40)),
+        *(f"strict/fast.context-{context}.rows-{rows}" for context in (16, 40) for rows in (1, 4, 8)),
+    }
+    assert passes.NOT_STRICT not in report["notes"]
     assert (tmp_path / "passes.png").is_file()
     assert "A further row behind 40 tokens" in result.output
+
+
+def test_where_strict_mode_is_not_offered_its_cost_is_not_made_up(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
+    report = passes.measure_passes(tiny_target, passes.PassesPlan((16,), (1, 2), repeats=2), threads=1)
+    assert [(row["fast_ms"], row["strict_over_fast"]) for row in report["rows"]] == [(None, None)] * 2
+    assert list(report["ratios"]) == ["pass/transformers.context-16"]
+    assert passes.NOT_STRICT in report["notes"]
+    console = Console(record=True)
+    print_passes(report, console)
+    assert "ours / transformers" in console.export_text()
+
+
+def test_passes_take_turns_in_beginning_and_the_first_of_each_is_a_warm_up() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def named(name: str) -> passes.Pass:
+        return lambda tokens: calls.append((name, len(tokens)))
+
+    times = passes.timed_in_turn([named("a"), named("b"), named("c")], [[0], [0] * 2, [0] * 3, [0] * 4])
+    assert "".join(name for name, _ in calls) == "abcbcacababc"
+    assert [size for _, size in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert [len(ms) for ms in times] == [3, 3, 3]
+
+
+def test_the_strict_and_the_fast_target_are_measured_as_what_they_are(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[str, int]] = []
+    forward = TargetModel.forward
+
+    def recorded(target: TargetModel, plan: PassPlan) -> torch.Tensor:
+        sizes.append(("real", plan.num_rows) if len(plan.token_ids) == plan.num_rows else ("padded", plan.num_rows))
+        return forward(target, plan)
+
+    def counted(plain: object, ours: TargetModel, fast: TargetModel, *others: Any) -> list[PassTimes]:
+        sizes.clear()
+        return measure(plain, ours, fast, *others)
+
+    measure = passes._measure
+    monkeypatch.setattr(TargetModel, "forward", recorded)
+    monkeypatch.setattr(passes, "_measure", counted)
+    passes.measure_passes(tiny_target, passes.PassesPlan((16,), (3,), repeats=3), threads=1)
+    # The prompts, then a warm-up and three repeats of each mode.
+    assert sizes[:2] == [("real", 16)] * 2
+    assert sorted(sizes[2:]) == [("padded", 3)] * 4 + [("real", 3)] * 4
 
 
 @pytest.mark.parametrize(
