@@ -31,7 +31,6 @@ class Result:
     accepted: int = 0
     stale: int = 0
     num_cached: int = 0
-    near_ties: int = 0
     error: ErrorEvent | None = None
 
 
@@ -110,7 +109,6 @@ class Harness:
         result.num_cached = event.cached_tokens
         result.accepted += len(outcome.accepted_nodes)
         result.stale += outcome.stale_drafts
-        result.near_ties += outcome.near_ties
 
     def _draft(self, event: OutcomeEvent, result: Result, drafter: Drafter) -> None:
         base = event.outcome.base_length + len(event.outcome.token_ids)
