@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +132,15 @@ class Server:
         reflection.enable_server_reflection(listed, self.grpc)
 
     async def start(self, address: str) -> int:
-        """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`."""
-        port: int = self.grpc.add_insecure_port(address)
+        """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`.
+
+        Raises:
+            UnavailableError: the address is taken or none of this machine's.
+        """
+        try:
+            port: int = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen at {address}: {error}") from error
         await self.set_serving(False)
         await self.grpc.start()
         return port

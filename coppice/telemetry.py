@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import CollectorRegistry
 
+from coppice.errors import UnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -38,11 +40,14 @@ class MetricsServer:
         """Bind and serve; port 0 picks a free one.
 
         Raises:
-            OSError: the address is taken or none of this machine's.
+            UnavailableError: the address is taken or none of this machine's.
         """
         registry = CollectorRegistry()
         registry.register(_Collector(read))
-        self._server, self._thread = start_http_server(port, host, registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise UnavailableError(f"cannot serve metrics at {host}:{port}: {error}") from error
         self.port: int = self._server.server_port
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ from drafter_svc.service import SERVICE_NAME, DrafterService
 
 logger = logging.getLogger(__name__)
 
+UNAVAILABLE = 1
 BAD_CONFIGURATION = 2
 # The model thread and the event loop share the interpreter; a message must not wait 5 ms for its turn.
 SWITCH_INTERVAL_S = 1e-4
@@ -42,7 +43,11 @@ def main() -> int:
     except (CoppiceError, OSError, ValueError) as error:
         sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
         return BAD_CONFIGURATION
-    rpc.run(lambda: serve(config, drafter))
+    try:
+        rpc.run(lambda: serve(config, drafter))
+    except CoppiceError as error:
+        sys.stderr.write(f"{error}\n")
+        return UNAVAILABLE
     return 0
 
 

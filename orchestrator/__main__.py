@@ -36,8 +36,7 @@ def main() -> int:
     except (ConfigError, IncompatibleError) as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_MISCONFIGURED
-    except (CoppiceError, RuntimeError) as error:
-        # RuntimeError: gRPC's word for an address that cannot be bound.
+    except CoppiceError as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_UNAVAILABLE
     return 0

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from coppice.errors import CoppiceError
 from coppice.rpc import Server, run, stop_signal
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
+from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.loading import load_probed_target
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
 from verifier_svc.sharded_target import Ranks
 from verifier_svc.target_model import TargetInfo, TargetModel
+
+logger = logging.getLogger(__name__)
 
 # The model thread and the event loop share the interpreter: hand it over quickly.
 _SWITCH_INTERVAL_S = 1e-4
@@ -29,10 +31,10 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
     servicer = VerifierServicer(engine, info, config.max_nodes)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
-    port = await server.start(config.listen_address)
-    engine.start()
     host = config.listen_address.rpartition(":")[0]
     with _metrics(config, host, engine, info):
+        port = await server.start(config.listen_address)
+        engine.start()
         await server.set_serving(True)
         print(f"ready {host}:{port}", flush=True)  # noqa: T201
         await stop_signal()
@@ -49,9 +51,13 @@ def run_verifier() -> None:
             config = VerifierConfig.from_env()
             target, info = load_probed_target(config, _other_ranks(config, stack))
         except (CoppiceError, ValueError, OSError) as error:
-            logging.getLogger("verifier_svc").error("%s", error)
+            logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
-        run(lambda: serve(config, target, info))
+        try:
+            run(lambda: serve(config, target, info))
+        except CoppiceError as error:
+            logger.error("%s", error)
+            sys.exit(UNAVAILABLE_ERROR)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ EXACTNESS = ("auto", "strict", "fast")
 MIN_ROWS = 4
 MAX_PORT = (1 << 16) - 1
 
-# Exit codes of the process: a setting or a model that cannot be served; a process that held a part of it is gone.
+# Exit codes of the process: an address that is taken; a setting or a model that cannot be served; a process that held a
+# part of the target is gone.
+UNAVAILABLE_ERROR = 1
 CONFIGURATION_ERROR = 2
 WORKER_LOST = 3
 

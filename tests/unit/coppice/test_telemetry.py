@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from coppice.errors import UnavailableError
 from coppice.telemetry import Metric, MetricsServer
 
 HOST = "127.0.0.1"
@@ -55,7 +56,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(UnavailableError, match=r"cannot serve metrics at .* in use"):
             MetricsServer(lambda: (), HOST, taken.getsockname()[1])
 
 
