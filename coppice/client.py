@@ -19,10 +19,14 @@ from google.rpc import error_details_pb2, status_pb2
 from coppice.completion import Completion, CompletionBuilder
 from coppice.log_probs import TokenLogProbs
 from coppice.rpc import open_channel
-from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire import log_probs_from_proto
 
 DEFAULT_TIMEOUT_S = 600.0
+ACCEPTANCE = {
+    "sample-and-follow": sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
+    "traversal": sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL,
+}
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -31,7 +35,7 @@ class Options:
     """How to complete a prompt; what is None is left to the server, meanings as in `sampling.proto`.
 
     Raises:
-        ValueError: two fields that exclude each other are set.
+        ValueError: two fields that exclude each other are set, or an acceptance rule that there is none of.
     """
 
     max_tokens: int | None = None
@@ -47,6 +51,9 @@ class Options:
     speculation: str = "auto"
     # Most draft nodes of a round.
     max_nodes: int | None = None
+    # How drafts are accepted: one of ACCEPTANCE. Above temperature 0 traversal keeps the law of the output, not its tokens
+    # for a seed.
+    acceptance: str | None = None
     # Requests of the same salt share what is computed for prompts that begin alike.
     cache_salt: str = ""
     # Tokens that an interrupted call has delivered already.
@@ -62,6 +69,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.json_schema is not None and self.regex is not None:
             raise ValueError("json_schema and regex cannot both hold")
+        if self.acceptance is not None and self.acceptance not in ACCEPTANCE:
+            raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, got {self.acceptance!r}")
 
 
 @dataclass(frozen=True)
@@ -257,6 +266,8 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
     if (schema := options.json_schema) is not None:
         request.sampling.grammar.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
     _set_speculation(request.speculation, options.speculation)
+    if options.acceptance is not None:
+        request.speculation.acceptance = ACCEPTANCE[options.acceptance]
     return request
 
 

@@ -64,12 +64,19 @@ class DraftDistribution:
         )
 
 
-def truncated(logits: npt.NDArray[np.float32], temperature: float, max_tokens: int) -> DraftDistribution:
+def truncated(
+    logits: npt.NDArray[np.float32], temperature: float, max_tokens: int, min_tokens: int = 0
+) -> DraftDistribution:
     """The `max_tokens` likeliest tokens of softmax(logits [vocab] / temperature), temperature above 0.
 
-    Weights are float32, so that they cross the wire unchanged. Tokens whose weight vanishes are left out.
+    Weights are float32, so that they cross the wire unchanged. Tokens whose weight vanishes are left out, save for the
+    likeliest `min_tokens`, which keep the least weight that there is: who draws so many children always gets them.
     """
     top = np.argsort(-logits, kind="stable")[:max_tokens]
-    weights = np.exp((logits[top].astype(np.float64) - float(logits[top[0]])) / temperature).astype(np.float32)
+    peak = float(logits[top[0]])
+    # Where nothing may be drawn, nothing is likelier than anything else.
+    exponents = logits[top].astype(np.float64) - (peak if math.isfinite(peak) else 0.0)
+    weights = np.exp(exponents / temperature).astype(np.float32)
+    weights[:min_tokens] = np.maximum(weights[:min_tokens], np.finfo(np.float32).tiny)
     positive = weights > 0
     return DraftDistribution(tuple(top[positive].tolist()), tuple(weights[positive].tolist()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from coppice.draft_distribution import DraftDistribution
 from coppice.errors import InvalidTreeError
-from coppice.tree import ROOT
+from coppice.tree import ROOT, TokenTree
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,26 @@ class SampledTree:
                 raise InvalidTreeError(f"node {node} names parent {parent}, not an earlier node")
         for parent, children in enumerate(self.children, start=ROOT):
             self._check_draws(parent, [self.token_ids[child] for child in children])
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> SampledTree:
+        """A tree that was drawn without replacement, as it travels.
+
+        Raises:
+            InvalidTreeError: it does not carry what its nodes were drawn from.
+        """
+        return cls(tree.token_ids, tree.parents, tree.distributions)
+
+    def token_tree(self, source: str) -> TokenTree:
+        """The tree as it travels, drawn without replacement by `source`.
+
+        The drafter's estimate of a node is the probability that it was drawn with.
+        """
+        log_probs = [0.0] * len(self)
+        for parent in range(ROOT, len(self)):
+            for child, distribution in self.draws(parent):
+                log_probs[child] = min(0.0, math.log(distribution.probability(self.token_ids[child])))
+        return TokenTree(self.token_ids, self.parents, tuple(log_probs), (source,), (), self.distributions)
 
     def __len__(self) -> int:
         return len(self.token_ids)

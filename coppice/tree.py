@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from coppice.draft_distribution import DraftDistribution
 from coppice.errors import InvalidTreeError
 
 # The parent of a root's child. The root is the last committed token; it is not a node.
@@ -19,6 +20,8 @@ class TokenTree:
 
     `log_probs[i]` estimates log P(the target's token is `token_ids[i]` | the parent is right).
     `sources[i]` has bit j set when `source_names[j]` proposed the node.
+    `distributions`, of a sampled tree, are those of the root and then of each node; `SampledTree` checks them. Whatever
+    chooses among a tree's nodes loses them, so that nothing but a whole draw can pass for one.
 
     Raises:
         InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, a positive or
@@ -30,6 +33,7 @@ class TokenTree:
     log_probs: tuple[float, ...]
     source_names: tuple[str, ...] = ()
     sources: tuple[int, ...] = ()
+    distributions: tuple[DraftDistribution | None, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -108,6 +112,26 @@ class TokenTree:
         if any(self.parents[old] not in renumbered for old in kept):
             raise InvalidTreeError("a selected node has a parent that is not selected")
         return self._take(kept, renumbered)
+
+    def up_to_depth(self, depth: int) -> TokenTree:
+        """The tree without the nodes deeper than `depth`.
+
+        A sampled tree stays one: how deep a node lies does not depend on what was drawn.
+        """
+        if self.depth <= depth:
+            return self
+        kept = [node for node, value in enumerate(self.depths) if value <= depth]
+        cut = self.select(kept)
+        if not self.distributions:
+            return cut
+        has_children = (depth > 0, *(self.depths[node] < depth for node in kept))
+        kept_with_root = (self.distributions[0], *(self.distributions[node + 1] for node in kept))
+        return replace(
+            cut,
+            distributions=tuple(
+                found if is_kept else None for found, is_kept in zip(kept_with_root, has_children, strict=True)
+            ),
+        )
 
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
         """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.draft_distribution import DraftDistribution
+from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError
 from coppice.grammar import Grammar, GrammarKind
 from coppice.log_probs import TokenLogProbs
+from coppice.sampled_tree import SampledTree
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2, verifier_pb2
@@ -19,30 +22,45 @@ Value = TypeVar("Value")
 
 def tree_to_proto(tree: TokenTree) -> tree_pb2.TokenTree:
     """A tree as a message."""
-    return tree_pb2.TokenTree(
+    message = tree_pb2.TokenTree(
         token_ids=tree.token_ids,
         parents=tree.parents,
         log_probs=tree.log_probs,
         sources=tree.sources,
         source_names=tree.source_names,
     )
+    for distribution in tree.distributions:
+        message.distribution_sizes.append(0 if distribution is None else len(distribution))
+        if distribution is not None:
+            message.distribution_token_ids.extend(distribution.token_ids)
+            message.distribution_weights.extend(distribution.weights)
+    return message
 
 
 def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
     """A message as a tree; missing log-probabilities count as 0.
 
     Raises:
-        InvalidTreeError: the message is not a valid tree.
+        InvalidTreeError: the message is not a valid tree, or carries distributions that it cannot have been drawn from.
     """
     if not message.ByteSize():
         return EMPTY_TREE
-    return TokenTree(
+    tree = TokenTree(
         token_ids=tuple(message.token_ids),
         parents=tuple(message.parents),
         log_probs=tuple(message.log_probs) or (0.0,) * len(message.token_ids),
         source_names=tuple(message.source_names),
         sources=tuple(message.sources),
+        distributions=_distributions(message) if message.distribution_sizes else (),
     )
+    if tree.distributions:
+        SampledTree.of(tree)
+    return tree
+
+
+def samples_drafts(acceptance: sampling_pb2.AcceptanceRule, temperature: float) -> bool:
+    """Whether a sequence's drafts have to be sampled trees. At temperature 0 every rule is sample-and-follow."""
+    return acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL and temperature > 0
 
 
 def sampling_from_proto(message: sampling_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
@@ -154,6 +172,18 @@ def log_probs_from_proto(messages: Iterable[inference_pb2.TokenLogProbs]) -> tup
     return tuple(
         TokenLogProbs(message.log_prob, tuple(message.top_token_ids), tuple(message.top_log_probs))
         for message in messages
+    )
+
+
+def _distributions(message: tree_pb2.TokenTree) -> tuple[DraftDistribution | None, ...]:
+    sizes = tuple(message.distribution_sizes)
+    token_ids, weights = tuple(message.distribution_token_ids), tuple(message.distribution_weights)
+    if not sum(sizes) == len(token_ids) == len(weights):
+        raise InvalidTreeError(f"distributions of {sum(sizes)} tokens, {len(token_ids)} ids and {len(weights)} weights")
+    ends = itertools.accumulate(sizes)
+    return tuple(
+        DraftDistribution(token_ids[end - size : end], weights[end - size : end]) if size else None
+        for size, end in zip(sizes, ends, strict=True)
     )
 
 

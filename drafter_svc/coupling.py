@@ -97,14 +97,18 @@ class Coupling:
 
     def scores(self, logits: FloatArray, positions: Sequence[int]) -> FloatArray:
         """Processed logits plus noise, [rows, vocab], up to a constant per row."""
+        scores = self.processed(logits)
+        if self._sampling.temperature == 0:
+            return scores
+        noise = np.stack([self._noise_at(position) for position in positions])
+        return np.add(scores, noise, out=noise)
+
+    def processed(self, logits: FloatArray) -> FloatArray:
+        """Logits [rows, vocab] with penalties, bias and, with a temperature, truncation; not divided by it."""
         scores = self._penalised(logits)
         if self._bias is not None:
             scores = scores + self._bias
-        if self._sampling.temperature == 0:
-            return scores
-        scores = _truncated(scores, self._sampling)
-        noise = np.stack([self._noise_at(position) for position in positions])
-        return np.add(scores, noise, out=noise)
+        return scores if self._sampling.temperature == 0 else _truncated(scores, self._sampling)
 
     def _penalised(self, logits: FloatArray) -> FloatArray:
         sampling = self._sampling

@@ -13,12 +13,12 @@ import grpc
 from google.rpc import code_pb2
 
 from coppice import rpc
-from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
 from coppice.v1 import drafter_pb2 as pb
-from coppice.v1 import drafter_pb2_grpc
+from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire import sampling_from_proto, tree_to_proto
-from drafter_svc.drafters.base import Drafter
+from coppice.wire import samples_drafts, sampling_from_proto, tree_to_proto
+from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.session import (
     Draft,
@@ -78,6 +78,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             feature_size=info.feature_size,
             acceptance_by_rank=info.acceptance_by_rank,
             version=VERSION,
+            acceptance_rules=_rules(self.drafter),
         )
 
     def new_session(self, opening: Opening) -> Session:
@@ -85,9 +86,12 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
 
         Raises:
             InvalidRequestError: the drafter cannot take this sequence.
+            UnsupportedError: its trees have to be sampled, and the drafter does not sample any.
             OverloadedError: too many sequences are open.
         """
         opening.check(self.drafter.info)
+        if opening.is_sampled and not isinstance(self.drafter, SamplingDrafter):
+            raise UnsupportedError(f"open.acceptance: {self.drafter.info.kind} does not sample trees")
         if self._num_sequences >= self._max_sequences:
             raise OverloadedError(f"{self._num_sequences} sequences are open, the most this drafter holds")
         self._num_sequences += 1
@@ -155,6 +159,7 @@ class DraftStream:
             sampling=sampling_from_proto(message.sampling),
             max_nodes=min(message.max_nodes, self._service.max_nodes),
             row_multiple=max(1, message.row_multiple),
+            is_sampled=samples_drafts(message.acceptance, message.sampling.temperature),
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session
@@ -233,6 +238,13 @@ class DraftStream:
 
     def _call(self, function: Any, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _rules(drafter: Drafter) -> list[sampling_pb2.AcceptanceRule]:
+    rules = [sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW]
+    if isinstance(drafter, SamplingDrafter):
+        rules.append(sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
+    return rules
 
 
 def _response(sequence_id: int, draft: Draft, elapsed_s: float) -> pb.DraftResponse:

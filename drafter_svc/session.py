@@ -10,7 +10,7 @@ import grpc
 from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.sampling import SamplingParams, check_token_ids
 from coppice.tree import TokenTree
-from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence
+from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
 
 
 class UnknownSequenceError(CoppiceError):
@@ -30,12 +30,14 @@ class Opening:
     """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none).
 
     Rows of the target's pass are computed in multiples of `row_multiple`.
+    With `is_sampled` its trees have to be sampled; the drafter is then a `SamplingDrafter`.
     """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_nodes: int
     row_multiple: int = 1
+    is_sampled: bool = False
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
@@ -109,7 +111,7 @@ class Session:
         self._scheduled = False
         fresh = self._sequence is None
         if self._sequence is None:
-            self._sequence = self._drafter.open(self._opening.prompt, self._opening.sampling)
+            self._sequence = self._open()
         num_outcomes = 0
         while self._inbox:
             self._apply(self._sequence, self._inbox.popleft())
@@ -128,6 +130,12 @@ class Session:
     def prepare(self) -> bool:
         """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
         return not self.closed and self._sequence is not None and self._sequence.prepare()
+
+    def _open(self) -> DraftSequence:
+        if not self._opening.is_sampled:
+            return self._drafter.open(self._opening.prompt, self._opening.sampling)
+        assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
+        return self._drafter.open_sampled(self._opening.prompt, self._opening.sampling)
 
     def _apply(self, sequence: DraftSequence, outcome: Outcome) -> None:
         if outcome.base_length != self._length:

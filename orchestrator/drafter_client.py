@@ -12,7 +12,7 @@ from coppice import wire
 from coppice.errors import IncompatibleError, InvalidTreeError
 from coppice.rpc import open_channel, status_code_name
 from coppice.tree import TokenTree
-from coppice.v1 import drafter_pb2, drafter_pb2_grpc
+from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
 
@@ -46,6 +46,9 @@ class DrafterClient:
         # Known once the drafter has been connected.
         self.kind = ""
         self.needs_features = False
+        self.samples_trees = False
+        # Calibrated probability that the likeliest child is right; 0 where it was not measured.
+        self.acceptance = 0.0
         self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
             f"drafter {address}", self._stub.Draft, self
         )
@@ -109,6 +112,8 @@ class DrafterClient:
             )
         self.kind = described.kind
         self.needs_features = described.needs_features
+        self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
+        self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
 
     def on_up(self) -> None:
         """Open every sequence from where it is."""
@@ -156,6 +161,7 @@ class DrafterClient:
             sampling=wire.sampling_to_proto(opening.sampling),
             max_nodes=opening.max_nodes,
             row_multiple=opening.row_multiple,
+            acceptance=opening.acceptance,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 
@@ -189,6 +195,16 @@ class DrafterPool:
             if current is None or _rank(client) < _rank(current):
                 best[client.kind] = client
         return tuple(best.values())
+
+    def choose_sampling(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
+        """The one drafter, if any, of those `choose` gives whose sampled trees a request gets.
+
+        Sampled trees are never merged, nor picked by what they hold. So the drafter is picked beforehand: one that is
+        connected, then the one that is right most often, then the first.
+        """
+        sampling = [client for client in self.choose(kinds) if client.samples_trees]
+        best = max(sampling, key=lambda client: (client.connected, client.acceptance), default=None)
+        return () if best is None else (best,)
 
     async def start(self, timeout_s: float, require_all: bool) -> None:
         """Connect to every drafter; those that are not there keep being tried in the background.

@@ -8,8 +8,10 @@ from dataclasses import replace
 from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.v1 import sampling_pb2
+from coppice.wire import samples_drafts
 from orchestrator.drafter_client import DrafterClient
-from orchestrator.merge import labelled, limit_depth, merge
+from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, Planner, RoundPlan, Situation
 from orchestrator.rounds import DraftOpening, Outcome
 from orchestrator.transcript import Transcript
@@ -25,7 +27,8 @@ BUDGETS_SENT = 4
 class Drafting:
     """Follows one request through its rounds on behalf of its drafters.
 
-    Whatever the drafters do, the verifier is told to wait only while a tree may still come.
+    Whatever the drafters do, the verifier is told to wait only while a tree may still come. Sampled trees come from one
+    drafter and are passed on whole and in time or not at all: any choice among their nodes would bias the output.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Drafting:
         forced: bool,
         vocab_size: int,
         row_multiple: int = 1,
+        acceptance: sampling_pb2.AcceptanceRule = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
     ) -> None:
         self._clients = tuple(clients)
         self._planner = planner
@@ -48,6 +52,8 @@ class Drafting:
         self._forced = forced
         self._vocab_size = vocab_size
         self._row_multiple = row_multiple
+        self._acceptance = acceptance
+        self._samples = samples_drafts(acceptance, sampling.temperature)
         self._members: dict[DrafterClient, int] = {}
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
@@ -93,7 +99,8 @@ class Drafting:
         # The drafter that asks may be the first.
         plan = self._plan(has_drafter=True)
         self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
-        return DraftOpening(tuple(self._transcript.tokens), self._sampling, plan.max_nodes, plan.row_multiple)
+        tokens = tuple(self._transcript.tokens)
+        return DraftOpening(tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple)
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
         """Tell the drafters what was committed; returns the trees that had been sent for that round."""
@@ -111,7 +118,7 @@ class Drafting:
             client.outcome(sequence_id, outcome, new_nodes, new_multiple)
         sent = self.round_ended()
         # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
-        if sent and len(left := sent[-1].descend(outcome.token_ids)):
+        if sent and not self._samples and len(left := sent[-1].descend(outcome.token_ids)):
             self._sent.append(left)
         self._sync_linger()
         return sent
@@ -126,10 +133,9 @@ class Drafting:
         """Use a drafter's tree if it hangs behind the committed tokens.
 
         Raises:
-            InvalidTreeError: a token is not in the target's vocabulary.
+            InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
-        if any(token >= self._vocab_size for token in tree.token_ids):
-            raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
+        self._check(tree)
         if not self._is_current(base_length, assumed):
             self._on_late_tree(source, base_length, tree)
             return
@@ -137,13 +143,26 @@ class Drafting:
         if not len(tree) and len(self._trees) < self._num_following():
             return
         plan = self._plan()
-        merged = merge(list(self._trees.values()))
-        best = limit_depth(merged, self._transcript.room - 1).prune(BUDGETS_SENT * plan.max_nodes)
+        best = merge(list(self._trees.values())).up_to_depth(self._transcript.room - 1)
+        if not self._samples:
+            best = best.prune(BUDGETS_SENT * plan.max_nodes)
         self._sent.append(best)
         self._forward(best, plan)
 
+    def _check(self, tree: TokenTree) -> None:
+        named = [tree.token_ids]
+        if self._samples:
+            if len(tree) and not tree.distributions:
+                raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
+            named += [distribution.token_ids for distribution in tree.distributions if distribution is not None]
+        if any(token >= self._vocab_size for token_ids in named for token in token_ids):
+            raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
+
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
+        if self._samples:
+            self.stale_drafts += 1
+            return
         left = tree.descend(self._transcript.tokens[base_length:])
         if base_length >= self._transcript.length or not len(left) or self._send is None:
             self.stale_drafts += 1

@@ -35,13 +35,6 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     )
 
 
-def limit_depth(tree: TokenTree, depth: int) -> TokenTree:
-    """The tree without the nodes deeper than `depth`."""
-    if tree.depth <= depth:
-        return tree
-    return tree.select(node for node, value in enumerate(tree.depths) if value <= depth)
-
-
 class _Union:
     """The growing union of trees over a fixed set of source names."""
 

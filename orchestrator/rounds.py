@@ -33,6 +33,7 @@ class DraftOpening:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     max_nodes: int
+    acceptance: sampling_pb2.AcceptanceRule
     row_multiple: int = 1
 
 

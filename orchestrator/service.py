@@ -104,6 +104,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             version=VERSION,
             max_nodes=self._limits.max_nodes,
             max_outputs=self._limits.max_outputs,
+            acceptance_rules=info.acceptance_rules,
         )
 
     @contextlib.contextmanager
@@ -158,9 +159,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _generation(self, request: GenerationRequest, clock: Clock, wake: asyncio.Event) -> Generation:
         transcript = self._transcript(request)
-        clients = self._drafters.choose(request.sources) if request.speculates else ()
+        choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
-            clients=clients,
+            clients=choose(request.sources) if request.speculates else (),
             planner=self._planner,
             transcript=transcript,
             sampling=request.sampling,
@@ -168,6 +169,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             forced=request.forced,
             vocab_size=self._verifier.info.vocab_size,
             row_multiple=self._verifier.info.row_multiple,
+            acceptance=request.acceptance,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifier, clock, wake)

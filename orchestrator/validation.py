@@ -43,6 +43,8 @@ class GenerationRequest:
     want_token_ids: bool
     # None: no log-probabilities; else those of the generated tokens and of this many likeliest ones.
     top_log_probs: int | None
+    # Whether drafts have to be sampled trees.
+    samples_drafts: bool
     # Whether to draft, with which sources (empty: all) and at most how many nodes.
     speculates: bool
     forced: bool
@@ -63,7 +65,7 @@ async def validate(
         InvalidRequestError: the caller's mistake; names the field.
         UnsupportedError: valid, but not offered by this version.
     """
-    _check_supported(message)
+    _check_supported(message, info)
     if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
@@ -79,6 +81,9 @@ async def validate(
     prompt_ids = await _prompt_ids(message, info, tokenizer)
     _check_context(message, len(prompt_ids), info.max_context_tokens)
     policy = message.speculation
+    samples_drafts = wire.samples_drafts(policy.acceptance, sampling.temperature)
+    if samples_drafts and sampling.grammar is not None:
+        raise UnsupportedError("sampling.grammar: is not offered together with speculation.acceptance TRAVERSAL")
     max_nodes = policy.max_nodes if policy.HasField("max_nodes") else None
     return GenerationRequest(
         request_id=message.request_id or uuid.uuid4().hex,
@@ -88,6 +93,7 @@ async def validate(
         stopping=stopping,
         acceptance=policy.acceptance or sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
         exactness=policy.exactness,
+        samples_drafts=samples_drafts,
         priority=message.priority,
         cache_salt=message.cache_salt,
         want_text=not message.response.HasField("text") or message.response.text,
@@ -116,10 +122,8 @@ def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> 
     return wanted
 
 
-def _check_supported(message: inference_pb2.GenerateRequest) -> None:
+def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:
     policy = message.speculation
-    if policy.acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL:
-        raise UnsupportedError("speculation.acceptance: TRAVERSAL is not offered by this version")
     # proto3 enums are open: a number that this version does not know arrives as it is.
     known = (
         ("mode", policy.mode, _MODES.Mode.values()),
@@ -129,6 +133,9 @@ def _check_supported(message: inference_pb2.GenerateRequest) -> None:
     for name, value, values in known:
         if value not in values:
             raise InvalidRequestError(f"speculation.{name}", f"{value} is not a known value")
+    if policy.acceptance and policy.acceptance not in info.acceptance_rules:
+        rule = sampling_pb2.AcceptanceRule.Name(policy.acceptance).removeprefix("ACCEPTANCE_RULE_")
+        raise UnsupportedError(f"speculation.acceptance: the verifier does not offer {rule}")
 
 
 def _check_vocabulary(

@@ -47,6 +47,8 @@ class VerifierInfo:
     shared_block_tokens: int
     # A pass computes its rows in multiples of this.
     row_multiple: int
+    # Every verifier samples and follows.
+    acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,)
 
 
 class VerifierHandler(Protocol):
@@ -250,6 +252,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         version=described.version,
         shared_block_tokens=described.shared_block_tokens,
         row_multiple=max(1, described.row_multiple),
+        acceptance_rules=tuple(described.acceptance_rules) or VerifierInfo.acceptance_rules,
     )
 
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
 from coppice.grammar import Grammar
 from coppice.tokenizer import TargetTokenizer
-from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.pass_shares import Share
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
@@ -123,7 +123,7 @@ class Engine:
         self._commands.put(lambda: self._open(key, spec))
 
     def submit(self, key: SequenceKey, draft: Draft) -> None:
-        """Put a draft into a sequence's mailbox; it is dropped when the sequence is gone."""
+        """Put a draft into a sequence's mailbox, unless the sequence is gone; a refusal comes as an event."""
         self._commands.put(lambda: self._submit(key, draft))
 
     def close(self, key: SequenceKey) -> None:
@@ -220,8 +220,12 @@ class Engine:
 
     def _submit(self, key: SequenceKey, draft: Draft) -> None:
         sequence = self._scheduler.find(key)
-        if sequence is not None:
+        if sequence is None:
+            return
+        try:
             sequence.submit(draft)
+        except InvalidTreeError as error:
+            self._emit(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
 
     def _run_pass(self) -> None:
         """One forward pass over every sequence that is ready, and what follows from its logits."""

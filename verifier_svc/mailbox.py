@@ -1,7 +1,7 @@
 """A sequence's mailbox: drafts arrive here by base length, whenever they arrive; a round takes the best that fits.
 
 No draft is dropped for being late. It is re-rooted: walked down the tokens committed since the length that it starts
-from; what hangs below is still a valid draft.
+from; what hangs below is still a valid draft. Sampled trees have a mailbox of their own.
 """
 
 from __future__ import annotations
@@ -65,3 +65,41 @@ class Mailbox:
             self._num_stale += 1
         elif self._tree is None or (not self._is_fresh and rerooted.expected_tokens > self._tree.expected_tokens):
             self._tree = rerooted
+
+
+class SampledMailbox:
+    """Holds the sampled tree for the coming round, for a sequence that is verified by traversal.
+
+    One that comes for any other length is dropped, and so is what a round leaves over: those nodes were looked at, and
+    what was committed tells something of them.
+    """
+
+    def __init__(self) -> None:
+        self._tree: TokenTree | None = None
+        self._num_stale = 0
+
+    @property
+    def tree(self) -> TokenTree | None:
+        """The draft for the coming round. An empty tree is a draft, too."""
+        return self._tree
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether there is a draft: all of them are made for the coming round."""
+        return self._tree is not None
+
+    def put(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Take a draft behind the first `base_length` of the committed `tokens`, if that is all of them."""
+        if base_length == len(tokens):
+            self._tree = tree
+        else:
+            self._num_stale += 1
+
+    def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
+        """These `token_ids` were committed: the round's draft is used up."""
+        self._tree = None
+
+    def take_stale(self) -> int:
+        """How many drafts were of no use since the last call."""
+        count, self._num_stale = self._num_stale, 0
+        return count

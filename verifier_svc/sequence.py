@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coppice.chance import Purpose, seeded_chance
+from coppice.errors import InvalidTreeError
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
@@ -13,12 +15,13 @@ from verifier_svc.acceptance import sample_and_follow
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
-from verifier_svc.mailbox import Mailbox
+from verifier_svc.mailbox import Mailbox, SampledMailbox
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.residence import Residence
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Constraint, Logits, TokenChooser
+from verifier_svc.traversal_round import traverse
 
 # A round starts with what is left of an older tree when that promises this share of what rounds accept on average:
 # waiting for a fresh tree takes about two thirds as long as the pass itself.
@@ -56,6 +59,9 @@ class SequenceSpec:
     cache_salt: str = ""
     # None: no log-probabilities; else those of the committed tokens and of this many likeliest ones.
     top_log_probs: int | None = None
+    # Whether drafts are sampled trees, verified by traversal instead of being followed. Not at temperature 0, and not
+    # with a grammar.
+    traverses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,9 @@ class Sequence:
         self._top_log_probs = spec.top_log_probs
         self.opened_s = opened_s
         self.started_s = opened_s
-        self.mailbox = Mailbox()
+        self._traverses = spec.traverses
+        self._seed = spec.sampling.seed
+        self.mailbox: Mailbox | SampledMailbox = SampledMailbox() if spec.traverses else Mailbox()
         self.linger = Linger(spec.linger_s)
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
@@ -213,12 +221,18 @@ class Sequence:
             self.started_s = now_s
 
     def submit(self, draft: Draft) -> None:
-        """Put a draft into the mailbox, cut to its budget and to what the output has room for."""
+        """Put a draft into the mailbox, cut to what the coming rounds may verify.
+
+        Raises:
+            InvalidTreeError: the sequence is verified by traversal, and the tree does not say what it was drawn from.
+        """
+        if self._traverses and len(draft.tree) > 0 and not draft.tree.distributions:
+            raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
         self._budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)
         # What is beyond the budget may become the next round's draft.
-        self.mailbox.put(draft.base_length, draft.tree.prune(KEPT_BUDGETS * self._max_nodes), self.tokens)
+        self.mailbox.put(draft.base_length, self._cut(draft.tree, KEPT_BUDGETS * self._max_nodes), self.tokens)
 
     def next_rows(self, num_pending: int, max_nodes: int) -> SequenceRows:
         """The rows of the coming pass: the next pending tokens, and behind the last of all at most so many nodes."""
@@ -227,8 +241,10 @@ class Sequence:
         if cache.length + num_pending < len(self.tokens):
             self._rows = SequenceRows(cache, pending, wants_logits=False)
         else:
-            draft = self._allowed(self._within_room(self.mailbox.tree or EMPTY_TREE)).prune(self._budget)
-            tree = draft.prune(max_nodes)
+            # The bonus token behind the deepest accepted node must still fit.
+            fitting = (self.mailbox.tree or EMPTY_TREE).up_to_depth(self._end.room - 1)
+            draft = self._cut(self._allowed(fitting), self._budget)
+            tree = self._cut(draft, max_nodes)
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
             self._round_is_drafted = len(draft) > 0
             self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
@@ -266,7 +282,12 @@ class Sequence:
             finishes.append(finish)
             return finish is not None
 
-        accepted = sample_and_follow(rows.tree, draw, is_last)
+        if self._traverses and len(rows.tree) > 0:
+            accepted = traverse(
+                rows.tree, logits, self._chooser, seeded_chance(self._seed, base, Purpose.ACCEPTANCE), is_last
+            )
+        else:
+            accepted = sample_and_follow(rows.tree, draw, is_last)
         num_top = self._top_log_probs
         log_probs = () if num_top is None else committed_log_probs(logits, accepted, num_top)
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
@@ -297,12 +318,11 @@ class Sequence:
         """Do what the next round needs, before it starts."""
         self._chooser.prepare(len(self.tokens))
 
-    def _within_room(self, tree: TokenTree) -> TokenTree:
-        # The bonus token behind the deepest accepted node must still fit.
-        room = self._end.room - 1
-        if tree.depth <= room:
-            return tree
-        return tree.select(node for node, depth in enumerate(tree.depths) if depth <= room)
+    def _cut(self, tree: TokenTree, max_nodes: int) -> TokenTree:
+        """The likeliest nodes of a tree, at most so many; of a sampled tree all or none."""
+        if self._traverses:
+            return tree if len(tree) <= max_nodes else EMPTY_TREE
+        return tree.prune(max_nodes)
 
     def _end_of_form(self) -> Finish | None:
         constraint = self._chooser.constraint

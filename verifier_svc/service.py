@@ -17,7 +17,7 @@ from coppice.sampling import check_token_ids
 from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
-from coppice.wire import sampling_from_proto, stopping_from_proto, tree_from_proto
+from coppice.wire import samples_drafts, sampling_from_proto, stopping_from_proto, tree_from_proto
 from verifier_svc.engine import Engine
 from verifier_svc.events import DraftRejection, ErrorEvent, Event
 from verifier_svc.responses import responses
@@ -26,6 +26,7 @@ from verifier_svc.target_model import TargetInfo
 
 # An orchestrator that has stopped reading must not fill our memory.
 MAX_UNREAD_BATCHES = 4096
+ACCEPTANCE_RULES = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -82,6 +83,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             version=VERSION,
             shared_block_tokens=info.shared_block_tokens,
             row_multiple=info.row_multiple,
+            acceptance_rules=ACCEPTANCE_RULES,
         )
 
     @unary
@@ -148,6 +150,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         for name, token_ids in sampling.named_token_ids().items():
             check_token_ids(name, token_ids, self._info.vocab_size)
         check_top_log_probs("top_log_probs", message.top_log_probs)
+        traverses = samples_drafts(message.acceptance, sampling.temperature)
+        if traverses and sampling.grammar is not None:
+            raise UnsupportedError("sampling.grammar: is not offered together with acceptance TRAVERSAL")
         self._check_offered(message)
         return SequenceSpec(
             prompt=prompt,
@@ -158,11 +163,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             priority=message.priority,
             cache_salt=message.cache_salt,
             top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
+            traverses=traverses,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:
-        if message.acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL:
-            raise UnsupportedError("acceptance: traversal verification is not offered by this version")
         if message.exactness == sampling_pb2.EXACTNESS_STRICT and not self._info.exact:
             raise UnsupportedError("exactness: this verifier runs in fast mode")
         if message.want_features or message.max_redraft_nodes:
@@ -185,6 +189,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def _tree(self, message: verifier_pb2.Draft) -> TokenTree:
         tree = tree_from_proto(message.tree)
         check_token_ids("draft.tree.token_ids", tree.token_ids, self._info.vocab_size)
+        for distribution in tree.distributions:
+            if distribution is not None:
+                name = "draft.tree.distribution_token_ids"
+                check_token_ids(name, distribution.token_ids, self._info.vocab_size)
         return tree
 
 

@@ -6,7 +6,7 @@ the parameters and the position alone: the same with speculation on, off, pruned
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from coppice.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Law: TypeAlias = npt.NDArray[np.float64]
 _NEVER = -np.inf
 
 
@@ -81,8 +82,7 @@ class TokenChooser:
             if self._near_tie_gap:
                 self._num_near_ties += _gap(scores, best) < self._near_tie_gap
             return best
-        scaled = scores.astype(np.float64) / self._params.temperature
-        self._truncate(scaled)
+        scaled = self._scaled(scores)
         scaled += self._noise.at(position)
         best = int(scaled.argmax())
         if self._near_tie_gap:
@@ -97,6 +97,25 @@ class TokenChooser:
         """
         taken, self._num_near_ties = self._num_near_ties, 0
         return taken
+
+    def law(self, logits: Logits, path: Sequence[int]) -> Law:
+        """The law [vocab] that `choose` would draw from once `path` had followed the output, from the row behind it.
+
+        For temperatures above 0 and outputs without a grammar.
+        """
+        kept = self._num_output, self._seen, self._counts
+        if self._track:
+            self._seen, self._counts = self._seen.copy(), self._counts.copy()
+        for token in path:
+            self.push(token)
+        scaled = self._scaled(self._processed(logits))
+        self._num_output, self._seen, self._counts = kept
+        if scaled.max() == _NEVER:
+            # The parameters forbid every token; `choose` says token 0 then.
+            scaled[0] = 0.0
+        weights = np.exp(scaled - scaled.max())
+        law: Law = weights / weights.sum()
+        return law
 
     def prepare(self, position: int) -> None:
         """Compute the noise from this position on, ahead of the pass that needs it."""
@@ -148,6 +167,11 @@ class TokenChooser:
         if params.presence_penalty or params.frequency_penalty:
             scores -= np.float32(params.presence_penalty) * (self._counts > 0)
             scores -= np.float32(params.frequency_penalty) * self._counts
+
+    def _scaled(self, scores: Logits) -> npt.NDArray[np.float64]:
+        scaled = scores.astype(np.float64) / self._params.temperature
+        self._truncate(scaled)
+        return scaled
 
     def _truncate(self, scaled: npt.NDArray[np.float64]) -> None:
         """Apply top_k, top_p and min_p in place, in this order; the likeliest token always stays."""

@@ -15,7 +15,7 @@ import typer
 from coppice.cli.child import ChildError
 from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import Client, Options, RequestFailedError, build_request
+from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1.inference_pb2 import GenerateRequest
@@ -42,6 +42,9 @@ def generate(
     speculation: Annotated[
         str, typer.Option(metavar="auto|off|KIND,KIND", help="Whether to draft, and with which drafters.")
     ] = "auto",
+    acceptance: Annotated[
+        str, typer.Option(metavar="|".join(ACCEPTANCE), help="How drafts are accepted. Default: the server's.")
+    ] = "",
     top_log_probs: Annotated[
         int | None,
         typer.Option(min=0, max=MAX_TOP_LOG_PROBS, help="With --json: log-probabilities, also of the N likeliest."),
@@ -57,6 +60,8 @@ def generate(
     """Complete one prompt, streamed to stdout; several outputs, or one object with --json, at the end."""
     if json_schema is not None and regex is not None:
         raise typer.BadParameter("give --json-schema or --regex, not both")
+    if acceptance and acceptance not in ACCEPTANCE:
+        raise typer.BadParameter(f"must be one of {', '.join(ACCEPTANCE)}", param_hint="--acceptance")
     options = Options(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -64,6 +69,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         speculation=speculation,
+        acceptance=acceptance or None,
         top_log_probs=top_log_probs,
         num_outputs=num_outputs,
         json_schema=None if json_schema is None else read_schema(json_schema),

@@ -23,16 +23,18 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "row_multiple")
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     max_nodes: int
+    acceptance: _sampling_pb2.AcceptanceRule
     row_multiple: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., row_multiple: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "features", "max_nodes", "row_multiple")
@@ -95,7 +97,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class DrafterServiceDescribeResponse(_message.Message):
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_BY_RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -112,4 +115,5 @@ class DrafterServiceDescribeResponse(_message.Message):
     feature_size: int
     acceptance_by_rank: _containers.RepeatedScalarFieldContainer[float]
     version: str
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ...) -> None: ...
+    acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ...) -> None: ...

@@ -189,7 +189,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class GetModelInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -210,4 +211,5 @@ class GetModelInfoResponse(_message.Message):
     version: str
     max_nodes: int
     max_outputs: int
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ...) -> None: ...
+    acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ...) -> None: ...

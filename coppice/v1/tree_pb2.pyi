@@ -7,15 +7,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenTree(_message.Message):
-    __slots__ = ("token_ids", "parents", "log_probs", "sources", "source_names")
+    __slots__ = ("token_ids", "parents", "log_probs", "sources", "source_names", "distribution_sizes", "distribution_token_ids", "distribution_weights")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTION_SIZES_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedScalarFieldContainer[float]
     sources: _containers.RepeatedScalarFieldContainer[int]
     source_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., sources: _Optional[_Iterable[int]] = ..., source_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    distribution_sizes: _containers.RepeatedScalarFieldContainer[int]
+    distribution_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    distribution_weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., sources: _Optional[_Iterable[int]] = ..., source_names: _Optional[_Iterable[str]] = ..., distribution_sizes: _Optional[_Iterable[int]] = ..., distribution_token_ids: _Optional[_Iterable[int]] = ..., distribution_weights: _Optional[_Iterable[float]] = ...) -> None: ...

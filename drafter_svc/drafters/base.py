@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
@@ -68,4 +68,16 @@ class Drafter(Protocol):
 
     def warm_up(self) -> None:
         """Run once whatever is slow the first time."""
+        ...
+
+
+@runtime_checkable
+class SamplingDrafter(Drafter, Protocol):
+    """A drafter that also draws sampled trees, for traversal verification."""
+
+    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams) -> DraftSequence:
+        """As `open`, with a temperature above 0, for drafts that carry the distributions that they were drawn from.
+
+        What they are drawn with is a function of the seed and the committed length, and independent of the noise.
+        """
         ...

@@ -18,6 +18,7 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_calibration, load_fingerprint, load_model
+from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.tree_builder import Children, Frontier, TreeLimits, build_tree
@@ -29,6 +30,8 @@ KIND = "small-lm"
 MAX_CHILDREN = 16
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
 MAX_PREPARED = 16
+# Shares of right children by rank that the shape of sampled trees is planned with where none were measured.
+UNMEASURED_ACCEPTANCE = (0.6, 0.15, 0.05)
 _NO_ROW = -2
 NO_CHILDREN = Children((), ())
 # Tokens that the warm-up commits, enough to reach every path through the code.
@@ -106,6 +109,12 @@ class SmallLm:
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
         return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead)
 
+    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams) -> SampledLmSequence:
+        """Start a sequence whose trees are draws; nothing is computed before the first one."""
+        coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
+        rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
+        return SampledLmSequence(self._forward, coupling, sampling, self._limits, rates, KIND, prompt)
+
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise."""
         for temperature in (0.0, 1.0):
@@ -114,6 +123,8 @@ class SmallLm:
                 tree = sequence.draft(self._limits.max_nodes)
                 sequence.extend([*tree.token_ids[:1], 0])
                 sequence.prepare()
+        sampled = self.open_sampled([0], SamplingParams(temperature=1.0))
+        sampled.draft(self._limits.max_nodes)
 
 
 class SmallLmSequence:

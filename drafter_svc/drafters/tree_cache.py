@@ -115,7 +115,7 @@ class TreeCache(Generic[Store]):
         return self._children[row]
 
     def grow(self, token_ids: Sequence[int], parent_rows: Sequence[int], depths: Sequence[int]) -> FloatArray:
-        """Append tree rows; returns their logits [rows, vocab]. `note` must follow.
+        """Append tree rows; returns their logits [rows, vocab]. `note` must follow where their children are asked for.
 
         A parent is an earlier call's row, or -1 for the end of the trunk, whose children have depth 1.
         """

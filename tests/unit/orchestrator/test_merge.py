@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.tree import EMPTY_TREE, TokenTree, chain
-from orchestrator.merge import labelled, limit_depth, merge
+from orchestrator.merge import labelled, merge
 
 
 @st.composite
@@ -47,11 +47,6 @@ def test_the_first_trees_nodes_keep_their_indices(a: TokenTree, b: TokenTree) ->
 
 def test_nothing_merges_to_nothing() -> None:
     assert merge([]) == merge([EMPTY_TREE, EMPTY_TREE]) == EMPTY_TREE
-
-
-@given(trees("a"), st.integers(0, 5))
-def test_a_depth_limit_keeps_exactly_the_shallower_paths(tree: TokenTree, depth: int) -> None:
-    assert set(limit_depth(tree, depth).paths()) == {path for path in tree.paths() if len(path) <= depth}
 
 
 def test_a_drafter_cannot_name_its_nodes_after_another() -> None:

@@ -1,0 +1,119 @@
+"""Sampled trees of a small language model: draws from its own distribution, for traversal verification."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from coppice.chance import Purpose, seeded_chance
+from coppice.draft_distribution import DraftDistribution, truncated
+from coppice.sampling import SamplingParams
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from drafter_svc.coupling import Coupling
+from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.tree_builder import TreeLimits
+from drafter_svc.tree_sampler import Path, sample_tree
+from drafter_svc.tree_shape import MAX_WIDTH, tree_widths
+
+# Tokens that a distribution is truncated to; each costs about six bytes on the wire for every node with children.
+MAX_TOKENS = 16
+
+
+class SampledLmSequence:
+    """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
+
+    Trees of one budget and committed length have the same size, whatever is drawn: who drops one for its size must not
+    choose by that what the drafts say.
+    """
+
+    def __init__(
+        self,
+        forward: Forward[Any],
+        coupling: Coupling,
+        sampling: SamplingParams,
+        limits: TreeLimits,
+        acceptance_by_rank: Sequence[float],
+        source: str,
+        prompt: Sequence[int],
+    ) -> None:
+        self._cache = TreeCache(forward)
+        self._max_positions = forward.max_positions
+        # Used for the request's parameters, never for its noise.
+        self._coupling = coupling
+        self._sampling = sampling
+        self._limits = limits
+        self._acceptance_by_rank = tuple(acceptance_by_rank)
+        self._source = source
+        self._unread = list(prompt)
+        self._length = len(prompt)
+        # Of paths behind the committed tokens: their rows, and what their children are drawn from.
+        self._rows: dict[Path, int] = {}
+        self._behind: dict[Path, DraftDistribution] = {}
+
+    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
+        """Take in committed tokens; features are not needed."""
+        self._coupling.commit(token_ids)
+        self._unread.extend(token_ids)
+        self._length += len(token_ids)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length."""
+        widths = self._widths(max_nodes)
+        if not widths:
+            return EMPTY_TREE
+        self._read()
+        chance = seeded_chance(self._sampling.seed, self._length, Purpose.DRAFT)
+        return sample_tree(widths, self._predict, chance).token_tree(self._source)
+
+    def prepare(self) -> bool:
+        """Nothing can be prepared: a node that is drawn ahead would have to wait for its parent's draw."""
+        return False
+
+    def ahead(self) -> TokenTree | None:
+        """Nothing: a tree that has been sent is a whole draw."""
+        return None
+
+    def _widths(self, max_nodes: int) -> tuple[int, ...]:
+        limits = self._limits
+        # A node at depth d is read at position length + d - 1; the deepest need no reading.
+        deepest = self._max_positions - self._length + 1
+        # Without a step there is one level: the root's children come with the committed tokens' own pass.
+        num_levels = min(limits.max_steps + 1, deepest)
+        if max_nodes < 1 or num_levels < 1:
+            return ()
+        return tree_widths(
+            min(max_nodes, limits.max_nodes),
+            num_levels,
+            self._acceptance_by_rank,
+            math.exp(limits.min_path_log_prob),
+            limits.min_step_gain,
+        )
+
+    def _read(self) -> None:
+        """Bring the cache up to the last committed token, which is always read anew for its logits."""
+        if self._unread:
+            followed = self._cache.follow(self._unread[:-1])
+            logits = self._cache.extend(self._unread[followed.num_tokens :])
+            self._unread.clear()
+            self._rows = {(): ROOT}
+            self._behind = {(): self._distribution(logits)}
+
+    def _predict(self, paths: Sequence[Path]) -> list[DraftDistribution]:
+        """What the tokens behind paths are drawn from; one forward pass where a path was not read before."""
+        missing = [path for path in paths if path not in self._behind]
+        if missing:
+            first = self._cache.num_rows
+            logits = self._cache.grow(
+                [path[-1] for path in missing],
+                [self._rows[path[:-1]] for path in missing],
+                [len(path) for path in missing],
+            )
+            for offset, path in enumerate(missing):
+                self._rows[path] = first + offset
+                self._behind[path] = self._distribution(logits[offset])
+        return [self._behind[path] for path in paths]
+
+    def _distribution(self, logits: FloatArray) -> DraftDistribution:
+        [scores] = self._coupling.processed(logits[None])
+        return truncated(scores, self._sampling.temperature, MAX_TOKENS, min_tokens=MAX_WIDTH)
