@@ -51,8 +51,8 @@ class Options:
     speculation: str = "auto"
     # Most draft nodes of a round.
     max_nodes: int | None = None
-    # How drafts are accepted: one of ACCEPTANCE. Above temperature 0 traversal keeps the law of the output, not its tokens
-    # for a seed.
+    # How drafts are accepted, one of ACCEPTANCE. Above temperature 0 traversal keeps the law of the output, not its
+    # tokens for a seed.
     acceptance: str | None = None
     # Requests of the same salt share what is computed for prompts that begin alike.
     cache_salt: str = ""
