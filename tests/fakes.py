@@ -49,6 +49,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     row_multiple: int = 0
     # Of every round, as in fast mode.
     near_ties: int = 0
+    acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = ()
     num_generated: int = 0
     # What that was when each sequence was opened.
     generated_at_opening: list[int] = field(default_factory=list)
@@ -71,6 +72,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             version="fake",
             shared_block_tokens=self.shared_block_tokens,
             row_multiple=self.row_multiple,
+            acceptance_rules=self.acceptance_rules,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
@@ -268,6 +270,8 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     dies_after: int | None = None
     # Answers the first outcome of a sequence with an error instead of a tree.
     gives_up: bool = False
+    acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = ()
+    acceptance_by_rank: tuple[float, ...] = ()
     opened: list[drafter_pb2.OpenDraft] = field(default_factory=list)
     active: set[int] = field(default_factory=set)
     num_trees: int = 0
@@ -275,7 +279,12 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         return drafter_pb2.DrafterServiceDescribeResponse(
-            kind=self.kind, model="toy-drafter", tokenizer_fingerprint=self.tokenizer_fingerprint, vocab_size=VOCAB
+            kind=self.kind,
+            model="toy-drafter",
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            vocab_size=VOCAB,
+            acceptance_rules=self.acceptance_rules,
+            acceptance_by_rank=self.acceptance_by_rank,
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802

@@ -105,6 +105,25 @@ async def test_tokens_are_those_of_the_target_alone(name: str) -> None:
 
 
 @pytest.mark.timeout(120)
+async def test_traversal_verification_goes_through_the_whole_system() -> None:
+    """At temperature 0 the target's own tokens; above, accepted drafts, and nothing that top-k rules out."""
+    pair = PAIRS["bundled"]
+    torch.set_num_threads(1)
+    options = Options(max_tokens=48, ignore_eos=True, acceptance="traversal", top_log_probs=5)
+    async with client_of(pair) as client:
+        greedy = await client.generate(CODE_PROMPTS[0], options)
+        assert list(greedy.token_ids) == greedy_by_transformers(pair, CODE_PROMPTS[0], 48)
+        outputs = await client.generate_all(
+            CODE_PROMPTS[1], replace(options, temperature=1.0, top_k=5, seed=4, num_outputs=2)
+        )
+    assert len({output.token_ids for output in outputs}) == 2
+    for output in outputs:
+        assert output.speculation.accepted_tokens > 8
+        for token, found in zip(output.token_ids, output.log_probs, strict=True):
+            assert token in found.top_token_ids
+
+
+@pytest.mark.timeout(120)
 async def test_log_probabilities_are_those_of_the_target_alone() -> None:
     pair, prompt = PAIRS["bundled"], CODE_PROMPTS[1]
     async with client_of(pair) as client:

@@ -16,6 +16,7 @@ from tests.toy_target import CONTEXT, EOS, VOCAB, babble, plain, script
 
 Request = inference_pb2.GenerateRequest
 Policy = inference_pb2.SpeculationPolicy
+TRAVERSAL = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL
 INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -88,6 +89,7 @@ WRONG: list[tuple[str, Request]] = [
     ("speculation.sources", drafted(sources=["nobody"])),
     ("speculation.mode", drafted(mode=77)),
     ("speculation.exactness", drafted(exactness=77)),
+    ("speculation.acceptance", drafted(acceptance=77)),
     ("request_id", Request(prompt="x", request_id="é" * 65)),
     ("cache_salt", Request(prompt="x", cache_salt="é" * 65)),
 ]
@@ -112,9 +114,43 @@ async def test_an_unknown_source_is_told_which_are_connected(client: Client) -> 
 
 
 async def test_what_is_not_offered_is_unimplemented(client: Client) -> None:
-    with pytest.raises(RequestFailedError) as caught:
-        await client.send(drafted(acceptance=sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL))
+    """By a verifier that lists no rules, as those of before there was a second one."""
+    with pytest.raises(RequestFailedError, match="does not offer TRAVERSAL") as caught:
+        await client.send(drafted(acceptance=TRAVERSAL))
     assert caught.value.code == UNIMPLEMENTED
+    follow = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW
+    assert list((await client.model_info()).acceptance_rules) == [follow]
+    completion = await client.generate("x", Options(max_tokens=4, seed=1, acceptance="sample-and-follow"))
+    assert list(completion.token_ids) == plain(babble, b"x", 4, seed=1)
+
+
+def test_a_rule_that_there_is_none_of_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="acceptance must be one of sample-and-follow, traversal, got 'typical'"):
+        Options(acceptance="typical")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_of_the_drafters_that_sample_one_is_picked_and_its_trees_have_to_be_samples(
+    start_fakes: StartFakes, temperature: float
+) -> None:
+    rules = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, TRAVERSAL)
+    verifier = FakeVerifier(acceptance_rules=rules)
+    drafters = [
+        FakeDrafter(kind="a", acceptance_rules=rules, acceptance_by_rank=(0.5,)),
+        FakeDrafter(kind="b", acceptance_rules=rules, acceptance_by_rank=(0.8,)),
+        FakeDrafter(kind="c", acceptance_by_rank=(0.9,)),
+    ]
+    async with start_fakes(verifier, *drafters) as (client, _):
+        options = Options(max_tokens=6, seed=1, temperature=temperature, acceptance="traversal")
+        completion = await client.generate("x", options)
+    # What the fakes propose was not drawn: dropped above temperature 0, and as good as any at 0.
+    assert list(completion.token_ids) == plain(babble, b"x", 6, seed=1)
+    assert [one.acceptance for one in verifier.opened] == [TRAVERSAL]
+    if temperature:
+        assert [[one.acceptance for one in drafter.opened] for drafter in drafters] == [[], [TRAVERSAL], []]
+        assert completion.speculation.draft_tokens == 0
+    else:
+        assert [len(drafter.opened) for drafter in drafters] == [1, 1, 1]
 
 
 async def test_more_tokens_than_the_context_has_room_for_end_with_the_context(client: Client) -> None:

@@ -131,6 +131,10 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
     code, out, err = generate(services, address, "--prompt", "def ", *several)
     assert out == "".join(f"--- output {index}, seed {seeds[index]}\n{texts[index]}\n" for index in range(2)), err
 
+    code, out, err = generate(services, address, "--prompt", "def ", *options, "--acceptance", "traversal")
+    assert (code, out) == (1, "")
+    assert "UNIMPLEMENTED: speculation.acceptance: the verifier does not offer TRAVERSAL" in err
+
     file = services / "prompt.txt"
     file.write_text("def ")
     code, out, _ = generate(services, address, "--prompt-file", str(file), *options, "--speculation", "off")
@@ -214,6 +218,7 @@ def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
         ["generate", "--prompt", "a", "--token-ids", "1"],
         ["generate", "--token-ids", "1,x"],
         ["generate", "--prompt", "a", "--top-log-probs", "21"],
+        ["generate", "--prompt", "a", "--acceptance", "typical"],
         ["generate", "--prompt-file", "absent.txt"],
         ["generate", "--prompt", "a", "--json-schema", "absent.json"],
         ["generate", "--prompt", "a", "--json-schema", "{}", "--regex", "x"],

@@ -80,3 +80,17 @@ def test_an_invalid_distribution_cannot_be_built(
 ) -> None:
     with pytest.raises(InvalidTreeError, match=complaint):
         DraftDistribution(token_ids, weights)
+
+
+def test_as_many_tokens_as_are_asked_for_keep_the_least_weight_there_is() -> None:
+    logits = np.array([0, -np.inf, 3, -1000, -np.inf], np.float32)
+    kept = truncated(logits, 1.0, 5, min_tokens=4)
+    assert kept.token_ids == (2, 0, 3, 1)
+    assert kept.probabilities[:2] == pytest.approx(truncated(logits, 1.0, 5).probabilities, rel=1e-12)
+    assert 0 < kept.probabilities[2] == kept.probabilities[3] < 1e-37
+    assert kept.without(2).without(0).probabilities.tolist() == [0.5, 0.5]
+
+
+def test_where_nothing_may_be_drawn_every_token_is_as_likely() -> None:
+    nothing = np.full(6, -np.inf, np.float32)
+    assert truncated(nothing, 1.0, 4, min_tokens=3).probabilities == pytest.approx([1 / 3] * 3)

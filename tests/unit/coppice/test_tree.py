@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coppice.draft_distribution import DraftDistribution
 from coppice.errors import InvalidTreeError
+from coppice.sampled_tree import SampledTree
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import tree_pb2
 from coppice.wire import tree_from_proto, tree_to_proto
@@ -178,3 +180,61 @@ def test_descending_leaves_what_hangs_behind_the_tokens() -> None:
 def test_expected_tokens_add_up_path_probabilities() -> None:
     tree = TokenTree((5, 6, 7), (-1, 0, -1), (math.log(0.5), math.log(0.4), math.log(0.25)))
     assert tree.expected_tokens == pytest.approx(0.5 + 0.2 + 0.25)
+
+
+@given(trees(), st.integers(0, 6))
+def test_a_depth_limit_keeps_exactly_the_shallower_paths(tree: TokenTree, depth: int) -> None:
+    assert set(tree.up_to_depth(depth).paths()) == {path for path in tree.paths() if len(path) <= depth}
+
+
+WIDE, NARROW = DraftDistribution((5, 6, 7), (1.0, 2.0, 0.5)), DraftDistribution((8, 9), (0.25, 1.0))
+SAMPLED = SampledTree((7, 5, 8, 9), (ROOT, ROOT, 0, 2), (WIDE, NARROW, None, NARROW, None)).token_tree("small-lm")
+
+
+def test_a_sampled_tree_survives_the_wire() -> None:
+    message = tree_pb2.TokenTree.FromString(tree_to_proto(SAMPLED).SerializeToString())
+    tree = tree_from_proto(message)
+    assert tree.distributions == SAMPLED.distributions
+    assert (tree.token_ids, tree.parents, tree.source_names) == (SAMPLED.token_ids, SAMPLED.parents, ("small-lm",))
+    probabilities = [0.5 / 3.5, 1.0 / 3.0, 0.2, 0.8]
+    assert [math.exp(value) for value in tree.log_probs] == pytest.approx(probabilities, rel=1e-6)
+
+
+def test_whatever_chooses_among_nodes_loses_the_distributions() -> None:
+    for chosen in (SAMPLED.prune(3), SAMPLED.select([0, 1]), SAMPLED.descend([7])):
+        assert len(chosen) > 0
+        assert chosen.distributions == ()
+        with pytest.raises(InvalidTreeError, match="0 distributions"):
+            SampledTree.of(chosen)
+    assert SAMPLED.prune(4) is SAMPLED
+
+
+def test_a_depth_limit_keeps_a_sampled_tree_one() -> None:
+    cut = SampledTree.of(SAMPLED.up_to_depth(2))
+    assert (cut.token_ids, cut.distributions) == ((7, 5, 8), (WIDE, NARROW, None, None))
+    assert SampledTree.of(SAMPLED.up_to_depth(1)).distributions == (WIDE, None, None)
+    assert SampledTree.of(SAMPLED.up_to_depth(0)).distributions == (None,)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"distribution_sizes": [3, 2, 0, 3, 0]}, "of 8 tokens, 7 ids and 7 weights"),
+        ({"distribution_weights": [1.0] * 6}, "of 7 tokens, 7 ids and 6 weights"),
+        ({"distribution_sizes": [3, 2, 0, 2]}, "4 distributions"),
+        ({"distribution_sizes": [3, 0, 2, 2, 0]}, "node 0 has children but no distribution"),
+        ({"distribution_token_ids": [5, 6, 4, 8, 9, 8, 9]}, "not in its distribution"),
+        ({"distribution_token_ids": [5, 5, 7, 8, 9, 8, 9]}, "names a token twice"),
+        ({"distribution_weights": [1, 1, 1, 1, 1, 0, 1]}, "not a finite number above 0"),
+        ({"distribution_weights": [1, 1, 1, 1, 1, math.nan, 1]}, "not a finite number above 0"),
+    ],
+)
+def test_distributions_that_a_tree_cannot_have_been_drawn_from_are_refused_at_the_door(
+    change: dict[str, Any], complaint: str
+) -> None:
+    message = tree_to_proto(SAMPLED)
+    for name, values in change.items():
+        del getattr(message, name)[:]
+        getattr(message, name).extend(values)
+    with pytest.raises(InvalidTreeError, match=complaint):
+        tree_from_proto(message)

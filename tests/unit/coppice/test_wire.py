@@ -10,7 +10,7 @@ from coppice.errors import InvalidRequestError
 from coppice.grammar import Grammar, GrammarKind
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import sampling_pb2
-from coppice.wire import sampling_from_proto, sampling_to_proto, stopping_from_proto, stopping_to_proto
+from coppice.wire import samples_drafts, sampling_from_proto, sampling_to_proto, stopping_from_proto, stopping_to_proto
 
 TOKENS = st.integers(0, 2**32 - 1)
 GRAMMAR = st.builds(
@@ -70,3 +70,9 @@ def test_a_value_out_of_range_is_refused_at_the_door() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         sampling_from_proto(sampling_pb2.SamplingParams(temperature=-1.0))
     assert caught.value.field == "sampling.temperature"
+
+
+def test_drafts_are_sampled_for_traversal_above_temperature_0_alone() -> None:
+    rules = sampling_pb2.AcceptanceRule.values()
+    asked = {(rule, temperature) for rule in rules for temperature in (0.0, 0.5) if samples_drafts(rule, temperature)}
+    assert asked == {(sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL, 0.5)}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.draft_distribution import DraftDistribution
 from coppice.errors import InvalidTreeError
+from coppice.sampled_tree import SampledTree
 from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.tree import ROOT, TokenTree, chain
+from coppice.v1 import sampling_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
@@ -19,10 +22,12 @@ VOCAB = 50
 class Round:
     """A request behind three prompt tokens, and everything that was sent for it."""
 
-    def __init__(self, max_nodes: int = 6, max_tokens: int = 20) -> None:
+    def __init__(self, max_nodes: int = 6, max_tokens: int = 20, *, sampled: bool = False) -> None:
         self.transcript = Transcript([1, 2, 3], (), max_tokens, 100, (), ())
         planner = FixedPlanner(max_nodes, linger_us=1000)
-        self.drafting = Drafting((), planner, self.transcript, SamplingParams(), None, False, VOCAB)
+        rule = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL if sampled else sampling_pb2.ACCEPTANCE_RULE_UNSPECIFIED
+        sampling = SamplingParams(temperature=1.0)
+        self.drafting = Drafting((), planner, self.transcript, sampling, None, False, VOCAB, rule)
         self.sent: list[tuple[int, TokenTree]] = []
         self.drafting.opened(lambda base, tree, budget, linger_us: self.sent.append((base, tree)))
 
@@ -131,3 +136,48 @@ def test_the_fixed_plan_waits_only_where_a_draft_can_come_and_fills_rows_only_al
     situation: Situation, plan: RoundPlan
 ) -> None:
     assert FixedPlanner(12, 1000).plan(situation) == plan
+
+
+DRAWN_FROM = DraftDistribution((7, 8, 9), (1.0, 2.0, 5.0))
+
+
+def sampled_tree(depth: int) -> TokenTree:
+    """Two children of the root, and a chain of eights behind the first."""
+    parents = (ROOT, ROOT, 0, *range(2, depth))
+    distributions = (DRAWN_FROM, DRAWN_FROM, None, *[DRAWN_FROM] * (depth - 2), None)
+    return SampledTree((7, 9, *[8] * (depth - 1)), parents, distributions).token_tree("a")
+
+
+def test_a_sampled_tree_is_passed_on_whole_whatever_the_budget() -> None:
+    one = Round(max_nodes=1, sampled=True)
+    tree = sampled_tree(8)
+    one.tree("a", tree)
+    assert one.sent == [(3, tree)]
+
+
+def test_a_sampled_tree_ends_where_the_output_does_and_stays_a_draw() -> None:
+    one = Round(max_tokens=4, sampled=True)
+    one.tree("a", sampled_tree(5))
+    [(_, sent)] = one.sent
+    assert sent.depth == 3
+    assert SampledTree.of(sent).distributions == (DRAWN_FROM, DRAWN_FROM, None, DRAWN_FROM, None)
+
+
+def test_of_sampled_trees_nothing_is_re_rooted_and_nothing_left_over() -> None:
+    one = Round(sampled=True)
+    one.tree("a", sampled_tree(4))
+    one.transcript.append((7,))
+    assert len(one.drafting.round_done(outcome(3, (7,)))) == 1
+    one.tree("a", sampled_tree(4))
+    assert len(one.sent) == 1
+    assert one.drafting.stale_drafts == 1
+    one.drafting.opened(lambda base, tree, budget, linger_us: one.sent.append((base, tree)))
+    assert len(one.sent) == 1
+
+
+def test_a_tree_that_had_to_be_sampled_and_is_not_is_refused() -> None:
+    with pytest.raises(InvalidTreeError, match="needs the distributions"):
+        Round(sampled=True).tree("a", chain([7]))
+    outside = DraftDistribution((7, VOCAB), (1.0, 1.0))
+    with pytest.raises(InvalidTreeError, match="outside the vocabulary of 50"):
+        Round(sampled=True).tree("a", SampledTree((7,), (ROOT,), (outside, None)).token_tree("a"))

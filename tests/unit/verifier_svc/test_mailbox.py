@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.tree import EMPTY_TREE, TokenTree, chain
-from verifier_svc.mailbox import Mailbox
+from verifier_svc.mailbox import Mailbox, SampledMailbox
 
 TOKENS = [1, 2, 3]
 
@@ -78,3 +78,18 @@ def test_a_sender_that_has_lost_track_fills_no_memory() -> None:
     for length in range(10, 100):
         mailbox.put(length, chain([7]), TOKENS)
     assert mailbox.take_stale() == 82
+
+
+def test_a_sampled_tree_is_for_its_own_round_alone() -> None:
+    mailbox = SampledMailbox()
+    mailbox.put(2, chain([3, 7]), TOKENS)
+    mailbox.put(4, chain([7]), TOKENS)
+    assert mailbox.tree is None
+    assert not mailbox.is_fresh
+    assert (mailbox.take_stale(), mailbox.take_stale()) == (2, 0)
+    mailbox.put(3, chain([7, 8]), TOKENS)
+    assert mailbox.is_fresh
+    assert paths(mailbox.tree) == [(7,), (7, 8)]
+    mailbox.advance([7], [*TOKENS, 7])
+    assert mailbox.tree is None
+    assert not mailbox.is_fresh
