@@ -124,14 +124,9 @@ class TokenTree:
         cut = self.select(kept)
         if not self.distributions:
             return cut
-        has_children = (depth > 0, *(self.depths[node] < depth for node in kept))
-        kept_with_root = (self.distributions[0], *(self.distributions[node + 1] for node in kept))
-        return replace(
-            cut,
-            distributions=tuple(
-                found if is_kept else None for found, is_kept in zip(kept_with_root, has_children, strict=True)
-            ),
-        )
+        root = self.distributions[0] if depth > 0 else None
+        others = (self.distributions[node + 1] if self.depths[node] < depth else None for node in kept)
+        return replace(cut, distributions=(root, *others))
 
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
         """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.

@@ -163,7 +163,7 @@ def chi_square(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float
 
 
 def bound(num_cells: int) -> float:
-    """What chi-square exceeds with a probability of about one in a hundred thousand (Wilson and Hilferty's approximation)."""
+    """What chi-square exceeds about once in a hundred thousand times (Wilson and Hilferty's approximation)."""
     degrees = num_cells - 1
     return degrees * (1 - 2 / (9 * degrees) + 4.265 * (2 / (9 * degrees)) ** 0.5) ** 3
 

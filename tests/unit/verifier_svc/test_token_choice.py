@@ -166,3 +166,23 @@ def test_the_only_token_that_is_left_is_no_near_tie() -> None:
         chooser = TokenChooser(params, VOCAB, prompt=[], near_tie_gap=NEAR_TIE_GAP)
         assert chooser.choose(row(0), 0) == 17
         assert chooser.take_near_ties() == 0
+def test_the_law_is_that_of_the_choice_behind_a_path_and_leaves_the_history_alone() -> None:
+    params = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.7, seed=4)
+    asked = TokenChooser(params, VOCAB, prompt=[1, 2], output=[3])
+    law = asked.law(row(5), [6, 3])
+    told = TokenChooser(params, VOCAB, prompt=[1, 2], output=[3, 6, 3])
+    draws = 4000
+    counts = np.bincount([told.choose(row(5), position) for position in range(draws)], minlength=VOCAB)
+    assert not counts[law == 0].any()
+    likely = law * draws >= 5
+    # The 0.9999 quantile of chi-square stays below twice its degrees of freedom and thirty.
+    statistic = ((counts - draws * law)[likely] ** 2 / (draws * law[likely])).sum()
+    assert statistic < 2 * likely.sum() + 30
+    assert asked.choose(row(5), 9) == TokenChooser(params, VOCAB, prompt=[1, 2], output=[3]).choose(row(5), 9)
+
+
+def test_where_every_token_is_forbidden_the_law_is_what_the_choice_says() -> None:
+    params = SamplingParams(temperature=1.0, allowed_token_ids=(5,), bad_token_ids=(5,))
+    chooser = TokenChooser(params, VOCAB, prompt=[])
+    assert int(chooser.law(row(1), []).argmax()) == chooser.choose(row(1), 0) == 0
+    assert chooser.law(row(1), []).max() == 1

@@ -26,7 +26,7 @@ from coppice.wire import sampling_to_proto, stopping_to_proto, tree_to_proto
 from drafter_svc.tree_sampler import Path, sample_tree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.enumeration import every_outcome
-from tests.unit.verifier_svc.toy_pass import ToyTarget, toy_info
+from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info
 from verifier_svc import sequence as sequence_module
 from verifier_svc.engine import Engine
 from verifier_svc.events import DraftRejection, Event, OutcomeEvent
@@ -62,9 +62,9 @@ def draft_logits(context: tuple[int, ...]) -> Logits:
 class Door:
     """The verifier's door and engine without a network: messages in, events out, one pass at a time."""
 
-    def __init__(self) -> None:
-        info = toy_info(VOCAB, byte_level_tokenizer([b"a", b"b", b"c"]), (EOS,), context=12)
-        target: Any = ToyTarget(raw_logits, num_blocks=2)
+    def __init__(self, language: Language = raw_logits, context: int = 12, num_blocks: int = 2) -> None:
+        info = toy_info(VOCAB, byte_level_tokenizer([b"a", b"b", b"c"]), (EOS,), context)
+        target: Any = ToyTarget(language, num_blocks)
         self.engine = Engine(target, info, SchedulerLimits(4, 4, prefill_chunk=16), MAX_NODES)
         self._servicer = VerifierServicer(self.engine, info, MAX_NODES)
         self._events: list[Event] = []
@@ -444,3 +444,41 @@ def test_at_temperature_0_drafts_are_followed_and_tokens_are_the_targets_own(doo
         said += door.round(key).token_ids
     assert said == expected
     assert len(first.accepted_nodes) >= 2
+
+
+def test_sequences_that_make_room_for_each_other_go_on_where_they_were() -> None:
+    """Every token's log-probability is that behind the tokens before it: no pass saw a row that was not accepted."""
+
+    def forgetful(context: tuple[int, ...]) -> Logits:
+        return raw_logits((len(context), *context[-3:]))
+
+    def tree_behind(context: tuple[int, ...], seed: int) -> TokenTree:
+        chance = UniformChance(uniforms(seed, len(context), Purpose.DRAFT))
+        return sample_tree(
+            (2, 1, 1), lambda paths: [truncated(forgetful((*context, *path)), 2.0, 3, 2) for path in paths], chance
+        ).token_tree("toy")
+
+    door = Door(forgetful, context=220, num_blocks=8)
+    stopping = StoppingOptions(max_tokens=200, ignore_eos=True)
+    params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
+    keys = [door.open(one, stopping, top_log_probs=0) for one in params]
+    said: dict[int, list[int]] = {key.sequence_id: [] for key in keys}
+    unfinished, accepted = set(said), 0
+    while unfinished:
+        for event in door.step():
+            if not isinstance(event, OutcomeEvent):
+                continue
+            number, outcome = event.sequence_id, event.outcome
+            for token, found in zip(outcome.token_ids, outcome.log_probs, strict=True):
+                row = forgetful((*PROMPT, *said[number])).astype(np.float64)
+                assert found.log_prob == pytest.approx(row[token] - np.log(np.exp(row).sum()), abs=1e-9)
+                said[number].append(token)
+            accepted += len(outcome.accepted_nodes)
+            if outcome.finish is not None:
+                unfinished.discard(number)
+                continue
+            context = (*PROMPT, *said[number])
+            door.draft(SequenceKey(0, number), len(context), tree_behind(context, number))
+    assert [len(output) for output in said.values()] == [200] * 4
+    assert door.engine.num_preemptions > 0
+    assert accepted > 200

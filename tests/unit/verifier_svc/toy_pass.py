@@ -35,7 +35,7 @@ class ToyTarget:
         for segment in plan.segments:
             rows += self._contexts(segment, plan.token_ids[segment.start : segment.stop].tolist())
         self._tokens[plan.write_slots] = plan.token_ids[: plan.num_rows]
-        return torch.from_numpy(np.stack([self._language(rows[row]) for row in plan.logit_rows]))
+        return torch.from_numpy(np.array([self._language(rows[row]) for row in plan.logit_rows], np.float32))
 
     def _contexts(self, segment: Segment, tokens: list[int]) -> list[tuple[int, ...]]:
         """What each of a segment's rows sees, itself included."""
