@@ -202,6 +202,7 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
     assert described.exactness == sampling_pb2.EXACTNESS_STRICT
     assert described.shared_block_tokens == BLOCK_SIZE
     assert described.row_multiple == ROW_MULTIPLE
+    assert sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
     tokenizer = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=TIMEOUT_S)
     assert tokenizer.tokenizer_fingerprint == described.tokenizer_fingerprint
     assert Tokenizer.from_buffer(tokenizer.tokenizer_json).get_vocab_size() == VOCAB
@@ -230,7 +231,14 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
             "stopping.stop_strings",
         ),
         ({"top_log_probs": MAX_TOP_LOG_PROBS + 1}, code_pb2.INVALID_ARGUMENT, "top_log_probs"),
-        ({"acceptance": sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL}, code_pb2.UNIMPLEMENTED, ""),
+        (
+            {
+                "acceptance": sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL,
+                "sampling": sampling_pb2.SamplingParams(temperature=1, grammar=sampling_pb2.Grammar(regex="a")),
+            },
+            code_pb2.UNIMPLEMENTED,
+            "",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
