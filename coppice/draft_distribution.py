@@ -1,18 +1,24 @@
-"""The exact distribution that a drafter samples a node's children from: few tokens, and nothing outside them."""
+"""The exact distribution that a drafter samples a node's children from: few tokens, and nothing outside them.
+
+What checks and passes trees on imports this module, and has no use for numpy: it starts threads when it is imported,
+which services want to prepare for. So it is imported where it computes something.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from coppice.errors import InvalidTreeError
 
-FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
+    IndexArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,15 @@ class DraftDistribution:
     @cached_property
     def tokens(self) -> IndexArray:
         """The token ids as an index into a row of the vocabulary."""
+        import numpy as np
+
         return np.array(self.token_ids, np.int64)
 
     @cached_property
     def probabilities(self) -> FloatArray:
         """The probability of each token, in the order of `token_ids`."""
+        import numpy as np
+
         weights = np.array(self.weights, np.float64)
         shares: FloatArray = weights / weights.sum()
         return shares
@@ -72,6 +82,8 @@ def truncated(
     Weights are float32, so that they cross the wire unchanged. Tokens whose weight vanishes are left out, save for the
     likeliest `min_tokens`, which keep the least weight that there is: who draws so many children always gets them.
     """
+    import numpy as np
+
     top = np.argsort(-logits, kind="stable")[:max_tokens]
     peak = float(logits[top[0]])
     # Where nothing may be drawn, nothing is likelier than anything else.
