@@ -57,8 +57,11 @@ class SampledLmSequence:
         self._unread.extend(token_ids)
         self._length += len(token_ids)
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length."""
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length.
+
+        `row_multiple` changes nothing: which nodes a sampled tree has must not depend on how likely they turned out.
+        """
         widths = self._widths(max_nodes)
         if not widths:
             return EMPTY_TREE

@@ -175,8 +175,8 @@ class LyingSequence:
         self._sequence = sequence
         self.extend, self.prepare, self.ahead = sequence.extend, sequence.prepare, sequence.ahead
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        tree = self._sequence.draft(max_nodes)
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        tree = self._sequence.draft(max_nodes, row_multiple)
         level = tuple(one and DraftDistribution(one.token_ids, (1.0,) * len(one)) for one in tree.distributions)
         return replace(tree, distributions=level)
 

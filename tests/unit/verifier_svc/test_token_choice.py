@@ -166,6 +166,8 @@ def test_the_only_token_that_is_left_is_no_near_tie() -> None:
         chooser = TokenChooser(params, VOCAB, prompt=[], near_tie_gap=NEAR_TIE_GAP)
         assert chooser.choose(row(0), 0) == 17
         assert chooser.take_near_ties() == 0
+
+
 def test_the_law_is_that_of_the_choice_behind_a_path_and_leaves_the_history_alone() -> None:
     params = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.7, seed=4)
     asked = TokenChooser(params, VOCAB, prompt=[1, 2], output=[3])
