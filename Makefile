@@ -40,5 +40,6 @@ proto: setup ## Regenerate coppice/v1 from the .proto files
 bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
 	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
 
+# The cache holds the longest context and little more, so that sequences have to make room for each other.
 conformance: setup ## Prove the bundled topology lossless, case by case
-	@$(BIN)/coppice conformance --reference models/target $(CONFORMANCE_ARGS)
+	@$(BIN)/coppice conformance --reference models/target --kv-cache-mib 24 $(CONFORMANCE_ARGS)

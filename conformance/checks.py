@@ -8,6 +8,7 @@ from conformance.deployment import Deployment
 from conformance.errors import DifferenceError, FailureError, SkippedError
 from conformance.requests import FORCED, varied
 from coppice.completion import Completion
+from coppice.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest
 
 # A round never waits for long: on a busy machine drafts may all be late, and another attempt may fare better.
@@ -41,9 +42,20 @@ def same_tokens(expected: Sequence[int], actual: Sequence[int], request: Generat
         raise DifferenceError(f"{len(actual)} tokens, not {len(expected)}", request)
 
 
+def same_log_probs(
+    expected: Sequence[TokenLogProbs], actual: Sequence[TokenLogProbs], request: GenerateRequest
+) -> None:
+    """Fail at the first token whose log-probabilities are not the same bits."""
+    require(len(expected) == len(actual), f"{len(actual)} tokens have log-probabilities, not {len(expected)}", request)
+    for index, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+        if wanted != got:
+            raise DifferenceError(f"the log-probabilities of token {index} are {got}, not {wanted}", request)
+
+
 def same_answer(expected: Completion, actual: Completion, request: GenerateRequest) -> None:
-    """Fail unless tokens, text and the reason of the end are the same."""
+    """Fail unless tokens, log-probabilities, text and the reason of the end are the same."""
     same_tokens(expected.token_ids, actual.token_ids, request)
+    same_log_probs(expected.log_probs, actual.log_probs, request)
     for name in ("text", "finish_reason", "stop_match"):
         wanted, got = getattr(expected, name), getattr(actual, name)
         if wanted != got:

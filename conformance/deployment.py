@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -37,6 +37,7 @@ class Facts:
     sources: tuple[str, ...]
     is_strict: bool
     max_nodes: int
+    max_outputs: int
     prompts: tuple[tuple[int, ...], ...]
 
 
@@ -49,6 +50,8 @@ class Deployment:
         self.timeout_s = timeout_s
         # The checkpoint that is served, where it is at hand.
         self.reference: ReferenceModel | None = None
+        # How often a sequence had to make room for others so far, where somebody can tell.
+        self.num_preemptions: Callable[[], int] | None = None
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._plain: dict[bytes, Completion] = {}
 
@@ -62,6 +65,20 @@ class Deployment:
             return await self.client.send(request, self.timeout_s)
         except RequestFailedError as error:
             raise FailureError(str(error), request) from error
+
+    async def outputs(self, request: GenerateRequest) -> tuple[Completion, ...]:
+        """Every output of a request.
+
+        Raises:
+            FailureError: it was refused or failed.
+        """
+        stream = self.start(request)
+        try:
+            async for _ in stream:
+                pass
+        except RequestFailedError as error:
+            raise FailureError(str(error), request) from error
+        return stream.results()
 
     async def plain(self, request: GenerateRequest) -> Completion:
         """The answer to a request with speculation off."""
@@ -119,5 +136,6 @@ async def _facts(client: Client, info: GetModelInfoResponse, timeout_s: float) -
         sources=tuple(info.sources),
         is_strict=info.exactness == sampling_pb2.EXACTNESS_STRICT,
         max_nodes=info.max_nodes,
+        max_outputs=info.max_outputs,
         prompts=tuple(prompts),
     )

@@ -1,12 +1,20 @@
-"""The oracle from elsewhere: transformers' own greedy generation. Only here, and only when used, torch is needed."""
+"""The oracle from elsewhere: transformers' own greedy generation and log-probabilities.
+
+Only here, and only when it is used, torch is needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from coppice.tokenizer import fingerprint, load_tokenizer_json
+
+LogProbs: TypeAlias = npt.NDArray[np.float64]
 
 
 class ReferenceModel:
@@ -22,6 +30,16 @@ class ReferenceModel:
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
         self._model.generation_config.eos_token_id = None
+
+    def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
+        """Log-probabilities [tokens, vocab] at the places of tokens behind a prompt."""
+        import torch
+
+        ids = torch.tensor([[*prompt, *tokens]])
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        rows: LogProbs = torch.log_softmax(logits.double(), dim=-1).numpy()
+        return rows
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt."""

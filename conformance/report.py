@@ -31,10 +31,12 @@ def result_lines(result: Result) -> str:
     return line
 
 
-def summary(results: Sequence[Result]) -> str:
-    """The counts, and the names of what failed."""
+def summary(results: Sequence[Result], num_preemptions: int | None = None) -> str:
+    """The counts, that of preemptions where somebody can tell, and the names of what failed."""
     counts = ", ".join(f"{count(results, status)} {status}" for status in _WORDS)
     text = f"{len(results)} cases: {counts}, {sum(result.seconds for result in results):.0f} s"
+    if num_preemptions is not None:
+        text += f", {num_preemptions} preemptions"
     failed = [result.name for result in results if result.status == "failed"]
     return f"{text}\nfailed: {', '.join(failed)}" if failed else text
 
@@ -44,13 +46,16 @@ def count(results: Sequence[Result], status: str) -> int:
     return sum(result.status == status for result in results)
 
 
-def as_json(address: str, facts: Facts, results: Sequence[Result]) -> dict[str, Any]:
-    """The object that `coppice conformance --json` prints."""
+def as_json(
+    address: str, facts: Facts, results: Sequence[Result], num_preemptions: int | None = None
+) -> dict[str, Any]:
+    """The object that `coppice conformance --json` prints; it counts preemptions where somebody can tell."""
     return {
         "address": address,
         "model": facts.model,
         "version": facts.version,
         **{status: count(results, status) for status in _WORDS},
+        **({} if num_preemptions is None else {"preemptions": num_preemptions}),
         "cases": [
             {
                 "name": result.name,

@@ -28,7 +28,7 @@ def build(prompt: Prompt, **knobs: Any) -> GenerateRequest:
 
 
 def varied(request: GenerateRequest, **knobs: Any) -> GenerateRequest:
-    """A copy with other values of some fields: of the request itself, its sampling, stopping or speculation.
+    """A copy with other values of some fields: of the request itself or of one of its parts.
 
     Raises:
         ValueError: no part has a field of that name.
@@ -51,7 +51,7 @@ def described(request: GenerateRequest) -> str:
 
 
 def _holder(request: GenerateRequest, name: str) -> Message:
-    parts = (request, request.sampling, request.stopping, request.speculation)
+    parts = (request, request.sampling, request.stopping, request.speculation, request.response)
     for part in parts:
         if name in part.DESCRIPTOR.fields_by_name:
             return part

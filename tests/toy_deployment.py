@@ -9,25 +9,33 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
+from coppice.grammar import Grammar
+from coppice.log_probs import TokenLogProbs
+from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from coppice.wire import log_probs_to_proto
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript
-from orchestrator.validation import GenerationRequest, validate
+from orchestrator.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.verifier_client import VerifierInfo
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
+from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary
+from verifier_svc.log_probs import token_log_probs
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
-from verifier_svc.token_choice import TokenChooser
+from verifier_svc.token_choice import Constraint, TokenChooser
 
 CONTEXT = 300
 MAX_NODES = 6
+MAX_OUTPUTS = 5
 SOURCE = "toy"
 INFO = VerifierInfo(
     model="toy",
@@ -41,6 +49,9 @@ INFO = VerifierInfo(
     shared_block_tokens=0,
 )
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
+VOCABULARY = GrammarVocabulary(TOKENIZER_JSON, VOCAB, (EOS,))
+# An output that is complete when it is cut off there is complete all the same.
+CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 LETTERS = list(b"abcdefghijklmnopqrstuvwxyz ")
 
 
@@ -50,6 +61,12 @@ def toy_logits(context: tuple[int, ...]) -> npt.NDArray[np.float32]:
     logits = np.random.default_rng([len(context), *context]).normal(0, 2, VOCAB).astype(np.float32)
     logits[LETTERS] += 12
     return logits
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(grammar: Grammar) -> CompiledGrammar:
+    """A grammar at its beginning."""
+    return VOCABULARY.compile(grammar)
 
 
 class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
@@ -76,6 +93,7 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
             exactness=self.exactness,
             version="toy",
             max_nodes=MAX_NODES,
+            max_outputs=MAX_OUTPUTS,
         )
 
     @streaming
@@ -85,12 +103,23 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
         heard = inference_pb2.GenerateRequest()
         heard.CopyFrom(request)
         self.hear(heard)
+        num_outputs = wanted_outputs(heard, MAX_OUTPUTS)
         valid = await self.check(heard)
+        for index in range(num_outputs):
+            seed = self.seed(valid.sampling.seed, index)
+            one = replace(valid, sampling=replace(valid.sampling, seed=seed))
+            async for message in self._answer(one, index, request):
+                yield message
+
+    async def _answer(
+        self, valid: GenerationRequest, index: int, request: inference_pb2.GenerateRequest
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """The messages of one output."""
         self.num_requests += 1
         self.num_running += 1
         ended = False
         try:
-            async for message in _Answer(self, valid).messages():
+            async for message in _Answer(self, valid, index).messages():
                 ended = message.HasField("finished")
                 self.say(message, request)
                 yield message
@@ -106,6 +135,20 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
     async def check(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
         """The request, valid."""
         return await validate(request, INFO, TOKENIZER, frozenset(self.sources), self.sources)
+
+    def seed(self, first: int, index: int) -> int:
+        """The seed of one of several outputs."""
+        return output_seed(first, index)
+
+    def log_probs(self, context: Sequence[int], token: int, request: GenerationRequest) -> TokenLogProbs:
+        """What the target thought of a token behind a context."""
+        return token_log_probs(toy_logits(tuple(context[-3:])), token, request.top_log_probs or 0)
+
+    def constraint(self, request: GenerationRequest, end_token_ids: Sequence[int]) -> Constraint | None:
+        """What the request's grammar allows, where it has one."""
+        if request.sampling.grammar is None:
+            return None
+        return VOCABULARY.begin(compiled(request.sampling.grammar), request.resume_ids, end_token_ids)
 
     def nodes(self, request: GenerationRequest) -> int:
         """Draft nodes of a round."""
@@ -132,8 +175,8 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
 class _Answer:
     """One request under way."""
 
-    def __init__(self, toy: ToyDeployment, request: GenerationRequest) -> None:
-        self._toy, self._request = toy, request
+    def __init__(self, toy: ToyDeployment, request: GenerationRequest, index: int) -> None:
+        self._toy, self._request, self._index = toy, request, index
         self._stats = inference_pb2.SpeculationStats()
         self._timing = inference_pb2.Timing(ttft_ms=1.0, total_ms=2.0)
         self._cached = toy.reused(request)
@@ -163,6 +206,7 @@ class _Answer:
             end_token_ids=self._end.end_token_ids,
             min_tokens=stopping.min_tokens,
         )
+        self._chooser.constraint = toy.constraint(request, () if stopping.ignore_eos else (EOS,))
 
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Deltas, then the end."""
@@ -190,7 +234,7 @@ class _Answer:
         if self._output.stop_match is not None:
             return Finish(FinishReason.STOP, self._output.stop_match)
         if (reason := self._transcript.end()) is None:
-            return None
+            return self._end_of_form()
         name = sampling_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
         is_stop = name == FinishReason.STOP.name
         return Finish(FinishReason[name], self._output.last_token_text() if is_stop else None)
@@ -199,16 +243,24 @@ class _Answer:
         """A chain of drafts of which some are right: as many tokens as were guessed, and one more."""
         nodes = min(self._toy.nodes(self._request), self._end.room - 1)
         right = self._transcript.length * 11 // 3 % (nodes + 1)
-        finish, tokens = None, []
+        finish, tokens, log_probs = None, [], []
         while finish is None and len(tokens) <= right:
             before = [*self._transcript.tokens, *tokens]
             tokens.append(self._toy.draw(self._chooser, before, self._request, len(tokens)))
+            if self._request.top_log_probs is not None:
+                log_probs.append(self._toy.log_probs(before, tokens[-1], self._request))
             self._chooser.push(tokens[-1])
             finish = self._end.push(tokens[-1])
+            if finish is None or finish.reason in CUT:
+                finish = self._end_of_form() or finish
         self._transcript.append(tokens)
-        self._output.push(tokens)
+        self._output.push(tokens, log_probs)
         self._count(nodes, len(tokens) - 1)
         return finish
+
+    def _end_of_form(self) -> Finish | None:
+        constraint = self._chooser.constraint
+        return Finish(FinishReason.STOP, None) if constraint is not None and constraint.is_complete else None
 
     def _count(self, nodes: int, accepted: int) -> None:
         self._timing.passes.add(rows=nodes + self._toy.num_running, count=1, total_ms=0.1)
@@ -231,7 +283,12 @@ class _Answer:
     def _delta(self, is_first: bool) -> inference_pb2.GenerateResponse:
         delta = self._output.take()
         token_ids = delta.token_ids if self._request.want_token_ids else ()
-        message = inference_pb2.GenerateResponse(text=delta.text, token_ids=token_ids)
+        message = inference_pb2.GenerateResponse(
+            text=delta.text,
+            token_ids=token_ids,
+            log_probs=log_probs_to_proto(delta.log_probs),
+            output_index=self._index,
+        )
         if is_first:
             message.request_id, message.seed = self._request.request_id, self._request.sampling.seed
         return message

@@ -19,6 +19,7 @@ GROUP = Group("cancellation")
 
 TOKENS = 24
 LEFT = 8
+OUTPUTS = 4
 # What is left behind must be gone by then.
 FREE_WITHIN_S = 10.0
 # Tried in turn, until one is too short for the whole output.
@@ -70,6 +71,15 @@ async def alone_again(deployment: Deployment, usual: int) -> None:
 async def freed(deployment: Deployment) -> None:
     usual = await company(deployment)
     await leave_some(deployment)
+    await alone_again(deployment, usual)
+
+
+@GROUP.case("several-outputs-free-their-places")
+async def outputs_freed(deployment: Deployment) -> None:
+    if deployment.facts.max_outputs < OUTPUTS:
+        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs")
+    usual = await company(deployment)
+    await leave(deployment, varied(endless(deployment, 0), num_outputs=OUTPUTS))
     await alone_again(deployment, usual)
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import grpc
-
 from conformance.case import Group
-from conformance.checks import require, same_answer
+from conformance.checks import same_answer
 from conformance.deployment import Deployment, Facts
-from conformance.errors import FailureError
+from conformance.refusals import refusal, refused_naming
 from conformance.requests import build, varied
-from coppice.client import RequestFailedError
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("errors")
@@ -86,34 +83,20 @@ WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
     "an-unknown-mode": ("speculation.mode", knob(mode=UNKNOWN)),
     "an-unknown-acceptance-rule": ("speculation.acceptance", knob(acceptance=UNKNOWN)),
     "an-unknown-exactness": ("speculation.exactness", knob(exactness=UNKNOWN)),
+    "21-likeliest-tokens": ("response.top_log_probs", knob(top_log_probs=21)),
+    "no-output": ("num_outputs", knob(num_outputs=0)),
+    "too-many-outputs": ("num_outputs", lambda facts: varied(usual(facts), num_outputs=facts.max_outputs + 1)),
+    "several-outputs-that-are-resumed": (
+        "num_outputs",
+        lambda facts: varied(usual(facts), num_outputs=2, resume_token_ids=facts.prompts[0][:1]),
+    ),
     "an-id-that-is-too-long": ("request_id", knob(request_id=TOO_LONG)),
     "a-salt-that-is-too-long": ("cache_salt", knob(cache_salt=TOO_LONG)),
 }
 
 
-async def refusal(deployment: Deployment, request: GenerateRequest) -> RequestFailedError:
-    """The error that a request gets.
-
-    Raises:
-        FailureError: it gets an answer.
-    """
-    try:
-        answer = await deployment.client.send(request, deployment.timeout_s)
-    except RequestFailedError as error:
-        return error
-    raise FailureError(f"it was answered with {len(answer.token_ids)} tokens", shown(request))
-
-
-def shown(request: GenerateRequest) -> GenerateRequest | None:
-    """The request, where it is short enough to be shown."""
-    return request if request.ByteSize() < 4096 else None
-
-
 async def refused(field: str, wrong: Callable[[Facts], GenerateRequest], deployment: Deployment) -> None:
-    request = wrong(deployment.facts)
-    error = await refusal(deployment, request)
-    require(error.code == grpc.StatusCode.INVALID_ARGUMENT, f"the status is {error}", shown(request))
-    require(error.fields == (field,), f"the fields are {error.fields}, not {field}: {error.details}", shown(request))
+    await refused_naming(deployment, wrong(deployment.facts), field)
 
 
 for name, (field, wrong) in WRONG.items():

@@ -9,13 +9,14 @@ from conformance.checks import require, require_context, same_answer
 from conformance.deployment import Deployment
 from conformance.errors import SkippedError
 from conformance.requests import FORCED, OFF, build, varied
-from coppice.v1.inference_pb2 import GenerateRequest
+from coppice.v1.inference_pb2 import GenerateRequest, TokenIds
 
 GROUP = Group("prefix")
 
 # Some blocks of any cache.
 PROMPT_TOKENS = 200
 TOKENS = 16
+OUTPUTS = 3
 
 
 def long_request(deployment: Deployment, **knobs: object) -> GenerateRequest:
@@ -23,7 +24,7 @@ def long_request(deployment: Deployment, **knobs: object) -> GenerateRequest:
     require_context(deployment, PROMPT_TOKENS + 2 * TOKENS)
     tokens = [token for prompt in deployment.facts.prompts for token in prompt]
     prompt = (tokens * PROMPT_TOKENS)[:PROMPT_TOKENS]
-    request = build(prompt, max_tokens=TOKENS, ignore_eos=True, cache_salt=uuid.uuid4().hex)
+    request = build(prompt, max_tokens=TOKENS, ignore_eos=True, top_log_probs=2, cache_salt=uuid.uuid4().hex)
     return varied(request, **knobs)
 
 
@@ -40,11 +41,45 @@ async def again(deployment: Deployment) -> None:
 @GROUP.case("cached-tokens-are-counted")
 async def counted(deployment: Deployment) -> None:
     request = long_request(deployment)
-    cached = [(await deployment.ask(request)).usage.cached_prompt_tokens for _ in range(2)]
+    first, second = await deployment.ask(request), await deployment.ask(request)
+    cached = (first.usage.cached_prompt_tokens, second.usage.cached_prompt_tokens)
     require(cached[0] == 0, f"{cached[0]} tokens of a new prompt are said to be cached", request)
     if not cached[1]:
         raise SkippedError("the deployment reports no prefix reuse")
     require(cached[1] < PROMPT_TOKENS, f"{cached[1]} of {PROMPT_TOKENS} tokens are said to be cached", request)
+    same_answer(first, second, request)
+
+
+@GROUP.case("a-conversation-that-goes-on-is-not-read-again")
+async def conversation(deployment: Deployment) -> None:
+    """An answer and the next question behind a prompt: what was said is cached, and changes nothing."""
+    request = long_request(deployment, temperature=1.0, seed=53, mode=FORCED)
+    first = await deployment.ask(request)
+    said = (*request.token_ids.ids, *first.token_ids, *deployment.facts.prompts[0])
+    longer = varied(request, token_ids=TokenIds(ids=said[: PROMPT_TOKENS + TOKENS]))
+    alone = varied(longer, cache_salt=uuid.uuid4().hex)
+    expected, answer = await deployment.ask(alone), await deployment.ask(longer)
+    same_answer(expected, answer, longer)
+    if not answer.usage.cached_prompt_tokens:
+        raise SkippedError("the deployment reports no prefix reuse")
+    cached = (expected.usage.cached_prompt_tokens, answer.usage.cached_prompt_tokens)
+    require(cached[0] == 0 < cached[1] < len(longer.token_ids.ids), f"{cached} tokens were cached", longer)
+
+
+@GROUP.case("outputs-of-one-request-share-its-prompt")
+async def several(deployment: Deployment) -> None:
+    if deployment.facts.max_outputs < OUTPUTS:
+        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs")
+    request = long_request(deployment, num_outputs=OUTPUTS, temperature=1.0, seed=54, mode=FORCED)
+    outputs = await deployment.outputs(request)
+    for output in outputs:
+        alone = varied(request, num_outputs=1, seed=output.seed, cache_salt=uuid.uuid4().hex)
+        same_answer(await deployment.ask(alone), output, alone)
+    cached = [output.usage.cached_prompt_tokens for output in outputs]
+    require(cached[0] == 0, f"{cached[0]} tokens of a new prompt are said to be cached", request)
+    if not any(cached):
+        raise SkippedError("the deployment reports no prefix reuse")
+    require(min(cached[1:]) > 0, f"the outputs' cached tokens are {cached}", request)
 
 
 @GROUP.case("another-salt-shares-nothing")

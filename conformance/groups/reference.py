@@ -1,20 +1,27 @@
-"""Greedy outputs against plain transformers, where the checkpoint is at hand (`--reference`)."""
+"""Greedy outputs and log-probabilities against plain transformers, where the checkpoint is at hand (`--reference`)."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import numpy as np
 
 from conformance.case import Group
 from conformance.checks import require, same_answer, same_tokens
 from conformance.deployment import OPENINGS, Deployment
-from conformance.errors import SkippedError
-from conformance.reference import ReferenceModel
+from conformance.errors import DifferenceError, SkippedError
+from conformance.reference import LogProbs, ReferenceModel
 from conformance.requests import FORCED, build, varied
+from coppice.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("reference")
 
 TOKENS = 48
+LIKELIEST = 20
+# Natural logarithms. Sums in single precision, added in another order, differ by some 1e-5 on models of a few layers.
+TOLERANCE = 1e-3
 
 
 def model_of(deployment: Deployment) -> ReferenceModel:
@@ -62,3 +69,37 @@ async def repetition(deployment: Deployment) -> None:
         request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, repetition_penalty=1.3)
         expected = await asyncio.to_thread(model.greedy, prompt, longest(deployment), 1.3)
         await compare(deployment, request, expected)
+
+
+def farthest(token: int, one: TokenLogProbs, row: LogProbs) -> float:
+    """The largest difference of a token's log-probabilities from the reference's [vocab].
+
+    The likeliest are compared by id, and by rank: where two are nearly equal, either may come first.
+    """
+    top = np.array(one.top_log_probs)
+    by_id = np.abs(top - row[list(one.top_token_ids)])
+    by_rank = np.abs(top - np.sort(row)[::-1][: top.size])
+    return float(max(abs(one.log_prob - row[token]), by_id.max(), by_rank.max()))
+
+
+async def compare_log_probs(deployment: Deployment, **knobs: Any) -> None:
+    model = model_of(deployment)
+    for prompt in deployment.facts.prompts:
+        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, top_log_probs=LIKELIEST)
+        request = varied(request, mode=FORCED, **knobs)
+        answer = await deployment.ask(request)
+        rows = await asyncio.to_thread(model.log_probs, prompt, answer.token_ids)
+        for index, (token, one) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
+            difference = farthest(token, one, rows[index])
+            if not difference <= TOLERANCE:
+                raise DifferenceError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
+
+
+@GROUP.case("log-probs-at-temperature-0")
+async def greedy_log_probs(deployment: Deployment) -> None:
+    await compare_log_probs(deployment)
+
+
+@GROUP.case("log-probs-at-temperature-1")
+async def sampled_log_probs(deployment: Deployment) -> None:
+    await compare_log_probs(deployment, temperature=1.0, seed=131)

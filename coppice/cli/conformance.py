@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 
 from coppice.cli.child import ChildError
 from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.preemption_log import PreemptionLog
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import RequestFailedError
 
@@ -37,6 +38,12 @@ def conformance(
     drafter: Drafters = None,
     device: Device = "",
     threads: Threads = 0,
+    kv_cache_mib: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="KV cache of a private topology. A small one makes sequences preempt each other."
+        ),
+    ] = 0,
 ) -> None:
     """Prove that a deployment is lossless over its public API, case by case.
 
@@ -52,7 +59,9 @@ def conformance(
         return
     if reference is not None and not (reference / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
-    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
+    spec = None
+    if not address:
+        spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
     report = asyncio.run(_run_or_exit(address, spec, cases, reference, timeout, shows=not as_json))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
@@ -66,17 +75,18 @@ async def _run_or_exit(
     from conformance.errors import UnsuitableError
 
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            if spec is not None:
-                address = (await stack.enter_async_context(running(spec))).address
-            return await _run(address, cases, reference, timeout_s, shows=shows)
+        if spec is None:
+            return await _run(address, cases, reference, timeout_s, None, shows=shows)
+        log = PreemptionLog()
+        async with running(spec, log.read) as topology:
+            return await _run(topology.address, cases, reference, timeout_s, log, shows=shows)
     except (RequestFailedError, ChildError, UnsuitableError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
 
 
 async def _run(
-    address: str, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
+    address: str, cases: list[Case], reference: Path | None, timeout_s: float, log: PreemptionLog | None, *, shows: bool
 ) -> dict[str, Any]:
     from conformance.deployment import connected
     from conformance.reference import ReferenceModel
@@ -94,7 +104,10 @@ async def _run(
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
+        if log is not None:
+            deployment.num_preemptions = lambda: log.num_preemptions
         show(heading(address, deployment.facts))
         results = await run_cases(cases, deployment, timeout_s, report)
-        show(summary(results))
-        return as_json(address, deployment.facts, results)
+        num_preemptions = None if log is None else log.num_preemptions
+        show(summary(results, num_preemptions))
+        return as_json(address, deployment.facts, results, num_preemptions)

@@ -57,7 +57,7 @@ def parse_drafters(texts: Sequence[str] | None) -> tuple[DrafterSpec, ...]:
 
 @dataclass(frozen=True)
 class TopologySpec:
-    """What to run. Port 0 picks a free one; 0 threads leaves them to each service, as 0 for `tensor_parallel` does."""
+    """What to run. Port 0 picks a free one; 0 of anything else leaves it to the service."""
 
     target: str = str(MODELS / "target")
     drafters: tuple[DrafterSpec, ...] = field(default_factory=lambda: parse_drafters(None))
@@ -65,6 +65,7 @@ class TopologySpec:
     device: str = ""
     threads: int = 0
     tensor_parallel: int = 0
+    kv_cache_mib: int = 0
 
 
 class Topology:
@@ -135,6 +136,8 @@ class Topology:
         env = self._model_env(self._spec.target)
         if self._spec.tensor_parallel:
             env["TENSOR_PARALLEL"] = str(self._spec.tensor_parallel)
+        if self._spec.kv_cache_mib:
+            env["KV_CACHE_MIB"] = str(self._spec.kv_cache_mib)
         return env
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:

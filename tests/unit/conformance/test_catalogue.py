@@ -6,7 +6,7 @@ import re
 
 from conformance.catalogue import all_groups, cases_like
 
-NAME = re.compile(r"[a-z]+/[a-z0-9.-]+")
+NAME = re.compile(r"[a-z-]+/[a-z0-9.-]+")
 
 
 def test_every_case_has_a_name_of_its_own_that_begins_with_its_group() -> None:

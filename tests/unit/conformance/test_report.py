@@ -9,7 +9,7 @@ from conformance.report import as_json, heading, result_lines, summary
 from conformance.requests import build
 from conformance.runner import Result
 
-FACTS = Facts("toy", "1.2", "f", 100, 64, (1,), ("small-lm",), True, 8, ((1,), (2,), (3,)))
+FACTS = Facts("toy", "1.2", "f", 100, 64, (1,), ("small-lm",), True, 8, 4, ((1,), (2,), (3,)))
 RESULTS = [
     Result("a/good", "passed", 0.5),
     Result("a/bad", "failed", 1.0, "token 3 is 5, not 4", build("x", top_k=2)),
@@ -30,6 +30,7 @@ def test_a_failure_has_its_reason_and_its_request_and_a_skip_its_reason() -> Non
 def test_the_summary_counts_and_names_what_failed() -> None:
     assert summary(RESULTS) == "3 cases: 1 passed, 1 failed, 1 skipped, 2 s\nfailed: a/bad"
     assert "failed:" not in summary(RESULTS[:1])
+    assert summary(RESULTS[:1], 7) == "1 cases: 1 passed, 0 failed, 0 skipped, 0 s, 7 preemptions"
 
 
 def test_the_heading_says_what_is_tested() -> None:
@@ -46,5 +47,7 @@ def test_the_object_has_the_counts_and_every_case() -> None:
         "failed": 1,
         "skipped": 1,
     }
+    assert "preemptions" not in report
+    assert as_json("host:1", FACTS, RESULTS, 0)["preemptions"] == 0
     assert [set(case) for case in report["cases"]] == [{"name", "status", "seconds", "reason"}] * 3
     assert '"top_k": 2' in report["cases"][1]["reason"]
