@@ -17,6 +17,7 @@ from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
+from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.packed_linear import pack_linears
@@ -62,6 +63,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     probe = ConformanceProbe(model, vocab_size)
     if device.type == "cpu":
         logger.info("packed %d linear layers", pack_linears(model))
+        if exact:
+            even_activations(model)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
