@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from coppice.bundled import MODELS
 from coppice.cli.__main__ import app
-from coppice.cli.topology import DrafterSpec, TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
 
 PROMPT = "config = "
@@ -46,27 +42,8 @@ def keeps_schema(value: Any) -> bool:
     )
 
 
-@contextlib.asynccontextmanager
-async def bundled_pair() -> AsyncIterator[Client]:
-    spec = TopologySpec(
-        target=str(MODELS / "target"),
-        drafters=(DrafterSpec("small-lm", str(MODELS / "small-lm")),),
-        device="cpu",
-        threads=1,
-    )
-    async with running(spec) as topology, Client(topology.address) as client:
-        yield client
-
-
 @pytest.mark.timeout(240)
-async def test_grammars_through_the_whole_system(tmp_path: Path) -> None:
-    async with bundled_pair() as client:
-        await check_outputs_keep_their_grammar_and_speculation_changes_no_token(client)
-        await check_a_bad_grammar_names_its_field_and_the_next_request_is_served(client)
-        await check_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(client, tmp_path)
-
-
-async def check_outputs_keep_their_grammar_and_speculation_changes_no_token(client: Client) -> None:
+async def test_outputs_keep_their_grammar_and_speculation_changes_no_token(bundled: Client) -> None:
     for sampling in (
         Options(),
         Options(temperature=0.7, top_p=0.9, seed=1),
@@ -75,18 +52,18 @@ async def check_outputs_keep_their_grammar_and_speculation_changes_no_token(clie
     ):
         for grammar in ({"json_schema": SCHEMA}, {"regex": CALL}):
             options = replace(sampling, max_tokens=60, **grammar)
-            on = await client.generate(PROMPT, options)
-            off = await client.generate(PROMPT, replace(options, speculation="off"))
+            on = await bundled.generate(PROMPT, options)
+            off = await bundled.generate(PROMPT, replace(options, speculation="off"))
             assert on.token_ids == off.token_ids
             assert (on.text, on.finish_reason, on.stop_match) == (off.text, "stop", None)
             assert keeps_schema(json.loads(on.text)) if "json_schema" in grammar else re.fullmatch(CALL, on.text)
             for cut in (1, len(on.token_ids) - 1, len(on.token_ids)):
-                rest = await client.generate(PROMPT, replace(options, resume_token_ids=on.token_ids[:cut]))
+                rest = await bundled.generate(PROMPT, replace(options, resume_token_ids=on.token_ids[:cut]))
                 assert rest.token_ids == on.token_ids[cut:]
                 assert rest.finish_reason == "stop"
 
 
-async def check_a_bad_grammar_names_its_field_and_the_next_request_is_served(client: Client) -> None:
+async def test_a_bad_grammar_names_its_field_and_the_next_request_is_served(bundled: Client) -> None:
     for options, field in (
         (Options(regex="("), "sampling.grammar.regex"),
         (Options(json_schema="{"), "sampling.grammar.json_schema"),
@@ -94,13 +71,13 @@ async def check_a_bad_grammar_names_its_field_and_the_next_request_is_served(cli
         (Options(regex="abc", resume_token_ids=(5,)), "resume_token_ids"),
     ):
         with pytest.raises(RequestFailedError) as caught:
-            await client.generate(PROMPT, options)
+            await bundled.generate(PROMPT, options)
         assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
         assert caught.value.fields == (field,)
-    assert (await client.generate(PROMPT, Options(regex="yes"))).text == "yes"
+    assert (await bundled.generate(PROMPT, Options(regex="yes"))).text == "yes"
 
 
-async def check_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(client: Client, tmp_path: Path) -> None:
+async def test_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(bundled: Client, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({"const": [1]}))
     for arguments, expected in (
@@ -108,7 +85,7 @@ async def check_the_command_line_takes_a_schema_as_text_or_file_and_a_regex(clie
         (["--json-schema", '{"const": 7}'], 7),
         (["--regex", "42"], 42),
     ):
-        command = ["generate", "--address", client.address, "--prompt", PROMPT, "--json", *arguments]
+        command = ["generate", "--address", bundled.address, "--prompt", PROMPT, "--json", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, app, command)
         assert result.exit_code == 0, result.stderr
         assert json.loads(json.loads(result.stdout)["text"]) == expected

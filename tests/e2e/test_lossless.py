@@ -1,7 +1,8 @@
 """The whole system, separate processes, real checkpoints: speculation changes no token.
 
-The bundled pair always runs. Two foreign checkpoints run, too, where COPPICE_FOREIGN_MODELS names a folder that holds
-them, or where they lie beside the checkout.
+The bundled pair always runs, one topology for all tests: prompts that look at the cache have salts of their own. Two
+foreign checkpoints run, too, where COPPICE_FOREIGN_MODELS names a folder that holds them, or where they lie beside the
+checkout.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Pair:
     prompts: tuple[str, ...]
 
 
-PAIRS = {
-    "bundled": Pair(MODELS / "target", MODELS / "small-lm", CODE_PROMPTS),
+BUNDLED = Pair(MODELS / "target", MODELS / "small-lm", CODE_PROMPTS)
+FOREIGN_PAIRS = {
     "foreign": Pair(FOREIGN / "stories260K", FOREIGN / "llama2xs-279K", STORY_PROMPTS),
     "foreign, swapped": Pair(FOREIGN / "llama2xs-279K", FOREIGN / "stories260K", STORY_PROMPTS),
 }
@@ -56,16 +57,12 @@ PAIRS = {
 
 @contextlib.asynccontextmanager
 async def client_of(pair: Pair) -> AsyncIterator[Client]:
+    """A client of a topology that serves a foreign pair."""
     spec = TopologySpec(
         target=str(pair.target), drafters=(DrafterSpec("small-lm", str(pair.drafter)),), device="cpu", threads=1
     )
     async with running(spec) as topology, Client(topology.address) as client:
         yield client
-
-
-def skip_if_absent(pair: Pair) -> None:
-    if not pair.target.is_dir():
-        pytest.skip(f"the foreign checkpoints are not at {FOREIGN}")
 
 
 def greedy_by_transformers(pair: Pair, prompt: str, count: int) -> list[int]:
@@ -82,40 +79,47 @@ def greedy_by_transformers(pair: Pair, prompt: str, count: int) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", PAIRS)
-async def test_tokens_are_those_of_the_target_alone(name: str) -> None:
-    pair = PAIRS[name]
-    skip_if_absent(pair)
+async def test_tokens_are_those_of_the_target_alone(bundled: Client) -> None:
+    await check_tokens(bundled, BUNDLED)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", FOREIGN_PAIRS)
+async def test_tokens_are_those_of_a_foreign_target_alone(name: str) -> None:
+    pair = FOREIGN_PAIRS[name]
+    if not pair.target.is_dir():
+        pytest.skip(f"the foreign checkpoints are not at {FOREIGN}")
+    async with client_of(pair) as client:
+        await check_tokens(client, pair)
+
+
+async def check_tokens(client: Client, pair: Pair) -> None:
     torch.set_num_threads(1)
     count = 64
     accepted = 0
-    async with client_of(pair) as client:
-        for prompt in pair.prompts:
-            for label, sampling in SAMPLING.items():
-                options = replace(sampling, max_tokens=count, ignore_eos=True)
-                on = await client.generate(prompt, options)
-                off = await client.generate(prompt, replace(options, speculation="off"))
-                assert on.token_ids == off.token_ids, (label, prompt)
-                assert on.text == off.text
-                assert off.speculation.draft_tokens == 0
-                accepted += on.speculation.accepted_tokens
-                if label == "greedy":
-                    assert list(off.token_ids) == greedy_by_transformers(pair, prompt, count)
+    for prompt in pair.prompts:
+        for label, sampling in SAMPLING.items():
+            options = replace(sampling, max_tokens=count, ignore_eos=True)
+            on = await client.generate(prompt, options)
+            off = await client.generate(prompt, replace(options, speculation="off"))
+            assert on.token_ids == off.token_ids, (label, prompt)
+            assert on.text == off.text
+            assert off.speculation.draft_tokens == 0
+            accepted += on.speculation.accepted_tokens
+            if label == "greedy":
+                assert list(off.token_ids) == greedy_by_transformers(pair, prompt, count)
     assert accepted > 100
 
 
 @pytest.mark.timeout(120)
-async def test_traversal_verification_goes_through_the_whole_system() -> None:
+async def test_traversal_verification_goes_through_the_whole_system(bundled: Client) -> None:
     """At temperature 0 the target's own tokens; above, accepted drafts, and nothing that top-k rules out."""
-    pair = PAIRS["bundled"]
-    torch.set_num_threads(1)
     options = Options(max_tokens=48, ignore_eos=True, acceptance="traversal", top_log_probs=5)
-    async with client_of(pair) as client:
-        greedy = await client.generate(CODE_PROMPTS[0], options)
-        assert list(greedy.token_ids) == greedy_by_transformers(pair, CODE_PROMPTS[0], 48)
-        outputs = await client.generate_all(
-            CODE_PROMPTS[1], replace(options, temperature=1.0, top_k=5, seed=4, num_outputs=2)
-        )
+    greedy = await bundled.generate(CODE_PROMPTS[0], options)
+    assert list(greedy.token_ids) == greedy_by_transformers(BUNDLED, CODE_PROMPTS[0], 48)
+    outputs = await bundled.generate_all(
+        CODE_PROMPTS[1], replace(options, temperature=1.0, top_k=5, seed=4, num_outputs=2)
+    )
     assert len({output.token_ids for output in outputs}) == 2
     for output in outputs:
         assert output.speculation.accepted_tokens > 8
@@ -124,102 +128,94 @@ async def test_traversal_verification_goes_through_the_whole_system() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_log_probabilities_are_those_of_the_target_alone() -> None:
-    pair, prompt = PAIRS["bundled"], CODE_PROMPTS[1]
-    async with client_of(pair) as client:
-        for temperature in (0.0, 1.0):
-            options = Options(temperature=temperature, seed=8, max_tokens=48, ignore_eos=True, top_log_probs=4)
-            on = await client.generate(prompt, options)
-            off = await client.generate(prompt, replace(options, speculation="off"))
-            assert on.speculation.accepted_tokens > 0
-            # The same bits.
-            assert on.log_probs == off.log_probs
-            reference = log_softmax_by_transformers(pair, prompt, on.token_ids)
-            assert len(on.log_probs) == len(reference) == 48
-            for one, token, row in zip(on.log_probs, on.token_ids, reference, strict=True):
-                assert one.log_prob == pytest.approx(float(row[token]), abs=1e-4)
-                assert one.top_log_probs == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
-                assert one.top_log_probs == pytest.approx(row[list(one.top_token_ids)].tolist(), abs=1e-4)
+async def test_log_probabilities_are_those_of_the_target_alone(bundled: Client) -> None:
+    prompt = CODE_PROMPTS[1]
+    for temperature in (0.0, 1.0):
+        options = Options(temperature=temperature, seed=8, max_tokens=48, ignore_eos=True, top_log_probs=4)
+        on = await bundled.generate(prompt, options)
+        off = await bundled.generate(prompt, replace(options, speculation="off"))
+        assert on.speculation.accepted_tokens > 0
+        # The same bits.
+        assert on.log_probs == off.log_probs
+        reference = log_softmax_by_transformers(prompt, on.token_ids)
+        assert len(on.log_probs) == len(reference) == 48
+        for one, token, row in zip(on.log_probs, on.token_ids, reference, strict=True):
+            assert one.log_prob == pytest.approx(float(row[token]), abs=1e-4)
+            assert one.top_log_probs == pytest.approx(row.topk(4).values.tolist(), abs=1e-4)
+            assert one.top_log_probs == pytest.approx(row[list(one.top_token_ids)].tolist(), abs=1e-4)
 
 
 @torch.inference_mode()
-def log_softmax_by_transformers(pair: Pair, prompt: str, token_ids: Sequence[int]) -> torch.Tensor:
+def log_softmax_by_transformers(prompt: str, token_ids: Sequence[int]) -> torch.Tensor:
     """The oracle: log-probabilities [tokens, vocab] at every generated token's place, by one plain forward."""
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+    model = AutoModelForCausalLM.from_pretrained(MODELS / "target", dtype=torch.float32)
     ids = [*tokenizer(prompt)["input_ids"], *token_ids]
     rows: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0, -len(token_ids) - 1 : -1]
     return rows.double().log_softmax(-1)
 
 
 @pytest.mark.timeout(120)
-async def test_each_of_several_outputs_is_that_of_a_request_with_its_seed() -> None:
-    async with client_of(PAIRS["bundled"]) as client:
-        prompt = "\n\n".join(CODE_PROMPTS * 3)
-        options = Options(temperature=1.0, seed=9, max_tokens=32, ignore_eos=True, top_log_probs=1)
-        outputs = await client.generate_all(prompt, replace(options, num_outputs=3))
-        assert [output.seed for output in outputs] == [output_seed(9, index) for index in range(3)]
-        for output in outputs:
-            alone = await client.generate(prompt, replace(options, seed=output.seed, speculation="off", cache_salt="b"))
-            assert (output.token_ids, output.text, output.log_probs) == (alone.token_ids, alone.text, alone.log_probs)
-        assert len({output.token_ids for output in outputs}) == 3
-        # The prompt is computed once: the others use its full blocks.
-        blocks = (outputs[0].usage.prompt_tokens - 1) // 64 * 64
-        assert blocks > 0
-        assert [output.usage.cached_prompt_tokens for output in outputs] == [0, blocks, blocks]
+async def test_each_of_several_outputs_is_that_of_a_request_with_its_seed(bundled: Client) -> None:
+    prompt = "\n\n".join(CODE_PROMPTS * 3)
+    options = Options(temperature=1.0, seed=9, max_tokens=32, ignore_eos=True, top_log_probs=1, cache_salt="a")
+    outputs = await bundled.generate_all(prompt, replace(options, num_outputs=3))
+    assert [output.seed for output in outputs] == [output_seed(9, index) for index in range(3)]
+    for output in outputs:
+        alone = await bundled.generate(prompt, replace(options, seed=output.seed, speculation="off", cache_salt="b"))
+        assert (output.token_ids, output.text, output.log_probs) == (alone.token_ids, alone.text, alone.log_probs)
+    assert len({output.token_ids for output in outputs}) == 3
+    # The prompt is computed once: the others use its full blocks.
+    blocks = (outputs[0].usage.prompt_tokens - 1) // 64 * 64
+    assert blocks > 0
+    assert [output.usage.cached_prompt_tokens for output in outputs] == [0, blocks, blocks]
 
 
 @pytest.mark.timeout(120)
-async def test_an_interrupted_stream_goes_on_where_it_was() -> None:
-    async with client_of(PAIRS["bundled"]) as client:
-        options = Options(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
-        whole = await client.generate(CODE_PROMPTS[0], options)
-        for cut in (1, 17, 39):
-            rest = await client.generate(
-                CODE_PROMPTS[0], replace(options, resume_token_ids=tuple(whole.token_ids[:cut]))
-            )
-            assert list(rest.token_ids) == list(whole.token_ids[cut:])
+async def test_an_interrupted_stream_goes_on_where_it_was(bundled: Client) -> None:
+    options = Options(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
+    whole = await bundled.generate(CODE_PROMPTS[0], options)
+    for cut in (1, 17, 39):
+        rest = await bundled.generate(CODE_PROMPTS[0], replace(options, resume_token_ids=tuple(whole.token_ids[:cut])))
+        assert list(rest.token_ids) == list(whole.token_ids[cut:])
 
 
 @pytest.mark.timeout(120)
-async def test_a_prompt_that_was_read_before_gives_the_same_tokens_without_being_read() -> None:
-    async with client_of(PAIRS["bundled"]) as client:
-        prompt = "\n\n".join(CODE_PROMPTS * 3)
-        options = Options(temperature=1.0, seed=6, max_tokens=40, ignore_eos=True, cache_salt="a")
-        first = await client.generate(prompt, options)
-        again = await client.generate(prompt, replace(options, speculation="off"))
-        apart = await client.generate(prompt, replace(options, cache_salt="b"))
-        assert first.token_ids == again.token_ids == apart.token_ids
-        assert first.usage.cached_prompt_tokens == apart.usage.cached_prompt_tokens == 0
-        assert again.usage.cached_prompt_tokens == (first.usage.prompt_tokens - 1) // 64 * 64 > 64
+async def test_a_prompt_that_was_read_before_gives_the_same_tokens_without_being_read(bundled: Client) -> None:
+    prompt = "\n\n".join(CODE_PROMPTS * 3)
+    options = Options(temperature=1.0, seed=6, max_tokens=40, ignore_eos=True, cache_salt="c")
+    first = await bundled.generate(prompt, options)
+    again = await bundled.generate(prompt, replace(options, speculation="off"))
+    apart = await bundled.generate(prompt, replace(options, cache_salt="d"))
+    assert first.token_ids == again.token_ids == apart.token_ids
+    assert first.usage.cached_prompt_tokens == apart.usage.cached_prompt_tokens == 0
+    assert again.usage.cached_prompt_tokens == (first.usage.prompt_tokens - 1) // 64 * 64 > 64
 
 
 @pytest.mark.timeout(120)
-async def test_stop_strings_end_the_text_in_the_same_place_with_and_without_speculation() -> None:
-    async with client_of(PAIRS["bundled"]) as client:
-        options = Options(max_tokens=60, ignore_eos=True)
-        whole = await client.generate(CODE_PROMPTS[0], options)
-        stop = whole.text[len(whole.text) // 2 :][:3]
-        for speculation in ("auto", "off"):
-            stopped = await client.generate(CODE_PROMPTS[0], replace(options, stop=(stop,), speculation=speculation))
-            assert stopped.text == whole.text[: whole.text.index(stop)]
-            assert stopped.finish_reason == "stop"
+async def test_stop_strings_end_the_text_in_the_same_place_with_and_without_speculation(bundled: Client) -> None:
+    options = Options(max_tokens=60, ignore_eos=True)
+    whole = await bundled.generate(CODE_PROMPTS[0], options)
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    for speculation in ("auto", "off"):
+        stopped = await bundled.generate(CODE_PROMPTS[0], replace(options, stop=(stop,), speculation=speculation))
+        assert stopped.text == whole.text[: whole.text.index(stop)]
+        assert stopped.finish_reason == "stop"
 
 
 @pytest.mark.timeout(120)
-async def test_bad_requests_fail_at_the_door_and_the_next_one_is_served() -> None:
-    async with client_of(PAIRS["bundled"]) as client:
-        for prompt, options in (
-            ("", Options()),
-            ([4_000_000], Options()),
-            ([5] * 5000, Options()),
-            ("x", Options(temperature=-1.0)),
-        ):
-            with pytest.raises(RequestFailedError) as failure:
-                await client.generate(prompt, options)
-            assert failure.value.code.name == "INVALID_ARGUMENT"
-        completion = await client.generate(CODE_PROMPTS[0], Options(max_tokens=4))
-        assert completion.usage.completion_tokens <= 4
+async def test_bad_requests_fail_at_the_door_and_the_next_one_is_served(bundled: Client) -> None:
+    for prompt, options in (
+        ("", Options()),
+        ([4_000_000], Options()),
+        ([5] * 5000, Options()),
+        ("x", Options(temperature=-1.0)),
+    ):
+        with pytest.raises(RequestFailedError) as failure:
+            await bundled.generate(prompt, options)
+        assert failure.value.code.name == "INVALID_ARGUMENT"
+    completion = await bundled.generate(CODE_PROMPTS[0], Options(max_tokens=4))
+    assert completion.usage.completion_tokens <= 4
 
 
 @pytest.mark.timeout(120)

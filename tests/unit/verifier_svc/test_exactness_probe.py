@@ -40,6 +40,22 @@ def test_a_kernel_that_treats_many_rows_differently_is_found_out(
     assert not rows_stand_alone(target, VOCAB)
 
 
+def test_a_kernel_that_treats_the_end_of_a_pass_differently_is_found_out(
+    new_model: Callable[[str], PreTrainedModel],
+) -> None:
+    """As vector code does with what is left over of whole vectors: here in every other size of pass."""
+    model = new_model("llama")
+    target = TargetModel(model, exact=True, num_blocks=8, kernel=CompiledKernel())
+
+    def other_bits(_module: object, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+        if output.shape[1] % 8:
+            output[:, -1] *= 1 + 1e-6
+        return output
+
+    model.model.layers[0].mlp.register_forward_hook(other_bits)
+    assert not rows_stand_alone(target, VOCAB)
+
+
 @pytest.fixture
 def target(new_model: Callable[[str], PreTrainedModel]) -> TargetModel:
     return TargetModel(new_model("llama"), exact=True, num_blocks=8)
