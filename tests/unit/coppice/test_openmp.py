@@ -16,13 +16,15 @@ def test_a_spin_count_that_is_set_is_kept() -> None:
     assert env == {"GOMP_SPINCOUNT": "7"}
 
 
+# Ends where torch would be imported, which takes seconds.
 CHECK = """
 import builtins, os, sys
 real = builtins.__import__
 
 def checked(name, *args, **kwargs):
-    if name == "torch" and os.environ.get("GOMP_SPINCOUNT") is None:
-        print("torch was imported first")
+    if name == "torch":
+        print("spin count", os.environ.get("GOMP_SPINCOUNT"))
+        sys.exit()
     return real(name, *args, **kwargs)
 
 builtins.__import__ = checked
@@ -37,6 +39,5 @@ def test_services_set_the_spin_count_before_torch_is_imported(module: str) -> No
     env = {"MODEL": "nowhere/to/be/found", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", CHECK.replace("MODULE", module)]
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert result.stdout == ""
-    assert result.returncode == 2, result.stderr
-    assert "nowhere" in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.removeprefix("spin count ").strip().isdigit(), result.stdout

@@ -303,14 +303,14 @@ def test_sequences_that_come_and_go_disturb_no_other(engine: Engine) -> None:
     finished: dict[int, list[int]] = {}
     opened: dict[int, int] = {}
     cancelled: set[int] = set()
-    for number in range(1000):
+    for number in range(300):
         case = int(generator.integers(len(cases)))
         prompt, seed = cases[case]
         opened[number] = case
         spec = SequenceSpec(tuple(prompt), SamplingParams(temperature=1.0, seed=seed), stopping)
         engine.open(SequenceKey(2, number), spec)
         while len(opened) - len(cancelled) - len(finished) > 6:
-            if generator.random() < 0.01:
+            if generator.random() < 0.03:
                 victim = int(generator.choice([n for n in opened if n not in cancelled and n not in finished]))
                 engine.close(SequenceKey(2, victim))
                 cancelled.add(victim)
@@ -318,7 +318,7 @@ def test_sequences_that_come_and_go_disturb_no_other(engine: Engine) -> None:
     while len(finished) < len(opened) - len(cancelled - finished.keys()):
         harness.collect(finished)
     assert len(cancelled) > 50
-    assert len(finished) > 600
+    assert len(finished) > 100
     for number, token_ids in finished.items():
         assert token_ids == expected[opened[number]], number
 
