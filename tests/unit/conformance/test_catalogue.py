@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from conformance.catalogue import all_groups, cases_like
 
@@ -24,3 +25,8 @@ def test_patterns_choose_cases_by_name() -> None:
         "seeds/same-seed-same-answer",
     ]
     assert not cases_like(["no-such-case"])
+
+
+def test_the_readme_counts_them() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+    assert re.findall(r"\((\d+)\s+in (\d+) groups\)", readme) == [(str(len(cases_like(()))), str(len(all_groups())))]
