@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from coppice.cli.topology import TopologySpec, running
+from coppice.cli.topology import Topology, TopologySpec, running
 from coppice.client import Client
 
 
@@ -19,7 +19,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def bundled() -> AsyncIterator[Client]:
-    """A client of the bundled models, in processes of their own."""
-    async with running(TopologySpec(device="cpu", threads=1)) as topology, Client(topology.address) as client:
+async def topology() -> AsyncIterator[Topology]:
+    """The bundled models, in processes of their own."""
+    async with running(TopologySpec(device="cpu", threads=1)) as topology:
+        yield topology
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def bundled(topology: Topology) -> AsyncIterator[Client]:
+    """A client of the bundled models."""
+    async with Client(topology.address) as client:
         yield client

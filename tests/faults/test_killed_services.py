@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from coppice.bundled import MODELS
 from coppice.cli.child import Child
@@ -17,6 +18,8 @@ PROMPT = "class Queue:\n    def __init__(self, size):\n"
 OPTIONS = Options(temperature=1.0, seed=3, max_tokens=160, ignore_eos=True)
 START_S = 90.0
 STOP_S = 10.0
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Services:
         child._process.send_signal(number)
 
 
-@contextlib.asynccontextmanager
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def services() -> AsyncIterator[Services]:
     common = {"LISTEN_ADDRESS": "127.0.0.1:0", "DEVICE": "cpu", "THREADS": "1"}
     verifier = Child("verifier", "verifier_svc", {**common, "MODEL": str(MODELS / "target")}, None)
@@ -69,28 +72,27 @@ async def interrupted(running: Services, number: signal.Signals, after_tokens: i
 
 
 @pytest.mark.timeout(180)
-async def test_a_killed_drafter_costs_no_token_and_later_requests_are_served() -> None:
-    async with services() as running:
-        undisturbed = await running.client.generate(PROMPT, OPTIONS)
-        assert undisturbed.speculation.accepted_tokens > 0
-        assert await interrupted(running, signal.SIGKILL, after_tokens=30) == list(undisturbed.token_ids)
-        without = await running.client.generate(PROMPT, OPTIONS)
-        assert without.token_ids == undisturbed.token_ids
-        assert without.speculation.draft_tokens == 0
+async def test_a_drafter_that_hangs_costs_speed_only(services: Services) -> None:
+    undisturbed = await services.client.generate(PROMPT, OPTIONS)
+    try:
+        assert await interrupted(services, signal.SIGSTOP, after_tokens=30) == list(undisturbed.token_ids)
+        silent = await services.client.generate(PROMPT, OPTIONS)
+    finally:
+        services.send(services.drafter, signal.SIGCONT)
+    assert silent.token_ids == undisturbed.token_ids
+    assert silent.speculation.draft_tokens == 0
+    # Most rounds did not wait: a few tried again whether the drafter was back.
+    assert silent.timing.linger_ms < silent.timing.total_ms / 2
+    again = await services.client.generate(PROMPT, OPTIONS)
+    assert again.token_ids == undisturbed.token_ids
 
 
 @pytest.mark.timeout(180)
-async def test_a_drafter_that_hangs_costs_speed_only() -> None:
-    async with services() as running:
-        undisturbed = await running.client.generate(PROMPT, OPTIONS)
-        try:
-            assert await interrupted(running, signal.SIGSTOP, after_tokens=30) == list(undisturbed.token_ids)
-            silent = await running.client.generate(PROMPT, OPTIONS)
-        finally:
-            running.send(running.drafter, signal.SIGCONT)
-        assert silent.token_ids == undisturbed.token_ids
-        assert silent.speculation.draft_tokens == 0
-        # Most rounds did not wait: a few tried again whether the drafter was back.
-        assert silent.timing.linger_ms < silent.timing.total_ms / 2
-        again = await running.client.generate(PROMPT, OPTIONS)
-        assert again.token_ids == undisturbed.token_ids
+async def test_a_killed_drafter_costs_no_token_and_later_requests_are_served(services: Services) -> None:
+    """The last one here: the drafter stays dead."""
+    undisturbed = await services.client.generate(PROMPT, OPTIONS)
+    assert undisturbed.speculation.accepted_tokens > 0
+    assert await interrupted(services, signal.SIGKILL, after_tokens=30) == list(undisturbed.token_ids)
+    without = await services.client.generate(PROMPT, OPTIONS)
+    assert without.token_ids == undisturbed.token_ids
+    assert without.speculation.draft_tokens == 0

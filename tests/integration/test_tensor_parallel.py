@@ -250,7 +250,7 @@ async def test_two_processes_say_what_one_says(checkpoint: Path) -> None:
     assert not alive(service.worker)
 
 
-async def test_the_bundled_target_in_two_parts_says_what_one_process_and_transformers_say() -> None:
+async def test_the_bundled_target_in_two_parts_says_what_one_process_says_and_leaves_none_behind_when_killed() -> None:
     target = MODELS / "target"
     async with one_process(target) as address:
         expected = {name: (await generate(address, LONG_PROMPT, SAMPLING[name]))[0] for name in SAMPLING}
@@ -261,6 +261,12 @@ async def test_the_bundled_target_in_two_parts_says_what_one_process_and_transfo
             drafted, rounds = await generate(service.address, LONG_PROMPT, SAMPLING[name], continuation=tokens)
             assert drafted == tokens
             assert rounds < TOKENS / 3
+        worker = service.worker
+        assert alive(worker)
+        service.process.kill()
+        async with asyncio.timeout(ANSWER_S):
+            while alive(worker):  # noqa: ASYNC110 it is not our child, so there is nothing to wait on
+                await asyncio.sleep(0.05)
 
 
 async def test_heads_that_do_not_divide_are_refused_at_start(checkpoint: Path) -> None:
@@ -287,16 +293,6 @@ async def test_a_worker_that_hangs_ends_the_service_once_it_is_late(checkpoint: 
     assert code == WORKER_LOST
     assert "a pass failed" in said
     assert not alive(service.worker)
-
-
-async def test_workers_end_when_rank_0_is_killed(checkpoint: Path) -> None:
-    async with running(checkpoint, TENSOR_PARALLEL="2", EXACTNESS="fast") as service:
-        worker = service.worker
-        assert alive(worker)
-        service.process.kill()
-        async with asyncio.timeout(ANSWER_S):
-            while alive(worker):  # noqa: ASYNC110 it is not our child, so there is nothing to wait on
-                await asyncio.sleep(0.05)
 
 
 def alive(pid: int) -> bool:
