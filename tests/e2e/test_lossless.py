@@ -18,8 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coppice.bundled import MODELS
-from coppice.cli.child import ChildError
-from coppice.cli.topology import DrafterSpec, TopologySpec, running
+from coppice.cli.child import Child, ChildError
+from coppice.cli.topology import DrafterSpec, Topology, TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
 from coppice.output_seed import output_seed
 
@@ -31,6 +31,8 @@ CODE_PROMPTS = (
     "def parse_header(line):\n    name, _, value = line.partition(':')\n",
 )
 STORY_PROMPTS = ("Once upon a time, there was a little", "Tom and Sue went to the park and", "The dog")
+START_S = 90.0
+STOP_S = 10.0
 SAMPLING = {
     "greedy": Options(temperature=0.0),
     "T=0.7 top_p": Options(temperature=0.7, top_p=0.9, seed=11),
@@ -219,7 +221,7 @@ async def test_bad_requests_fail_at_the_door_and_the_next_one_is_served(bundled:
 
 
 @pytest.mark.timeout(120)
-async def test_a_drafter_with_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
+async def test_a_drafter_with_another_tokenizer_of_the_same_size_is_refused(topology: Topology, tmp_path: Path) -> None:
     """The bundled drafter with two tokens swapped in its tokenizer: same size, different words."""
     import json
     import shutil
@@ -231,7 +233,15 @@ async def test_a_drafter_with_another_tokenizer_of_the_same_size_is_refused(tmp_
     first, second = [token for token, index in vocab.items() if index in (1000, 1001)]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     file.write_text(json.dumps(content))
-    spec = TopologySpec(drafters=(DrafterSpec("small-lm", str(tmp_path / "twisted")),), device="cpu", threads=1)
-    with pytest.raises(ChildError, match="tokenizer"):
-        async with running(spec):
-            pass
+    [verifier] = [child for child in topology._children if child.name == "verifier"]
+    env = {"LISTEN_ADDRESS": "127.0.0.1:0", "DEVICE": "cpu", "THREADS": "1", "MODEL": str(tmp_path / "twisted")}
+    drafter = Child("drafter", "drafter_svc", env, None)
+    await drafter.start()
+    try:
+        addresses = {"VERIFIER_ADDRESS": verifier.address, "DRAFTER_ADDRESSES": await drafter.ready(START_S)}
+        orchestrator = Child("orchestrator", "orchestrator", {**addresses, "REQUIRE_DRAFTERS": "true"}, None)
+        await orchestrator.start()
+        with pytest.raises(ChildError, match="tokenizer"):
+            await orchestrator.ready(START_S)
+    finally:
+        await drafter.stop(STOP_S)

@@ -380,25 +380,19 @@ def _get(address: str) -> str:
         return content.decode()
 
 
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [({"MODEL": ""}, "MODEL"), ({"THREADS": "two"}, "THREADS"), ({"DEVICE": "abacus"}, "DEVICE")],
-)
-async def test_a_bad_setting_stops_the_process_and_is_named(
-    env: dict[str, str], message: str, checkpoint: Path
-) -> None:
+async def test_a_bad_setting_stops_the_process_and_is_named(checkpoint: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "verifier_svc",
-        env={**os.environ, "MODEL": str(checkpoint), **env},
+        env={**os.environ, "MODEL": str(checkpoint), "THREADS": "two"},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()
     assert process.returncode == 2
-    assert message in stderr.decode()
+    assert "THREADS must be a number, got 'two'" in stderr.decode()
 
 
 async def test_a_grammar_is_unimplemented_where_tokens_are_no_bytes_and_others_go_on(stub: Stub) -> None:
