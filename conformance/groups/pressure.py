@@ -51,7 +51,7 @@ async def press(deployment: Deployment) -> None:
     crowd = [
         varied(
             request,
-            mode=OFF if (copy + index) % 4 == 3 else FORCED,
+            mode=OFF if copy == COPIES - 1 else FORCED,
             priority=PRIORITIES[(copy + index) % len(PRIORITIES)],
             cache_salt=uuid.uuid4().hex,
         )
