@@ -25,6 +25,8 @@ OLDEST_PYTHON = (3, 11)
 # The range of the `model` extra in pyproject.toml; tests/repo checks that they agree.
 TORCH = "torch>=2.11,<2.14"
 EXTRAS = "dev"
+# What only tests need, and what is too large for everyone else (--tests).
+TEST_EXTRAS = "dev,triton"
 
 CUDA_TORCH = """\
 pip would fetch torch with gigabytes of CUDA libraries here, and this machine has no NVIDIA GPU.
@@ -55,13 +57,14 @@ class Venv:
         self.python = directory / scripts / "python"
         self._stamp = directory / ".coppice-setup"
 
-    def is_current(self, key: str) -> bool:
-        """Whether an earlier run finished with the same inputs."""
-        return self._stamp.is_file() and self._stamp.read_text() == key and self._works()
+    def is_current(self, key: str, extras: str = EXTRAS) -> bool:
+        """Whether an earlier run finished with the same inputs, and with these extras or more."""
+        done = self._stamp.read_text().split() if self._stamp.is_file() else []
+        return done[:1] == [key] and set(extras.split(",")) <= set(done[1].split(",")) and self._works()
 
-    def finish(self, key: str) -> None:
+    def finish(self, key: str, extras: str = EXTRAS) -> None:
         """Remember that everything is installed."""
-        self._stamp.write_text(key)
+        self._stamp.write_text(f"{key} {extras}")
 
     def create(self) -> None:
         """Make the environment, keeping one that works."""
@@ -181,9 +184,11 @@ def main() -> None:
         )
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where the environment goes")
-    venv = Venv(parser.parse_args().venv.absolute())
+    parser.add_argument("--tests", action="store_true", help="install what only tests need, too")
+    arguments = parser.parse_args()
+    venv, extras = Venv(arguments.venv.absolute()), TEST_EXTRAS if arguments.tests else EXTRAS
     key = inputs_key(venv)
-    if venv.is_current(key):
+    if venv.is_current(key, extras):
         return
     venv.create()
     # Older versions download whole wheels where metadata would do.
@@ -193,8 +198,8 @@ def main() -> None:
     except subprocess.CalledProcessError:
         fail(f"pip finds no {TORCH} for this Python and machine, see above")
     say("installing Coppice and its development tools")
-    venv.pip("install", "-qq", "--editable", f"{ROOT}[{EXTRAS}]")
-    venv.finish(key)
+    venv.pip("install", "-qq", "--editable", f"{ROOT}[{extras}]")
+    venv.finish(key, extras)
     say(f"{venv.directory} is ready")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from coppice.errors import IncompatibleError
@@ -62,4 +64,17 @@ class AttentionKernel(Protocol):
         Raises:
             KernelLimitError: the kernel does not know this rule or this kind of tensor.
         """
+        ...
+
+
+class StaticKernel(AttentionKernel, Protocol):
+    """A kernel whose passes can be recorded: what `attend` does on the device follows from the layout alone."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the kernel's tensors are."""
+        ...
+
+    def layout(self, plan: PassPlan) -> Hashable:
+        """What tells passes apart that `attend` reads from different addresses; `begin` fills those of its plan."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,14 +14,16 @@ from transformers.utils import logging as transformers_logging
 
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
-from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError
+from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
+from verifier_svc.cuda_capture import CudaCapture
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.packed_linear import pack_linears
+from verifier_svc.pass_graphs import Capture, PassGraphs
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.target_model import TargetInfo, TargetModel
 
@@ -33,6 +36,8 @@ _PROBE_BLOCKS = 16
 # What rounding can do to the distance of two logits: in single precision ten times the most that was seen, in the other
 # formats a few times that.
 _NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
+# Rows for all of the probe's passes.
+_PROBE_BUCKET = 128
 # For models whose configuration names no longest position.
 _NO_POSITION_LIMIT = 1 << 20
 
@@ -76,6 +81,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if not exact:
         logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
+    target.record_now()
     text_config = model.config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
     info = TargetInfo(
@@ -114,9 +120,47 @@ def probed(
         else:
             logger.info("attention is compiled")
             return target
+    # Strict mode promises more than the Triton kernel does: the same bits in a tree and in plain decoding.
+    if not exact and (target_on_triton := _probed_on_triton(model, probe, new_target, threads)):
+        return target_on_triton
     target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
     probe.check(target)
     return target
+
+
+def _probed_on_triton(
+    model: PreTrainedModel, probe: ConformanceProbe, new_target: Callable[..., TargetModel], threads: CpuThreads | None
+) -> TargetModel | None:
+    """The model on the Triton kernel, its passes recorded where that works; None where the kernel does not."""
+    if (kernel := triton_kernel(model)) is None:
+        return None
+    # Here, since it is there whenever the kernel is.
+    from verifier_svc.triton_attention import TRITON_FAILURES
+
+    try:
+        target = new_target(model, exact=False, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+        probe.check(target)
+    except (IncompatibleError, *TRITON_FAILURES) as error:
+        logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
+        return None
+    logger.info("attention runs in Triton")
+    # Ranks speak to each other in a pass; whether that can be recorded has not been tried.
+    if new_target is TargetModel:
+        record_passes(target, probe, kernel, CudaCapture())
+    return target
+
+
+def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKernel, capture: Capture) -> None:
+    """Have a target's passes recorded, if recordings then say what the model says."""
+    # One size for all of the probe's passes, so that those after the first are replays.
+    target.record_passes(PassGraphs(kernel, capture, (_PROBE_BUCKET,)))
+    try:
+        probe.check(target)
+    except (IncompatibleError, RuntimeError) as error:
+        logger.warning("passes are not recorded, which makes small ones slower: %s", error)
+        target.record_passes(None)
+    else:
+        target.record_passes(PassGraphs(kernel, capture))
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:
@@ -142,6 +186,20 @@ def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
         logger.warning("attention is not compiled and slower: %s", error)
         return None
     return CompiledKernel()
+
+
+def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
+    """The Triton kernel for a model on a GPU; None elsewhere, or without Triton."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return None
+    try:
+        # Here, so that everything else works where Triton is not installed.
+        from verifier_svc.triton_attention import TritonKernel
+    except ImportError as error:
+        logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
+        return None
+    return TritonKernel(device)
 
 
 def _load(model: str, dtype: torch.dtype, ranks: Ranks | None) -> PreTrainedModel:

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from coppice.errors import IncompatibleError
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
-from verifier_svc.kv_cache import IntArray, KVCache
+from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
+from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, plan_pass
 from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
@@ -58,6 +59,7 @@ class TargetModel:
         self.device = next(model.parameters()).device
         self._model = model
         self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
+        self._graphs: PassGraphs | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -72,6 +74,8 @@ class TargetModel:
 
     def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
         """Start over with an empty cache of another size."""
+        if self._graphs is not None:
+            self._graphs.clear()
         self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes)
         self._attention.kernel.allocate(num_blocks)
 
@@ -91,20 +95,43 @@ class TargetModel:
     @torch.inference_mode()
     def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
         """As `forward`, with the slots that move before the pass given."""
-        logit_rows = self._on_device(plan.logit_rows)
-        keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
-        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
         if self._threads is not None:
             self._threads.set_for(plan.num_rows)
-        self._attention.begin(plan, sources, destinations)
+        padded = None if self._graphs is None else self._graphs.padded(plan)
+        self._attention.begin(padded or plan, sources, destinations)
         try:
-            output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **keep)
+            logits = None
+            if self._graphs is not None and padded is not None:
+                logits = self._graphs.run(padded, self._logits)
+            if logits is None:
+                logits = self._run_eagerly(padded or plan)
         finally:
             self._attention.end()
-        logits: Tensor = output.logits[0]
-        if not self._keeps_rows:
-            logits = logits.index_select(0, logit_rows)
         return logits.float().cpu()
+
+    def record_passes(self, graphs: PassGraphs | None) -> None:
+        """From now on, passes of the sizes that `graphs` has are recorded and replayed; none are without it."""
+        self._graphs = graphs
+
+    def record_now(self) -> None:
+        """Record every size, the largest first, so that no request has to wait for it; sequences may not run yet."""
+        if self._graphs is None:
+            return
+        rows = SequenceRows(SequenceCache(self.cache, BLOCK_SIZE), [0])
+        for bucket in reversed(self._graphs.buckets):
+            self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
+        rows.cache.release()
+
+    def _run_eagerly(self, plan: PassPlan) -> Tensor:
+        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
+        return self._logits(token_ids, positions, self._on_device(plan.logit_rows))
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        """Logits [K, vocab] of some rows; ids and positions are [1, N]."""
+        keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
+        output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **keep)
+        logits: Tensor = output.logits[0]
+        return logits if self._keeps_rows else logits.index_select(0, logit_rows)
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -124,6 +124,20 @@ def test_a_second_run_does_nothing(tmp_path: Path, script: dict[str, Any]) -> No
     assert done.stdout == ""
 
 
+def test_what_tests_need_is_added_once_and_not_taken_away(tmp_path: Path, script: dict[str, Any]) -> None:
+    venv = script["Venv"](tmp_path)
+    venv._works = lambda: True
+    everyone, tests = script["EXTRAS"], script["TEST_EXTRAS"]
+    assert not venv.is_current("key")
+    venv.finish("key")
+    assert venv.is_current("key", everyone)
+    assert not venv.is_current("key", tests)
+    venv.finish("key", tests)
+    assert venv.is_current("key", everyone)
+    assert venv.is_current("key", tests)
+    assert not venv.is_current("other key", everyone)
+
+
 def test_the_makefile_lists_its_targets() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     assert "make demo" in done.stdout

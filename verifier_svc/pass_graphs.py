@@ -1,0 +1,108 @@
+"""Passes of a few fixed sizes, each recorded once and replayed from then on: on a GPU, starting hundreds of small
+kernels one by one takes longer than computing them.
+
+A recording reads its inputs from the same memory every time. So a pass is padded to the next size, its inputs are
+copied to that size's place, and the attention kernel does the same with its own (`StaticKernel`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifier_svc.attention_kernel import StaticKernel
+from verifier_svc.pass_plan import PassPlan
+
+logger = logging.getLogger(__name__)
+
+# Rows of the sizes. Beyond the last, computing takes longer than starting the kernels.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+
+# Token ids and positions [1, N] and logit rows [K] to logits [K, vocab], all on the device.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Capture(Protocol):
+    """Records what a function does on the device."""
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        """Run `function`; returns what does the same again, and the tensor that holds its result each time.
+
+        Raises:
+            RuntimeError: something that the function does cannot be recorded.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    inputs: Tensor
+    logits: Tensor
+    replay: Callable[[], object]
+
+
+class PassGraphs:
+    """Recordings of one model's forward. Used by one thread at a time, between the kernel's `begin` and the pass's end.
+
+    `inputs` of a recording [3, N] are token ids, positions and logit rows. Padded logit rows repeat row 0.
+    """
+
+    def __init__(self, kernel: StaticKernel, capture: Capture, buckets: Sequence[int] = BUCKETS) -> None:
+        self.buckets = tuple(sorted(buckets))
+        self._kernel = kernel
+        self._capture = capture
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._is_off = False
+
+    @property
+    def num_recordings(self) -> int:
+        """How many sizes have been recorded."""
+        return len(self._recordings)
+
+    def clear(self) -> None:
+        """Forget all recordings: what they read is about to go away."""
+        self._recordings = {}
+
+    def padded(self, plan: PassPlan) -> PassPlan | None:
+        """The pass with rows of padding up to the next size; None if it is to run as it is."""
+        size = next((bucket for bucket in self.buckets if bucket >= len(plan.token_ids)), None)
+        # A part of a prompt needs no logits, and would get those of every row.
+        if self._is_off or size is None or not len(plan.logit_rows):
+            return None
+        padding = np.zeros(size - len(plan.token_ids), np.int64)
+        token_ids, positions = (np.concatenate([array, padding]) for array in (plan.token_ids, plan.positions))
+        return replace(plan, token_ids=token_ids, positions=positions)
+
+    def run(self, plan: PassPlan, forward: Forward) -> Tensor | None:
+        """Logits [K, vocab] of a padded pass, valid until the next one; None if it cannot be recorded."""
+        size = len(plan.token_ids)
+        key = size, self._kernel.layout(plan)
+        if (recording := self._recordings.get(key)) is None:
+            try:
+                recording = self._recordings[key] = self._record(plan, forward)
+            except RuntimeError as error:
+                logger.warning("passes are not recorded, and each is started kernel by kernel: %s", error)
+                self._is_off = True
+                self.clear()
+                return None
+        recording.inputs.copy_(_inputs(plan), non_blocking=True)
+        recording.replay()
+        return recording.logits[: len(plan.logit_rows)]
+
+    def _record(self, plan: PassPlan, forward: Forward) -> _Recording:
+        inputs = _inputs(plan).to(self._kernel.device)
+        replay, logits = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2]))
+        logger.info("recorded a pass of %d rows", len(plan.token_ids))
+        return _Recording(inputs, logits, replay)
+
+
+def _inputs(plan: PassPlan) -> Tensor:
+    rows = np.zeros(len(plan.token_ids), np.int64)
+    rows[: len(plan.logit_rows)] = plan.logit_rows
+    return torch.from_numpy(np.stack([plan.token_ids, plan.positions, rows]))
