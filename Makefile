@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests demo test fuzz gpu lint format proto bench conformance
+.PHONY: help setup demo test fuzz gpu lint format proto bench conformance
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,16 +21,15 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
-setup-tests:
+test: ## Run the whole test suite
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
-
-test: setup-tests ## Run the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 fuzz: setup ## Strict mode against plain decoding, at random over 20,000 tokens
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-gpu: setup-tests ## Test what runs on CUDA and time its passes; needs a CUDA device
+gpu: ## Test what runs on CUDA, and time its passes; needs a CUDA device
+	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
 	$(BIN)/python -m pytest -rs tests/gpu $(PYTEST_ARGS)
 	$(BIN)/coppice bench passes --device cuda --out $(GPU_RESULTS) $(BENCH_ARGS)
 

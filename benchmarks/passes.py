@@ -65,8 +65,10 @@ class PassTimes:
     strict_over_fast: float | None = None
 
 
-def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str, Any]:
+def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto") -> dict[str, Any]:
     """Measure and return the report. `threads` is for each contender; 0 leaves both to their own choice.
+
+    Both run on `device`, as the verifier's DEVICE has it.
 
     Raises:
         BenchmarkError: the checkpoint cannot be used, or its context or vocabulary is too small for the plan.
@@ -74,7 +76,7 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int) -> dict[str
     machine = describe_machine()
     quiet_transformers()
     plain = load_model(target_dir)
-    config = VerifierConfig(model=str(target_dir), threads=threads)
+    config = VerifierConfig(model=str(target_dir), threads=threads, device=device)
     try:
         ours, info = load_probed_target(config)
         fast = load_probed_target(replace(config, exactness="fast"))[0] if info.exact else None

@@ -12,7 +12,7 @@ import typer
 
 from coppice.bundled import MODELS
 from coppice.cli.child import ChildError
-from coppice.cli.options import Threads
+from coppice.cli.options import Device, Threads, require_device
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import DrafterSpec, Topology, TopologySpec
 from coppice.openmp import set_spin_count
@@ -100,11 +100,13 @@ def passes(
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
     context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
     repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
+    device: Device = "",
     threads: Threads = 0,
     seed: Seed = 0,
 ) -> None:
     """One pass of the target by rows and context, beside transformers' own forward, in turn."""
     set_spin_count()
+    require_device(device)
     _require_checkpoint(target, "--target")
     sizes, contexts = _numbers(rows, "--rows"), _numbers(context, "--context")
 
@@ -115,7 +117,7 @@ def passes(
     from benchmarks.table import print_passes
 
     try:
-        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads)
+        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto")
     except BenchmarkError as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error

@@ -36,6 +36,11 @@ def topology_spec(
         parsed = parse_drafters(drafters)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--drafter") from error
+    require_device(device)
+    return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads)
+
+
+def require_device(device: str) -> None:
+    """Raise typer.BadParameter unless `device` is one, or empty."""
     if device not in ("", "cpu", "cuda"):
         raise typer.BadParameter(f"must be cpu or cuda, got {device!r}", param_hint="--device")
-    return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads)

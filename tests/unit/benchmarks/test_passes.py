@@ -42,9 +42,11 @@ def test_the_plain_pass_leaves_its_cache_as_it_was(tiny_target: Path) -> None:
 
 def test_passes_writes_json_and_plot_and_prints_a_table(tiny_target: Path, tmp_path: Path) -> None:
     arguments = ["passes", "--target", str(tiny_target), "--out", str(tmp_path), "--threads", "1", "--repeats", "2"]
-    result = CliRunner().invoke(bench.app, [*arguments, "--rows", "1,4,8", "--context", "16,40"])
+    arguments += ["--rows", "1,4,8", "--context", "16,40", "--device", "cpu"]
+    result = CliRunner().invoke(bench.app, arguments)
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "passes.json").read_text())
+    assert report["settings"]["device"] == "cpu"
     assert [(row["context"], row["rows"]) for row in report["rows"]] == [(c, r) for c in (16, 40) for r in (1, 4, 8)]
     assert all(row["coppice_ms"] > 0 and row["transformers_ms"] > 0 for row in report["rows"])
     assert all(row["fast_ms"] > 0 and row["strict_over_fast"] > 0 for row in report["rows"])
@@ -110,6 +112,7 @@ def test_the_strict_and_the_fast_target_are_measured_as_what_they_are(
     [
         (["--rows", "1,x"], "--rows"),
         (["--context", "0"], "--context"),
+        (["--device", "tpu"], "--device"),
         (["--rows", "64", "--context", "64"], "go beyond the target's 96 tokens"),
     ],
 )
