@@ -42,9 +42,13 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of a pass's arrays, powers of two: rows, words of bits for a row's ancestors, entries of block tables."""
+    """Sizes of a pass's arrays, powers of two: rows, items, words of a row's ancestor bits, entries of block tables.
+
+    Passes of up to `MOST_PARTS` rows have room for as many items: there are no more tiles than rows.
+    """
 
     rows: int
+    items: int
     words: int
     table: int
 
@@ -53,16 +57,13 @@ class Layout:
         """The smallest layout that a pass fits into."""
         most_nodes = max((len(segment.parents) for segment in plan.segments), default=0)
         table = sum(len(segment.table) for segment in plan.segments)
+        num_tiles = sum(len(_tiles(segment)) for segment in plan.segments)
         return cls(
             _at_least(_LEAST_ROWS, len(plan.token_ids)),
+            _at_least(MOST_PARTS, num_tiles),
             _at_least(_LEAST_WORDS, -(-most_nodes // _BITS)),
             _at_least(_LEAST_TABLE, table),
         )
-
-    @property
-    def items(self) -> int:
-        """Most items of a pass: a tile has at least one row, and cuts stop at `MOST_PARTS`."""
-        return max(self.rows, MOST_PARTS)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

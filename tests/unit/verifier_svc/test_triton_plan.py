@@ -84,11 +84,14 @@ def test_contexts_are_cut_unless_that_makes_too_many_parts() -> None:
 
 def test_layouts_are_few() -> None:
     tree = random_tree(np.random.default_rng(0), 1000, 65)
-    assert Layout.of(new_plan((10, 1, EMPTY_TREE))) == Layout(8, 2, 4096) == Layout.of(new_plan((700, 8, EMPTY_TREE)))
-    assert Layout.of(new_plan((10, 1, tree))) == Layout(128, 4, 4096)
-    assert Layout.of(new_plan((10, 9, EMPTY_TREE), row_multiple=96)) == Layout(128, 2, 4096)
+    assert (
+        Layout.of(new_plan((10, 1, EMPTY_TREE))) == Layout(8, 256, 2, 4096) == Layout.of(new_plan((700, 8, EMPTY_TREE)))
+    )
+    assert Layout.of(new_plan((10, 1, tree))) == Layout(128, 256, 4, 4096)
+    assert Layout.of(new_plan((10, 9, EMPTY_TREE), row_multiple=96)) == Layout(128, 256, 2, 4096)
     assert Layout.of(new_plan(*[(BLOCK_SIZE * 1500, 1, EMPTY_TREE)] * 3, row_multiple=8)).table == 8192
-    assert Layout.of(new_plan((0, 33 * TILE_ROWS, EMPTY_TREE))).items == 512
+    assert Layout.of(new_plan((0, 256 * TILE_ROWS, EMPTY_TREE))) == Layout(2048, 256, 2, 4096)
+    assert Layout.of(new_plan((0, 256 * TILE_ROWS, EMPTY_TREE), (0, 1, EMPTY_TREE))).items == 512
 
 
 def test_rows_of_all_layers_move_at_once() -> None:
