@@ -153,14 +153,16 @@ def _probed_on_triton(
 def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKernel, capture: Capture) -> None:
     """Have a target's passes recorded, if recordings then say what the model says."""
     # One size for all of the probe's passes, so that those after the first are replays.
-    target.record_passes(PassGraphs(kernel, capture, (_PROBE_BUCKET,)))
+    graphs = PassGraphs(kernel, capture, (_PROBE_BUCKET,))
+    target.record_passes(graphs)
     try:
         probe.check(target)
     except (IncompatibleError, RuntimeError) as error:
         logger.warning("passes are not recorded, which makes small ones slower: %s", error)
         target.record_passes(None)
     else:
-        target.record_passes(PassGraphs(kernel, capture))
+        # Where nothing could be recorded, the log says so already.
+        target.record_passes(PassGraphs(kernel, capture) if graphs.num_recordings else None)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

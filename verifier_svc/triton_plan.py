@@ -107,14 +107,19 @@ class PassBuffers:
         is_cuda = device.type == "cuda"
         self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=is_cuda)
         self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._copied = torch.cuda.Event() if is_cuda else None
         self._arrays = PassArrays(*(view.numpy() for view in _views(self._host, layout, sizes)))
         self.tensors = PassTensors(*_views(self._device, layout, sizes))
 
     def load(self, plan: PassPlan, scratch_slot: int) -> None:
         """Put a pass's numbers in their place; rows of padding are written to `scratch_slot`."""
+        if self._copied is not None:
+            # The host's side may still be on its way: nobody has waited for a pass without logits.
+            self._copied.synchronize()
         fill(plan, self._arrays, scratch_slot)
-        # The last pass has read the host's side: its logits have arrived.
         self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
 
 def fill(plan: PassPlan, arrays: PassArrays, scratch_slot: int) -> None:
