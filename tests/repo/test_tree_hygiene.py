@@ -105,6 +105,14 @@ def test_set_up_installs_the_torch_that_the_project_asks_for() -> None:
     assert f'TORCH = "{torch}"' in (ROOT / "scripts" / "setup_venv.py").read_text()
 
 
+def test_set_up_names_extras_that_exist_and_leaves_the_large_ones_to_tests() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    script = (ROOT / "scripts" / "setup_venv.py").read_text()
+    everyone, tests = (re.findall(rf'^{name} = "(.*)"$', script, re.MULTILINE)[0] for name in ("EXTRAS", "TEST_EXTRAS"))
+    assert set(everyone.split(",")) < set(tests.split(",")) <= extras.keys()
+    assert not any(item.startswith("triton") for name in everyone.split(",") for item in extras[name])
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
