@@ -1,8 +1,9 @@
 """The whole search for one draft in one compiled call: `tree_builder.build_tree` over `few_rows` passes.
 
 A draft is about five steps of a quarter of a millisecond. What lies between two of them (masks, noise, children, the
-choice of the next nodes) costs as much again in Python. The rules are those of `build_tree`, and the tests hold both
-to the same trees; this one starts from an empty tree and knows no other way of scoring than noise.
+choice of the next nodes) costs as much again in Python, and so does what lies between an outcome and the first step:
+the call begins with the committed tokens that were not read yet. The rules are those of `build_tree`, and the tests
+hold both to the same trees; this one starts from an empty tree and knows no other way of scoring than noise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from coppice.compiler import compiled
 from drafter_svc.drafters.few_rows import FewRowsPass, FewRowsWeights, run_rows
 from drafter_svc.drafters.whole_search import Found, WholeSearch
 from drafter_svc.top_scores import top_scores
+from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
 PathArray = npt.NDArray[np.float64]
@@ -42,16 +44,21 @@ class CompiledLlama(FewRowsPass):
     """A Llama's compiled pass over a few rows, and the search that is made of such passes."""
 
     def search(self, kv: FloatArray, length: int, search: WholeSearch) -> Found:
-        """Search behind the first `length` rows of `kv`, which has room for every row that the limits allow."""
+        """Search behind the first `length` rows of `kv`.
+
+        There must be room for the unread tokens and for every row that the limits allow.
+        """
         limits = search.limits
+        root = Children((), ()) if search.root is None else search.root
         found: Found = search_tree(
             self._weights,
             kv,
             length,
             self._heads,
             self._eps,
-            np.asarray(search.root.token_ids, np.int64),
-            np.asarray(search.root.log_probs, np.float32),
+            np.asarray(search.unread, np.int64),
+            np.asarray(root.token_ids, np.int64),
+            np.asarray(root.log_probs, np.float32),
             search.noise,
             search.sigma,
             Limits(
@@ -104,6 +111,7 @@ def search_tree(
     length: int,
     heads: int,
     eps: float,
+    unread: IntArray,
     root_token_ids: IntArray,
     root_log_probs: FloatArray,
     noise: FloatArray,
@@ -114,17 +122,26 @@ def search_tree(
 
     Args:
         weights: the model.
-        kv: keys and values [L, 2, K, capacity, D] with room for `max_steps * width` rows behind the first `length`.
+        kv: keys and values [L, 2, K, capacity, D] with room for the unread tokens and `max_steps * width` rows behind
+            the first `length`.
         length: cached rows, all of them committed tokens.
         heads: query heads.
         eps: the epsilon of the norms.
-        root_token_ids: the root's children, likeliest first [n].
+        unread: committed tokens behind the cached ones; their rows are computed first.
+        root_token_ids: the root's children, likeliest first [n]; looked at only where nothing is unread.
         root_log_probs: theirs [n].
-        noise: what is added to the logits of a node at depth d, noise[d - 1] [at least max_steps, vocab]; no rows
-            without temperature.
+        noise: what is added to the logits of a node at depth d, noise[d] [more than max_steps, vocab], where the root
+            is at depth 0; no rows without temperature.
         sigma: the coupling's scale.
         limits: bounds of the search.
     """
+    if len(unread) > 0:
+        scores = _read(weights, kv, length, unread, heads, eps)
+        if len(noise) > 0:
+            scores[0] += noise[0]
+        tokens, log_probs, counts = top_scores(scores, sigma, limits.children)
+        root_token_ids, root_log_probs = tokens[0, : counts[0]], log_probs[0, : counts[0]]
+        length += len(unread)
     most_rows = limits.max_steps * limits.width
     nodes = _new_nodes(len(root_token_ids) + most_rows * limits.children, limits.max_nodes)
     rows = _new_rows(most_rows, limits.children)
@@ -140,7 +157,7 @@ def search_tree(
         scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps)
         if len(noise) > 0:
             for offset in range(count):
-                scores[offset] += noise[nodes.depths[picked[offset]] - 1]
+                scores[offset] += noise[nodes.depths[picked[offset]]]
         tokens, log_probs, counts = top_scores(scores, sigma, limits.children)
         end = num_rows + count
         rows.child_token_ids[num_rows:end] = tokens
@@ -155,12 +172,24 @@ def search_tree(
         nodes.token_ids[kept],
         _renumbered(nodes.parents[kept], kept),
         nodes.log_probs[kept],
+        root_token_ids,
+        root_log_probs,
         nodes.token_ids[rows.nodes[:num_rows]],
         rows.parents[:num_rows],
         rows.child_token_ids[:num_rows],
         rows.child_log_probs[:num_rows],
         rows.child_counts[:num_rows],
     )
+
+
+@compiled
+def _read(weights: FewRowsWeights, kv: FloatArray, length: int, unread: IntArray, heads: int, eps: float) -> FloatArray:
+    """Append rows for committed tokens; returns the logits behind the last [1, vocab]."""
+    count = len(unread)
+    mask = np.zeros((count, length + count), np.float32)
+    for row in range(count):
+        mask[row, length + row + 1 :] = -np.inf
+    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps)
 
 
 @compiled

@@ -49,6 +49,7 @@ class CachedForward:
         self._model = model
         self.vocab_size = vocab_size(model)
         self.max_positions = max_positions(model)
+        self.max_unread = 0
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_num_logits = "logits_to_keep" in accepted
@@ -105,6 +106,7 @@ class PlainForward:
         self._model = model
         self.vocab_size = vocab_size(model)
         self.max_positions = max_positions(model)
+        self.max_unread = 0
 
     def new_store(self) -> PlainStore:
         """An empty store."""

@@ -100,8 +100,10 @@ class LlamaForward:
         self._layers = [_layer(layer) for layer in model.model.layers]
         self._cos, self._sin = _rotary_tables(model, self.max_positions)
         self._few_rows = None
+        self.max_unread = 0
         if few_rows != "tensors":
             self._few_rows = _compile_few_rows(model, self._cos, self._sin, round_inputs=few_rows == "w8a8")
+            self.max_unread = FEW_ROWS
 
     def new_store(self) -> KvStore:
         """An empty store."""
@@ -140,14 +142,14 @@ class LlamaForward:
             store.kv[:, :, :, first:end] = store.kv.index_select(3, index)
         store.length = end
 
-    @torch.inference_mode()
     def search(self, store: KvStore, search: WholeSearch) -> Found | None:
         """A whole search in compiled code, where there is any and steps are few rows wide."""
         if self._few_rows is None or search.limits.width > FEW_ROWS:
             return None
-        _reserve(store, store.length + search.limits.max_steps * search.limits.width)
+        most_rows = len(search.unread) + search.limits.max_steps * search.limits.width
+        _reserve(store, store.length + most_rows)
         found = self._few_rows.search(store.kv.numpy(), store.length, search)
-        store.length += len(found.row_token_ids)
+        store.length += len(search.unread) + len(found.row_token_ids)
         return found
 
     def _folded_mask(self, rows: Rows) -> Tensor | None:
@@ -220,7 +222,8 @@ def _reserve(store: KvStore, length: int) -> None:
     capacity = store.kv.shape[3]
     if length <= capacity:
         return
-    wanted = max(length, 2 * capacity)
-    grown = store.kv.new_empty((*store.kv.shape[:3], -(-wanted // CAPACITY_STEP) * CAPACITY_STEP, store.kv.shape[4]))
-    grown[:, :, :, : store.length] = store.kv[:, :, :, : store.length]
+    wanted = -(-max(length, 2 * capacity) // CAPACITY_STEP) * CAPACITY_STEP
+    with torch.inference_mode():
+        grown = store.kv.new_empty((*store.kv.shape[:3], wanted, store.kv.shape[4]))
+        grown[:, :, :, : store.length] = store.kv[:, :, :, : store.length]
     store.kv = grown

@@ -145,6 +145,7 @@ class SmallLmSequence:
     ) -> None:
         self._cache = TreeCache(forward)
         self._max_positions = forward.max_positions
+        self._max_unread = forward.max_unread
         self._coupling = coupling
         self._limits = limits
         self._ahead = ahead
@@ -206,16 +207,23 @@ class SmallLmSequence:
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
         """The best tree in one call, where the forward can; the same tree as `_search` finds."""
-        root = self._read()
         # Noise is gathered for every step that there may be.
         if not self._coupling.is_noise_alone or limits.max_steps > MAX_PREPARED:
             return None
-        # A child of a node at depth d stands at position length + d.
-        noise = self._coupling.noise(self._length + 1, limits.max_steps)
+        self._follow()
+        if not 0 < len(self._unread) <= self._max_unread:
+            self._read()
+        # A child of a node at depth d stands at position length + d; the last committed token is the root, at depth 0.
+        noise = self._coupling.noise(self._length, limits.max_steps + 1)
         limits = replace(limits, max_depth=self._deepest)
-        found = self._cache.search(WholeSearch(root, noise, self._coupling.sigma, limits, MAX_CHILDREN))
+        found = self._cache.search(
+            WholeSearch(self._unread, self._root, noise, self._coupling.sigma, limits, MAX_CHILDREN)
+        )
         if found is None:
             return None
+        if self._unread:
+            self._root = Children(found.root_token_ids.tolist(), found.root_log_probs.tolist())
+            self._unread.clear()
         return TokenTree(
             token_ids=tuple(found.token_ids.tolist()),
             parents=tuple(found.parents.tolist()),
@@ -259,16 +267,21 @@ class SmallLmSequence:
 
     def _read(self) -> Children:
         """Bring the cache up to the last committed token; returns the children behind it."""
+        self._follow()
         if self._unread:
-            followed = self._cache.follow(self._unread)
-            self._root = followed.children
-            if self._root is None:
-                logits = self._cache.extend(self._unread[followed.num_tokens :])
-                [self._root] = self._coupling.children(logits[None], [self._length], MAX_CHILDREN)
+            logits = self._cache.extend(self._unread)
+            [self._root] = self._coupling.children(logits[None], [self._length], MAX_CHILDREN)
             self._unread.clear()
         if self._root is None:
             raise RuntimeError("a sequence without tokens was asked for a draft")
         return self._root
+
+    def _follow(self) -> None:
+        """Take unread tokens that a search has read into the trunk; the root's children are known if that is all."""
+        if self._unread:
+            followed = self._cache.follow(self._unread)
+            self._root = followed.children
+            del self._unread[: followed.num_tokens]
 
 
 def _device(name: str) -> torch.device:

@@ -40,6 +40,8 @@ class Forward(Protocol[Store]):
 
     vocab_size: int
     max_positions: int
+    # Most unread tokens that `search` can read on its way; more have to be read before it.
+    max_unread: int
 
     def new_store(self) -> Store:
         """An empty store."""
@@ -80,6 +82,8 @@ class TreeCache(Generic[Store]):
         self.trunk_length = 0
         self._parents: list[int] = []
         self._children: dict[int, Children] = {}
+        # The last search, while tree rows are its own: their children are read off it when they are asked for.
+        self._found: Found | None = None
         self._row_of: dict[tuple[int, int], int] = {}
 
     def extend(self, token_ids: Sequence[int]) -> FloatArray:
@@ -112,7 +116,10 @@ class TreeCache(Generic[Store]):
 
     def children(self, row: int) -> Children:
         """What was noted behind a row."""
-        return self._children[row]
+        children = self._noted(row)
+        if children is None:
+            raise KeyError(row)
+        return children
 
     def grow(self, token_ids: Sequence[int], parent_rows: Sequence[int], depths: Sequence[int]) -> FloatArray:
         """Append tree rows; returns their logits [rows, vocab]. `note` must follow where their children are asked for.
@@ -134,24 +141,18 @@ class TreeCache(Generic[Store]):
         return self._forward.run(self._store, rows)
 
     def search(self, search: WholeSearch) -> Found | None:
-        """A whole search by the forward itself, its rows and children noted; None where it has none for this case."""
+        """A whole search by the forward itself, its rows and children noted; None where it has none for this case.
+
+        The search's unread tokens join the trunk.
+        """
         found = None if self._parents else self._forward.search(self._store, search)
         if found is None:
             return None
+        self.trunk_length += len(search.unread)
         self._parents = found.row_parents.tolist()
         tokens = found.row_token_ids.tolist()
         self._row_of = {key: row for row, key in enumerate(zip(self._parents, tokens, strict=True))}
-        self._children = {
-            row: Children(tokens[:count], log_probs[:count])
-            for row, (tokens, log_probs, count) in enumerate(
-                zip(
-                    found.child_token_ids.tolist(),
-                    found.child_log_probs.tolist(),
-                    found.child_counts.tolist(),
-                    strict=True,
-                )
-            )
-        }
+        self._found = found
         return found
 
     def note(self, children: Sequence[Children]) -> None:
@@ -171,10 +172,20 @@ class TreeCache(Generic[Store]):
                 break
             path.append(row)
         met_all = len(path) == len(token_ids)
-        children = self._children.get(path[-1]) if met_all and path else None
-        if path or not met_all:
+        children = self._noted(path[-1]) if met_all and path else None
+        if path or (self._parents and not met_all):
             self._keep(path, self._descendants(path[-1]) if children is not None else [])
         return Followed(len(path), children)
+
+    def _noted(self, row: int) -> Children | None:
+        children = self._children.get(row)
+        if children is None and self._found is not None and row < len(self._found.child_counts):
+            count = self._found.child_counts[row]
+            children = Children(
+                self._found.child_token_ids[row, :count].tolist(), self._found.child_log_probs[row, :count].tolist()
+            )
+            self._children[row] = children
+        return children
 
     def _descendants(self, ancestor: int) -> list[int]:
         below = {ancestor}
@@ -187,6 +198,9 @@ class TreeCache(Generic[Store]):
         """Make `path` part of the trunk and keep `tree_rows`, which hang behind its end."""
         self._forward.keep(self._store, self.trunk_length, [self.trunk_length + row for row in (*path, *tree_rows)])
         self.trunk_length += len(path)
+        if not tree_rows:
+            self._parents, self._row_of, self._children, self._found = [], {}, {}, None
+            return
         renumbered = {row: number for number, row in enumerate(tree_rows)}
         self._row_of = {
             (renumbered.get(parent, ROOT), token): renumbered[row]
@@ -194,4 +208,6 @@ class TreeCache(Generic[Store]):
             if row in renumbered
         }
         self._parents = [renumbered.get(self._parents[row], ROOT) for row in tree_rows]
-        self._children = {renumbered[row]: found for row, found in self._children.items() if row in renumbered}
+        noted = {number: self._noted(row) for row, number in renumbered.items()}
+        self._children = {number: children for number, children in noted.items() if children is not None}
+        self._found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +15,17 @@ IntArray = npt.NDArray[np.int64]
 
 
 class WholeSearch(NamedTuple):
-    """A search behind the trunk's end, for requests whose scores are logits plus noise.
+    """A search behind the last committed token, for requests whose scores are logits plus noise.
 
-    `noise` [steps, vocab] is added to the logits of nodes at depth 1, 2, ...; it has no rows without temperature.
-    `sigma` is the coupling's scale, `max_children` the most children of one node that are looked at.
+    `unread` are the committed tokens that the cache has no rows for yet, at most the forward's `max_unread`: they are
+    read first. Where there are none, `root` holds the children behind the last committed token; else it is None.
+    `noise` [1 + steps, vocab] is added to the logits of the last committed token and of nodes at depth 1, 2, ...; it
+    has no rows without temperature. `sigma` is the coupling's scale, `max_children` the most children of one node
+    that are looked at.
     """
 
-    root: Children
+    unread: Sequence[int]
+    root: Children | None
     noise: FloatArray
     sigma: np.float32
     limits: TreeLimits
@@ -28,14 +33,17 @@ class WholeSearch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The tree, as `TokenTree` has it, and the rows that were computed for it, in order.
+    """The tree, as `TokenTree` has it, the root's children, and the rows that were computed for the tree, in order.
 
-    Of `child_token_ids` and `child_log_probs` [rows, max_children] the first `child_counts` of each row count.
+    The rows of unread tokens come before those of the tree. Of `child_token_ids` and `child_log_probs`
+    [rows, max_children] the first `child_counts` of each row count.
     """
 
     token_ids: IntArray
     parents: IntArray
     log_probs: FloatArray
+    root_token_ids: IntArray
+    root_log_probs: FloatArray
     row_token_ids: IntArray
     row_parents: IntArray
     child_token_ids: IntArray

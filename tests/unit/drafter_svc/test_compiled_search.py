@@ -10,13 +10,15 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
+from coppice.tree import ROOT
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.compiled_search import CompiledLlama
 from drafter_svc.drafters.llama_forward import FEW_ROWS, KvStore, LlamaForward, compiled_ways
 from drafter_svc.drafters.small_lm import NO_DRAFT_AHEAD, DraftAhead, SmallLm
+from drafter_svc.drafters.tree_cache import Rows, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
-from drafter_svc.tree_builder import TreeLimits
+from drafter_svc.tree_builder import Children, TreeLimits
 
 VOCAB = 61
 CONTEXT = 64
@@ -83,6 +85,63 @@ def test_the_trees_are_the_same_round_by_round(
             if rng.random() < 0.5:
                 sequence.prepare()
     assert len(searches) > drafts / 3, "most drafts are whole searches"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
+@pytest.mark.parametrize("num_unread", [1, 2, 5, FEW_ROWS, FEW_ROWS + 1], ids="{} unread".format)
+def test_unread_tokens_are_read_by_the_search_itself_while_they_are_few(
+    llama: LlamaForCausalLM, temperature: float, num_unread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LIMITS["as served"]
+    whole, step_by_step = (
+        drafter.open((5, 9, 2), SamplingParams(temperature=temperature, seed=11))
+        for drafter in sequences(llama, limits)
+    )
+    rng = np.random.default_rng(num_unread)
+    reads: list[int] = []
+    run = LlamaForward.run
+
+    def counted(self: LlamaForward, store: KvStore, rows: Rows) -> np.ndarray:
+        if type(self) is LlamaForward:
+            reads.append(len(rows.token_ids))
+        return run(self, store, rows)
+
+    monkeypatch.setattr(LlamaForward, "run", counted)
+    for with_met in (False, True, False):
+        tree = whole.draft(limits.max_nodes)
+        assert tree == step_by_step.draft(limits.max_nodes)
+        reads.clear()
+        # What no drafted child is, so that nothing behind it was read.
+        stranger = next(token for token in range(VOCAB) if token not in tree.token_ids)
+        met = [tree.token_ids[0]] if with_met else []
+        outcome = [*met, stranger, *rng.integers(VOCAB, size=num_unread - 1).tolist()]
+        for sequence in (whole, step_by_step):
+            sequence.extend(outcome)
+        tree = whole.draft(limits.max_nodes)
+        assert tree == step_by_step.draft(limits.max_nodes)
+        assert whole.draft(limits.max_nodes) == tree, "the root's children stay known"
+        assert reads == ([] if num_unread <= FEW_ROWS else [num_unread])
+
+
+def test_children_behind_the_rows_of_a_search_are_those_that_it_found(llama: LlamaForCausalLM) -> None:
+    limits = TreeLimits(max_nodes=12, width=3, max_steps=4, max_depth=9)
+    cache = TreeCache(LlamaForward(llama, compiled_ways()[0]))
+    root = Children((3, 8), (-0.5, -1.0))
+    cache.extend((5, 9, 2))
+    found = cache.search(WholeSearch((), root, np.empty((0, VOCAB), np.float32), np.float32(0.8), limits, 4))
+    assert found is not None
+    rows = [cache.find(*key) for key in zip(found.row_parents.tolist(), found.row_token_ids.tolist(), strict=True)]
+    assert rows == list(range(len(found.row_parents)))
+    noted = [cache.children(row) for row in range(cache.num_rows)]
+    assert [list(children.token_ids) for children in noted] == found.child_token_ids.tolist()
+    # A row that has children of its own: they are renumbered, and what was noted behind them goes with them.
+    top = next(row for row, parent in enumerate(found.row_parents) if parent != ROOT)
+    parent = int(found.row_parents[top])
+    followed = cache.follow([int(found.row_token_ids[parent])])
+    assert followed == (1, noted[parent])
+    below = cache.find(ROOT, int(found.row_token_ids[top]))
+    assert below is not None
+    assert cache.children(below) == noted[top]
 
 
 @pytest.mark.parametrize(
