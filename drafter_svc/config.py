@@ -46,9 +46,9 @@ class DrafterConfig:
     draft_width: int = 4
     draft_steps: int = 12
     draft_min_gain: float = 0.2
-    # Least probability of a node's whole path: what a row costs in tokens. With the bundled pair a row takes about 0.4 ms
-    # of the target's pass and 0.1 ms of the draft, and a token 4 ms. Rows that would be padding cost nothing: down to a
-    # quarter of this, nodes fill them.
+    # Least probability of a node's whole path: what a row costs in tokens. With the bundled pair a row takes about
+    # 0.4 ms of the target's pass and 0.1 ms of the draft, and a token 4 ms. Rows that would be padding cost nothing:
+    # down to a quarter of this, nodes fill them.
     draft_min_probability: float = 0.12
     # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
     # on two cores the steps cost the verifier more than the next tree gains.

@@ -29,7 +29,7 @@ KIND = "small-lm"
 # Most children of one node that are looked at.
 MAX_CHILDREN = 16
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
-MAX_PREPARED = 16
+MAX_PREPARED = 32
 # Shares of right children by rank that the shape of sampled trees is planned with where none were measured.
 UNMEASURED_ACCEPTANCE = (0.6, 0.15, 0.05)
 _NO_ROW = -2
