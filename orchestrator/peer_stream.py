@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
 from coppice.errors import CoppiceError
+from orchestrator.first_step import start_now
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,11 @@ class StreamEvents(Protocol[ResponseIn]):
 
 
 class PeerStream(Generic[Request, Response]):
-    """Keeps a stream to one peer open. Messages are sent in order and never block the caller."""
+    """Keeps a stream to one peer open. Messages are sent in order and never block the caller.
+
+    A message that no other is ahead of is written within `send`: a round waits for it, and not for the event loop's
+    next turn.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,9 @@ class PeerStream(Generic[Request, Response]):
         self._name = name
         self._open_call = open_call
         self._events = events
-        self._outbox: asyncio.Queue[Request] | None = None
+        # Messages that wait for the one that is being written; None while there is no stream.
+        self._outbox: deque[Request] | None = None
+        self._writer: asyncio.Task[None] | None = None
         self._call: grpc.aio.StreamStreamCall[Request, Response] | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -85,14 +93,16 @@ class PeerStream(Generic[Request, Response]):
         await self._changed.wait()
 
     def send(self, message: Request) -> None:
-        """Queue a message; it is dropped when there is no stream, since `on_up` starts from scratch anyway."""
-        if self._outbox is None:
+        """Send a message; it is dropped when there is no stream, since `on_up` starts from scratch anyway."""
+        if self._outbox is None or self._call is None:
             return
-        if self._outbox.qsize() >= MAX_UNSENT and self._call is not None:
+        if len(self._outbox) >= MAX_UNSENT:
             logger.warning("%s does not read its messages, dropping its stream", self._name)
             self._call.cancel()
             return
-        self._outbox.put_nowait(message)
+        self._outbox.append(message)
+        if self._writer is None or self._writer.done():
+            self._writer = start_now(self._write(self._call, self._outbox))
 
     def _announce(self) -> None:
         self._changed.set()
@@ -144,11 +154,9 @@ class PeerStream(Generic[Request, Response]):
 
     async def _converse(self) -> None:
         call = self._open_call()
-        outbox: asyncio.Queue[Request] = asyncio.Queue()
-        writer = asyncio.create_task(self._write(call, outbox), name=f"writer to {self._name}")
         try:
             await call.wait_for_connection()
-            self._call, self._outbox, self.last_failure = call, outbox, None
+            self._call, self._outbox, self.last_failure = call, deque(), None
             self._announce()
             logger.info("stream to %s is open", self._name)
             self._events.on_up()
@@ -156,15 +164,19 @@ class PeerStream(Generic[Request, Response]):
             async for message in responses:
                 self._events.on_message(message)
         finally:
-            writer.cancel()
+            self._call = None
             call.cancel()
-            # Not `await writer`: its CancelledError could not be told from our own.
-            await asyncio.wait({writer})
+            if self._writer is not None:
+                self._writer.cancel()
+                # Not `await`: its CancelledError could not be told from our own.
+                await asyncio.wait({self._writer})
+                self._writer = None
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response], outbox: asyncio.Queue[Request]) -> None:
+    async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response], outbox: deque[Request]) -> None:
+        """Write what waits; ends when nothing does."""
         try:
-            while True:
-                await call.write(await outbox.get())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The call is over; the reader sees its status.
+            while outbox:
+                await call.write(outbox.popleft())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            # The call is over; the reader sees its status. Whoever sends must not: it may be another stream's reader.
             call.cancel()
