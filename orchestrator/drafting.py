@@ -155,7 +155,7 @@ class Drafting:
             if len(tree) and not tree.distributions:
                 raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
             named += [distribution.token_ids for distribution in tree.distributions if distribution is not None]
-        if any(token >= self._vocab_size for token_ids in named for token in token_ids):
+        if any(max(token_ids, default=0) >= self._vocab_size for token_ids in named):
             raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:

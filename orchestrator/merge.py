@@ -10,6 +10,8 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 
 def labelled(tree: TokenTree, source: str) -> TokenTree:
     """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
+    if tree.source_names == (source,) and not tree.sources:
+        return tree
     return replace(tree, source_names=(source,), sources=())
 
 

@@ -29,14 +29,15 @@ def row(seed: int) -> np.ndarray:
     ("params", "warper"),
     [
         (SamplingParams(temperature=0.7, seed=3), None),
+        (SamplingParams(temperature=1.0, seed=3), None),
         (SamplingParams(temperature=0.7, top_k=5, seed=3), TopKLogitsWarper(5)),
         (SamplingParams(temperature=0.7, top_p=0.6, seed=3), TopPLogitsWarper(0.6)),
         (SamplingParams(temperature=0.7, min_p=0.2, seed=3), MinPLogitsWarper(0.2)),
     ],
-    ids=["plain", "top_k", "top_p", "min_p"],
+    ids=["plain", "T=1", "top_k", "top_p", "min_p"],
 )
 def test_truncation_is_that_of_transformers(params: SamplingParams, warper: object) -> None:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), *([warper] if warper else [])])
+    processors = LogitsProcessorList([TemperatureLogitsWarper(params.temperature), *([warper] if warper else [])])
     chooser = TokenChooser(params, VOCAB, prompt=[])
     for position in range(200):
         logits = row(position)
