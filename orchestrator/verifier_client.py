@@ -46,7 +46,7 @@ class VerifierInfo:
     # Prompts that begin alike share what is computed for them in blocks of this many tokens; 0 when they do not.
     shared_block_tokens: int
     # A pass computes its rows in multiples of this.
-    row_multiple: int
+    row_multiple: int = 1
     # Every verifier samples and follows.
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,)
 
