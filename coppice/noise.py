@@ -17,6 +17,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+try:
+    from coppice.compiled_noise import noise_words
+except ImportError:
+
+    def noise_words(
+        seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+    ) -> npt.NDArray[np.uint32]:
+        """Stands in for the compiled one."""
+        return library_noise_words(seed_low, seed_high, first_position, num_positions, groups)
+
+
 FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint64]
 
@@ -45,7 +56,23 @@ def philox4x32(counter: tuple[WordArray, WordArray, WordArray, WordArray], key: 
 def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) -> FloatArray:
     """Gumbel noise [num_positions, vocab_size] for consecutive absolute positions."""
     groups = -(-vocab_size // 4)
-    positions = np.arange(first_position, first_position + num_positions, dtype=np.uint64)[:, None]
+    seed_low, seed_high = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
+    words = noise_words(seed_low, seed_high, np.uint64(first_position), num_positions, groups)
+    # In place from here on: the block is as large as a core's cache.
+    noise = words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64)
+    noise += 0.5
+    noise /= 2.0**32
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
+
+
+def library_noise_words(
+    seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+) -> npt.NDArray[np.uint32]:
+    """What `compiled_noise.noise_words` computes, in calls of numpy."""
+    positions = first_position + np.arange(num_positions, dtype=np.uint64)[:, None]
     shape = (num_positions, groups)
     counter = (
         np.broadcast_to(np.arange(groups, dtype=np.uint64)[None], shape),
@@ -53,11 +80,8 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
         np.broadcast_to(positions >> _SHIFT, shape),
         np.zeros(shape, np.uint64),
     )
-    words = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1)
-    words = words.reshape(num_positions, groups * 4)[:, :vocab_size]
-    uniform = (words.astype(np.float64) + 0.5) / 2.0**32
-    noise: FloatArray = -np.log(-np.log(uniform))
-    return noise
+    words = philox4x32(counter, (int(seed_low), int(seed_high)))
+    return np.stack(words, axis=-1).astype(np.uint32)
 
 
 class NoiseStream:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.noise import BLOCK, NoiseStream, gumbel, philox4x32
+from coppice.compiled_noise import noise_words
+from coppice.noise import BLOCK, NoiseStream, gumbel, library_noise_words, philox4x32
 
 ALL_ONES = 0xFFFFFFFF
 SEEDS = st.integers(0, 2**64 - 1)
@@ -83,6 +84,12 @@ def test_the_noise_has_its_documented_values(seed: int, position: int, token_id:
 def test_the_noise_equals_a_slow_reference(seed: int, position: int, count: int, vocab_size: int) -> None:
     expected = [[reference_gumbel(seed, position + row, token) for token in range(vocab_size)] for row in range(count)]
     np.testing.assert_allclose(gumbel(seed, position, count, vocab_size), expected, rtol=1e-13)
+
+
+@given(SEEDS, st.integers(0, 2**64 - 8), st.integers(1, 8), st.integers(1, 40))
+def test_compiled_words_are_those_of_the_library(seed: int, position: int, count: int, groups: int) -> None:
+    arguments = np.uint64(seed & ALL_ONES), np.uint64(seed >> 32), np.uint64(position), count, groups
+    assert np.array_equal(noise_words(*arguments), library_noise_words(*arguments))
 
 
 @given(SEEDS, st.integers(0, 2**33), st.integers(1, 40), st.integers(1, 40))
