@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from google.rpc import code_pb2
 
 from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
+from coppice.message_writer import MessageWriter
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
@@ -44,22 +45,18 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self._max_sequences = max_sequences
         self._num_sequences = 0
 
-    @rpc.streaming
     async def Draft(
         self,
         request_iterator: AsyncIterator[pb.DraftRequest],
         context: grpc.aio.ServicerContext[pb.DraftRequest, pb.DraftResponse],
-    ) -> AsyncIterator[pb.DraftResponse]:
+    ) -> None:
         """Trees for the sequences of one peer, until it has nothing more to say and is answered, or goes away."""
-        stream = DraftStream(self)
-        reader = asyncio.create_task(stream.read(request_iterator))
-        try:
-            while (response := await stream.responses.get()) is not None:
-                yield response
-            await reader
-        finally:
-            reader.cancel()
-            stream.close()
+        async with rpc.errors_as_status(context):
+            stream = DraftStream(self, context.write)
+            try:
+                await stream.converse(request_iterator)
+            finally:
+                await stream.close()
 
     @rpc.unary
     async def Describe(
@@ -109,30 +106,32 @@ class DraftStream:
     After an error a sequence is gone: later outcomes for it get NOT_FOUND, and its id may be opened anew.
     """
 
-    def __init__(self, service: DrafterService) -> None:
+    def __init__(self, service: DrafterService, write: Callable[[pb.DraftResponse], Awaitable[None]]) -> None:
         self._service = service
         self._thread = service.thread
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
-        # None ends the stream.
-        self.responses: asyncio.Queue[pb.DraftResponse | None] = asyncio.Queue()
+        # A call that is over ends the reading, too.
+        self._writer = MessageWriter(write, lambda: None)
 
-    async def read(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
-        """Handle messages in order until the peer ends its side, then end ours behind the last answer."""
-        try:
-            async for request in requests:
-                try:
-                    self._handle(request)
-                except CoppiceError as error:
-                    self._fail(request.sequence_id, error)
-        finally:
-            self._thread.submit(lambda: self._post(None))
+    async def converse(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
+        """Handle messages in order until the peer ends its side, and return behind the last answer."""
+        async for request in requests:
+            try:
+                self._handle(request)
+            except CoppiceError as error:
+                self._fail(request.sequence_id, error)
+        drained = asyncio.Event()
+        self._thread.submit(lambda: self._call(drained.set))
+        await drained.wait()
+        await self._writer.flush()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free every sequence."""
         for session in self._sessions.values():
             self._service.release(session)
         self._sessions.clear()
+        await self._writer.close()
 
     def _handle(self, request: pb.DraftRequest) -> None:
         kind = request.WhichOneof("event")
@@ -191,7 +190,7 @@ class DraftStream:
 
     def _put_error(self, sequence_id: int, code: int, message: str) -> None:
         error = pb.DraftError(code=code, message=message)
-        self.responses.put_nowait(pb.DraftResponse(sequence_id=sequence_id, error=error))
+        self._writer.send(pb.DraftResponse(sequence_id=sequence_id, error=error))
 
     def _drop(self, sequence_id: int, session: Session, code: int, message: str) -> None:
         """Report that drafting failed, unless the sequence has ended meanwhile."""
@@ -232,9 +231,9 @@ class DraftStream:
         if (draft := session.ahead()) is not None:
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
 
-    def _post(self, response: pb.DraftResponse | None) -> None:
-        """Queue a response, or the end of the stream. On the model thread."""
-        self._call(self.responses.put_nowait, response)
+    def _post(self, response: pb.DraftResponse) -> None:
+        """Send a response. On the model thread."""
+        self._call(self._writer.send, response)
 
     def _call(self, function: Any, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)

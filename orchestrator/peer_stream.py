@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
 from coppice.errors import CoppiceError
-from orchestrator.first_step import start_now
+from coppice.message_writer import MessageWriter
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +43,7 @@ class StreamEvents(Protocol[ResponseIn]):
 
 
 class PeerStream(Generic[Request, Response]):
-    """Keeps a stream to one peer open. Messages are sent in order and never block the caller.
-
-    A message that no other is ahead of is written within `send`: a round waits for it, and not for the event loop's
-    next turn.
-    """
+    """Keeps a stream to one peer open. Messages are sent in order and never block the caller."""
 
     def __init__(
         self,
@@ -59,9 +54,8 @@ class PeerStream(Generic[Request, Response]):
         self._name = name
         self._open_call = open_call
         self._events = events
-        # Messages that wait for the one that is being written; None while there is no stream.
-        self._outbox: deque[Request] | None = None
-        self._writer: asyncio.Task[None] | None = None
+        # None while there is no stream.
+        self._writer: MessageWriter[Request] | None = None
         self._call: grpc.aio.StreamStreamCall[Request, Response] | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +69,7 @@ class PeerStream(Generic[Request, Response]):
     @property
     def connected(self) -> bool:
         """Whether messages reach the peer now."""
-        return self._outbox is not None
+        return self._writer is not None
 
     def start(self) -> None:
         """Begin to connect, and keep connecting until `stop`."""
@@ -94,15 +88,13 @@ class PeerStream(Generic[Request, Response]):
 
     def send(self, message: Request) -> None:
         """Send a message; it is dropped when there is no stream, since `on_up` starts from scratch anyway."""
-        if self._outbox is None or self._call is None:
+        if self._writer is None or self._call is None:
             return
-        if len(self._outbox) >= MAX_UNSENT:
+        if self._writer.num_waiting >= MAX_UNSENT:
             logger.warning("%s does not read its messages, dropping its stream", self._name)
             self._call.cancel()
             return
-        self._outbox.append(message)
-        if self._writer is None or self._writer.done():
-            self._writer = start_now(self._write(self._call, self._outbox))
+        self._writer.send(message)
 
     def _announce(self) -> None:
         self._changed.set()
@@ -146,7 +138,7 @@ class PeerStream(Generic[Request, Response]):
         return "the peer ended the stream", self._end()
 
     def _end(self) -> bool:
-        was_up, self._outbox, self._call = self.connected, None, None
+        was_up, self._writer, self._call = self.connected, None, None
         if was_up:
             self._announce()
             self._events.on_down()
@@ -154,9 +146,11 @@ class PeerStream(Generic[Request, Response]):
 
     async def _converse(self) -> None:
         call = self._open_call()
+        # The reader sees the status of a call that is over.
+        writer: MessageWriter[Request] = MessageWriter(call.write, call.cancel)
         try:
             await call.wait_for_connection()
-            self._call, self._outbox, self.last_failure = call, deque(), None
+            self._call, self._writer, self.last_failure = call, writer, None
             self._announce()
             logger.info("stream to %s is open", self._name)
             self._events.on_up()
@@ -166,17 +160,4 @@ class PeerStream(Generic[Request, Response]):
         finally:
             self._call = None
             call.cancel()
-            if self._writer is not None:
-                self._writer.cancel()
-                # Not `await`: its CancelledError could not be told from our own.
-                await asyncio.wait({self._writer})
-                self._writer = None
-
-    async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response], outbox: deque[Request]) -> None:
-        """Write what waits; ends when nothing does."""
-        try:
-            while outbox:
-                await call.write(outbox.popleft())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            # The call is over; the reader sees its status. Whoever sends must not: it may be another stream's reader.
-            call.cancel()
+            await writer.close()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
 from coppice.grammar import Grammar
+from coppice.noise import gumbel
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
@@ -102,6 +103,8 @@ class Engine:
 
     def start(self) -> None:
         """Start the model thread."""
+        # Compiled at its first use, which should not be a request's.
+        gumbel(0, 0, 1, self._info.vocab_size)
         self._thread.start()
 
     def stop(self) -> None:

@@ -41,6 +41,18 @@ def slots_of(table: IntArray, positions: IntArray) -> IntArray:
     return slots
 
 
+def slot_list(table: IntArray, first: int, last: int) -> list[int]:
+    """Slots of the positions from `first` to before `last`, of which a round has too few for arrays to pay."""
+    slots: list[int] = []
+    while first < last:
+        block, offset = divmod(first, BLOCK_SIZE)
+        count = min(BLOCK_SIZE - offset, last - first)
+        start = int(table[block]) * BLOCK_SIZE + offset
+        slots += range(start, start + count)
+        first += count
+    return slots
+
+
 class KVCache:
     """Who uses which block, what published blocks hold, and which rows have to move before the next pass.
 
@@ -57,8 +69,9 @@ class KVCache:
         self._left: OrderedDict[int, None] = OrderedDict()
         self._published: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
-        self._sources: list[IntArray] = []
-        self._destinations: list[IntArray] = []
+        # Slots; few a round, for which lists are quicker than arrays.
+        self._sources: list[int] = []
+        self._destinations: list[int] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -116,15 +129,14 @@ class KVCache:
                 else:
                     self._empty.append(block)
 
-    def move(self, sources: IntArray, destinations: IntArray) -> None:
-        """Before the next pass, what is in slots `sources` has to go to `destinations`; all are read before written."""
-        self._sources.append(sources)
-        self._destinations.append(destinations)
+    def move(self, source: int, destination: int) -> None:
+        """Before the next pass, what is in one slot has to go to another; all slots are read before any is written."""
+        self._sources.append(source)
+        self._destinations.append(destination)
 
     def take_moves(self) -> tuple[IntArray, IntArray]:
         """Sources and destinations of all moves since the last call."""
-        empty = np.empty(0, np.int64)
-        moves = np.concatenate([empty, *self._sources]), np.concatenate([empty, *self._destinations])
+        moves = np.array(self._sources, np.int64), np.array(self._destinations, np.int64)
         self._sources, self._destinations = [], []
         return moves
 
@@ -181,13 +193,12 @@ class SequenceCache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, in path order and ascending; the others are forgotten."""
-        kept = np.asarray(rows, np.int64)
-        places = np.arange(len(kept))
-        moved = kept != places
-        if moved.any():
-            sources = slots_of(self._table, self.length + kept[moved])
-            self._cache.move(sources, slots_of(self._table, self.length + places[moved]))
-        self.length += len(kept)
+        # Ascending: the last is in its place only when all are.
+        if rows and rows[-1] != len(rows) - 1:
+            for place, row in enumerate(rows):
+                if row != place:
+                    self._cache.move(self._slot(self.length + row), self._slot(self.length + place))
+        self.length += len(rows)
 
     def publish(self, token_ids: Sequence[int]) -> None:
         """Let others use the blocks that committed tokens fill. `token_ids` are the sequence's, at least `length`."""
@@ -201,6 +212,9 @@ class SequenceCache:
         self._cache.return_blocks(self.table.tolist())
         self._num_blocks = 0
         self.length = 0
+
+    def _slot(self, position: int) -> int:
+        return slot_list(self._table, position, position + 1)[0]
 
     def _append(self, block: int) -> None:
         self._table[self._num_blocks] = block

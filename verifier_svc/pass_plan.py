@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.kv_cache import IntArray, SequenceCache, slots_of
+from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 
 # In strict mode passes have a multiple of this many rows: matrix kernels treat fewer rows differently.
 ROW_MULTIPLE = 4
@@ -94,45 +94,51 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
     Raises:
         OverloadedError: the cache has no block left for a sequence's rows.
     """
+    # Lists up to the end: right behind a wait all caches are cold, and every kind of array operation that is used
+    # costs more than a round's few numbers do.
     token_ids: list[int] = []
-    segments: list[Segment] = []
+    places: list[int] = []
+    write_slots: list[int] = []
     logit_rows: list[int] = []
     logit_ranges: list[tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
     for rows in work:
-        segment = _segment(rows, start=len(token_ids))
-        token_ids += [*rows.pending, *rows.tree.token_ids]
-        segments.append(segment)
+        rows.cache.reserve(len(rows))
+        context, num_pending = rows.cache.length, len(rows.pending)
+        start, stop = len(token_ids), len(token_ids) + len(rows)
+        token_ids += rows.pending
+        token_ids += rows.tree.token_ids
+        places += range(context, context + num_pending)
+        places += [context + num_pending - 1 + depth for depth in rows.tree.depths]
+        write_slots += slot_list(rows.cache.table, context, context + len(rows))
+        bounds.append((start, stop))
         first = len(logit_rows)
         if rows.wants_logits:
-            logit_rows += range(segment.start + len(rows.pending) - 1, segment.stop)
+            logit_rows += range(start + num_pending - 1, stop)
         logit_ranges.append((first, len(logit_rows)))
     num_rows = len(token_ids)
-    padding = -num_rows % row_multiple
+    padding = [0] * (-num_rows % row_multiple)
     # Padded logit rows repeat a real one: the output layer, too, wants a fixed multiple of rows.
-    logit_padding = -len(logit_rows) % row_multiple if logit_rows else 0
-    written = [segment.slots(segment.num_context, segment.num_context + len(segment.positions)) for segment in segments]
+    logit_padding = logit_rows[-1:] * (-len(logit_rows) % row_multiple)
+    positions = np.array(places + padding, np.int64)
+    segments = [
+        Segment(
+            start=start,
+            stop=stop,
+            num_context=rows.cache.length,
+            num_pending=len(rows.pending),
+            parents=rows.tree.parents,
+            positions=positions[start:stop],
+            table=rows.cache.table,
+        )
+        for rows, (start, stop) in zip(work, bounds, strict=True)
+    ]
     return PassPlan(
-        token_ids=np.array(token_ids + [0] * padding, np.int64),
-        positions=np.concatenate([*(segment.positions for segment in segments), np.zeros(padding, np.int64)]),
-        write_slots=np.concatenate(written),
+        token_ids=np.array(token_ids + padding, np.int64),
+        positions=positions,
+        write_slots=np.array(write_slots, np.int64),
         segments=tuple(segments),
-        logit_rows=np.array(logit_rows + logit_rows[-1:] * logit_padding, np.int64),
+        logit_rows=np.array(logit_rows + logit_padding, np.int64),
         logit_ranges=tuple(logit_ranges),
         num_rows=num_rows,
-    )
-
-
-def _segment(rows: SequenceRows, start: int) -> Segment:
-    rows.cache.reserve(len(rows))
-    context, num_pending = rows.cache.length, len(rows.pending)
-    root_position = context + num_pending - 1
-    depths = np.array(rows.tree.depths, np.int64)
-    return Segment(
-        start=start,
-        stop=start + len(rows),
-        num_context=context,
-        num_pending=num_pending,
-        parents=rows.tree.parents,
-        positions=np.concatenate([np.arange(context, context + num_pending), root_position + depths]),
-        table=rows.cache.table,
     )

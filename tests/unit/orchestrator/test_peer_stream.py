@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from orchestrator.first_step import start_now
+from coppice.first_step import start_now
 from orchestrator.peer_stream import MAX_UNSENT, PeerStream
 
 
