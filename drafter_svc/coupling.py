@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coppice.noise import NoiseStream
 from coppice.sampling import SamplingParams
+from drafter_svc.noise_rows import NoiseRows
 from drafter_svc.tree_builder import Children
 
 try:
@@ -47,9 +47,7 @@ class Coupling:
         self._vocab_size = vocab_size
         self._sigma = np.float32(sigma)
         self._bias = _bias(sampling, vocab_size)
-        self._noise = NoiseStream(sampling.seed, vocab_size)
-        # Noise times temperature by position, so that a position is asked of the stream once and in order.
-        self._rows: dict[int, FloatArray] = {}
+        self._noise = NoiseRows(sampling.seed, vocab_size, sampling.temperature)
         self._seen = np.zeros(vocab_size, bool)
         self._output_counts = np.zeros(vocab_size, np.float32)
         if sampling.has_penalties:
@@ -70,10 +68,13 @@ class Coupling:
         return self._bias is None and not sampling.has_penalties and not truncates
 
     def noise(self, first_position: int, num_positions: int) -> FloatArray:
-        """What is added to logits at consecutive positions [num_positions, vocab]; no rows without temperature."""
-        if self._sampling.temperature == 0 or num_positions == 0:
+        """What is added to logits at consecutive positions [num_positions, vocab]; no rows without temperature.
+
+        It holds until the coupling is asked for anything else.
+        """
+        if self._sampling.temperature == 0:
             return np.empty((0, self._vocab_size), np.float32)
-        return np.stack([self._noise_at(first_position + offset) for offset in range(num_positions)])
+        return self._noise.at(first_position, num_positions)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Take in committed tokens after the prompt."""
@@ -83,12 +84,9 @@ class Coupling:
             np.add.at(self._output_counts, index, np.float32(1))
 
     def prepare(self, first_position: int, num_positions: int) -> None:
-        """Compute noise for positions to come and forget what lies before them."""
+        """Compute noise for positions to come."""
         if self._sampling.temperature > 0:
-            for position in [old for old in self._rows if old < first_position]:
-                del self._rows[position]
-            for position in range(first_position, first_position + num_positions):
-                self._noise_at(position)
+            self._noise.at(first_position, num_positions)
 
     def children(self, logits: FloatArray, positions: Sequence[int], limit: int) -> list[Children]:
         """The `limit` likeliest tokens at each position, from logits [rows, vocab]."""
@@ -100,8 +98,10 @@ class Coupling:
         scores = self.processed(logits)
         if self._sampling.temperature == 0:
             return scores
-        noise = np.stack([self._noise_at(position) for position in positions])
-        return np.add(scores, noise, out=noise)
+        first = min(positions)
+        noise = self._noise.at(first, max(positions) - first + 1)
+        noisy: FloatArray = scores + noise[np.asarray(positions) - first]
+        return noisy
 
     def processed(self, logits: FloatArray) -> FloatArray:
         """Logits [rows, vocab] with penalties, bias and, with a temperature, truncation; not divided by it."""
@@ -120,13 +120,6 @@ class Coupling:
         penalised -= np.float32(sampling.frequency_penalty) * self._output_counts
         penalised -= np.float32(sampling.presence_penalty) * (self._output_counts > 0)
         return penalised
-
-    def _noise_at(self, position: int) -> FloatArray:
-        row = self._rows.get(position)
-        if row is None:
-            row = (self._noise.at(position) * self._sampling.temperature).astype(np.float32)
-            self._rows[position] = row
-        return row
 
 
 def top_children(scores: FloatArray, sigma: np.float32, limit: int) -> list[Children]:

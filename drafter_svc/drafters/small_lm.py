@@ -147,6 +147,8 @@ class SmallLmSequence:
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
+        self._max_nodes = limits.max_nodes
+        # Those of the last draft: budgets seldom change.
         self._limits = limits
         self._ahead = ahead
         self._ahead_steps_left = 0
@@ -168,10 +170,12 @@ class SmallLmSequence:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._length > self._max_positions:
             return EMPTY_TREE
-        self._last_budget = min(max_nodes, self._limits.max_nodes)
+        self._last_budget = min(max_nodes, self._max_nodes)
         self._ahead_steps_left = self._ahead.max_steps
         self._unreported = 0
-        limits = replace(self._limits, max_nodes=self._last_budget, row_multiple=row_multiple)
+        limits = self._limits
+        if (limits.max_nodes, limits.row_multiple) != (self._last_budget, row_multiple):
+            limits = self._limits = replace(limits, max_nodes=self._last_budget, row_multiple=row_multiple)
         tree = self._whole_search(limits)
         return self._search(limits, max_forwards=limits.max_steps) if tree is None else tree
 
@@ -215,7 +219,8 @@ class SmallLmSequence:
             self._read()
         # A child of a node at depth d stands at position length + d; the last committed token is the root, at depth 0.
         noise = self._coupling.noise(self._length, limits.max_steps + 1)
-        limits = replace(limits, max_depth=self._deepest)
+        if self._deepest <= limits.max_steps:
+            limits = replace(limits, max_depth=self._deepest)
         found = self._cache.search(
             WholeSearch(self._unread, self._root, noise, self._coupling.sigma, limits, MAX_CHILDREN)
         )

@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 
-from coppice.first_step import start_now
 from orchestrator.peer_stream import MAX_UNSENT, PeerStream
 
 
@@ -156,30 +155,3 @@ async def test_the_end_of_a_stream_ends_a_write_that_waits() -> None:
         call.may_take.release()
         await turns(4)
         assert call.taken == []
-
-
-async def test_a_started_coroutine_is_cancelled_and_waits_again_as_a_task_does() -> None:
-    seen: list[str] = []
-
-    async def one() -> None:
-        seen.append("started")
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-        await asyncio.sleep(0)
-        seen.append("ended")
-
-    task = start_now(one())
-    assert task is not None
-    assert seen == ["started"]
-    await turns(2)
-    task.cancel()
-    await asyncio.wait_for(task, 5)
-    assert seen == ["started", "cancelled", "ended"]
-
-
-async def test_a_coroutine_that_never_waits_needs_no_task() -> None:
-    async def one() -> None: ...
-
-    assert start_now(one()) is None
