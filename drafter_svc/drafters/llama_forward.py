@@ -123,15 +123,19 @@ class LlamaForward:
         hidden = F.embedding(torch.from_numpy(rows.token_ids).to(device), self._embedding)
         positions = torch.from_numpy(rows.positions).to(device)
         rotation = self._cos[positions], self._sin[positions]
-        mask = self._folded_mask(rows)
+        wanted = count
+        mask = self._folded_mask(rows.mask)
         for index, layer in enumerate(self._layers):
-            hidden = self._attend(layer, store, index, hidden, rotation, mask)
+            if index + 1 == len(self._layers) and rows.num_logits < count:
+                # Of the other rows nothing is read any more but the last layer's keys and values.
+                wanted = rows.num_logits
+                mask = self._folded_mask(rows.mask[count - wanted :])
+            hidden = self._attend(layer, store, index, hidden, rotation, mask, wanted)
             normed = F.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
         store.length += count
-        last = F.rms_norm(hidden[count - rows.num_logits :], hidden.shape[-1:], self._norm, self._eps)
-        return to_numpy(self._head(last))
+        return to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
 
     def keep(self, store: KvStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
@@ -158,11 +162,11 @@ class LlamaForward:
         store.length += len(search.unread) + len(found.row_token_ids)
         return found
 
-    def _folded_mask(self, rows: Rows) -> Tensor | None:
-        """The mask [G * R, S + R] for folded heads; None where every row sees all."""
-        if not rows.mask.any():
+    def _folded_mask(self, mask: FloatArray) -> Tensor | None:
+        """A mask [R, keys] for folded heads [G * R, keys]; None where every row sees all."""
+        if not mask.any():
             return None
-        folded = np.tile(rows.mask, (self._heads // self._kv_heads, 1))
+        folded = np.tile(mask, (self._heads // self._kv_heads, 1))
         return torch.from_numpy(folded).to(self._embedding.device, self._embedding.dtype)
 
     def _attend(
@@ -173,8 +177,12 @@ class LlamaForward:
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
+        wanted: int,
     ) -> Tensor:
-        """Hidden states [R, hidden] after a layer's attention; its keys and values go to the store."""
+        """Hidden states of the last `wanted` rows [wanted, hidden] after a layer's attention, with the folded `mask`.
+
+        The keys and values of all rows go to the store.
+        """
         count, heads, kv_heads, size = len(hidden), self._heads, self._kv_heads, self._head_size
         normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, self._eps)
         qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, size)
@@ -185,11 +193,11 @@ class LlamaForward:
         kv = store.kv[index, :, :, :end]
         kv[0, :, store.length :] = turned[:, heads:].transpose(0, 1)
         kv[1, :, store.length :] = qkv[:, heads + kv_heads :].transpose(0, 1)
-        folded = turned[:, :heads].view(count, kv_heads, -1, size).permute(1, 2, 0, 3)
+        folded = turned[count - wanted :, :heads].reshape(wanted, kv_heads, -1, size).permute(1, 2, 0, 3)
         query = folded.reshape(1, kv_heads, -1, size)
         seen = F.scaled_dot_product_attention(query, kv[0, None], kv[1, None], attn_mask=mask)
-        joined = seen.view(kv_heads, -1, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
-        return hidden + layer.output(joined)
+        joined = seen.view(kv_heads, -1, wanted, size).permute(2, 0, 1, 3).reshape(wanted, heads * size)
+        return hidden[count - wanted :] + layer.output(joined)
 
 
 def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
