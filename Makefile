@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench conformance
+.PHONY: help setup demo test fuzz gpu lint format proto bench load conformance
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ proto: setup ## Regenerate coppice/v1 from the .proto files
 
 bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
 	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
+
+load: setup ## Measure load through the public API, about 35 minutes; writes benchmarks/results/load.json
+	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
 
 # The cache holds the longest context and little more, so that sequences have to make room for each other.
 conformance: setup ## Prove the bundled topology lossless, case by case

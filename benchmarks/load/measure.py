@@ -1,0 +1,94 @@
+"""The load benchmark: every load under every policy in turn, several runs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contenders import BenchmarkError
+from benchmarks.load.figures import Span
+from benchmarks.load.loads import Load
+from benchmarks.load.policies import OFF, Policy
+from benchmarks.load.window import Answer, Fate, Window
+from benchmarks.load.workload import Workload
+from coppice.client import Client
+
+# Outputs to compare with are made so many at once.
+REFERENCE_CONCURRENCY = 8
+
+References = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One window within the benchmark, and the part of it that counts."""
+
+    load: Load
+    policy: str
+    run: int
+    span: Span
+    answers: tuple[Answer, ...]
+
+
+async def reference_outputs(client: Client, workload: Workload, off: Policy) -> References:
+    """Every prompt's longest output with speculation off, which all outputs of the benchmark begin.
+
+    Raises:
+        BenchmarkError: a request failed.
+    """
+    window = Window(client, off)
+    room = asyncio.Semaphore(REFERENCE_CONCURRENCY)
+
+    async def ask(prompt: int) -> None:
+        async with room:
+            await window.ask(workload.longest(prompt))
+
+    await asyncio.gather(*map(ask, range(len(workload.prompts))))
+    outputs = {answer.request.prompt: answer.token_ids for answer in window.answers() if _is_whole(answer)}
+    failed = next((answer.error for answer in window.answers() if answer.error), "it is too short")
+    if len(outputs) < len(workload.prompts):
+        raise BenchmarkError(f"no output of {OFF} to compare with: {failed}")
+    return tuple(outputs[prompt] for prompt in range(len(workload.prompts)))
+
+
+async def measure_loads(
+    client: Client,
+    workload: Workload,
+    loads: Sequence[Load],
+    policies: Sequence[Policy],
+    num_runs: int,
+    seed: int,
+    on_sample: Callable[[], None] = lambda: None,
+) -> list[Sample]:
+    """Every load under every policy, `num_runs` times; whose turn comes first rotates from a seeded order.
+
+    Raises:
+        BenchmarkError: in some window requests failed, and none was completed.
+    """
+    order = list(policies)
+    random.Random(seed).shuffle(order)
+    samples = []
+    for number, load in enumerate(loads):
+        for run in range(num_runs):
+            first = (number + run) % len(order)
+            for policy in (*order[first:], *order[:first]):
+                window = Window(client, policy)
+                span = await load.drive(window, workload, run)
+                samples.append(Sample(load, policy.name, run, span, window.answers()))
+                _check(samples[-1])
+                on_sample()
+    return samples
+
+
+def _check(sample: Sample) -> None:
+    """A server that is gone must end the benchmark, not fill it with failures."""
+    fates = {answer.fate for answer in sample.answers}
+    if Fate.FAILED in fates and Fate.COMPLETED not in fates:
+        error = next(answer.error for answer in sample.answers if answer.fate is Fate.FAILED)
+        raise BenchmarkError(f"{sample.policy} {sample.load.name}: no request was completed: {error}")
+
+
+def _is_whole(answer: Answer) -> bool:
+    return answer.fate is Fate.COMPLETED and len(answer.token_ids) == answer.request.task.max_tokens

@@ -1,0 +1,183 @@
+"""The load suite from end to end: services, requests, measurement, report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import BenchmarkError
+from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.latency import fit_context
+from benchmarks.latency_suite import progress_bar, shown
+from benchmarks.load.arrivals import Arrival, trace_beginning
+from benchmarks.load.figures import Targets
+from benchmarks.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
+from benchmarks.load.measure import References, measure_loads, reference_outputs
+from benchmarks.load.policies import Policy, policies
+from benchmarks.load.ratios import RATIO_NOTE, ratios
+from benchmarks.load.rows import mismatches, remarks, rows, series
+from benchmarks.load.samples import Samples, saturating_load, saturation
+from benchmarks.load.workload import Workload
+from benchmarks.prompts import Prompt
+from benchmarks.report import machine_remarks
+from coppice.client import Client, RequestFailedError
+from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+
+# Of a window with so many requests at once, before it counts: prompts that begin together are computed by then.
+WARM_UP_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What is measured: `num_runs` windows of `duration_s` for every load under every policy."""
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    num_runs: int = 3
+    duration_s: float = 10.0
+    # Arrivals at random, in shares of the requests per second that saturate the server without speculation.
+    rates: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    # Arrivals of a trace that is played `trace_speed` times as fast; empty for none.
+    trace: tuple[Arrival, ...] = ()
+    trace_speed: float = 1.0
+    # The step goes from one request at a time to so many and back; 0 for no step.
+    step: int = 64
+    targets: Targets = field(default_factory=Targets)
+
+    def closed_loads(self) -> list[Load]:
+        """So many requests at once."""
+        warm_up_s = WARM_UP_SHARE * self.duration_s
+        return [ClosedLoad(concurrency, warm_up_s, self.duration_s) for concurrency in self.concurrency]
+
+    def other_loads(self, saturation_per_s: float, seed: int) -> list[Load]:
+        """Arrivals at shares of so many requests per second, those of the trace, and the step."""
+        loads: list[Load] = [PoissonLoad(rate, rate * saturation_per_s, self.duration_s, seed) for rate in self.rates]
+        if self.trace:
+            arrivals = trace_beginning(self.trace, self.duration_s, self.trace_speed)
+            loads.append(TraceLoad(tuple(arrivals), self.duration_s))
+        if self.step:
+            loads.append(StepLoad(self.step, self.duration_s))
+        return loads
+
+    @property
+    def num_loads(self) -> int:
+        """Of all kinds."""
+        return len(self.concurrency) + len(self.rates) + bool(self.trace) + bool(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSuite:
+    """One load benchmark of a target served at an address."""
+
+    target: Path
+    prompts: tuple[Prompt, ...]
+    plan: LoadPlan
+    threads: int
+    min_tokens: int = 32
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+
+    def run(self, address: str) -> dict[str, Any]:
+        """Measure and return the report.
+
+        Raises:
+            BenchmarkError: the server failed.
+        """
+        return asyncio.run(self._run(address))
+
+    async def _run(self, address: str) -> dict[str, Any]:
+        machine = describe_machine()
+        async with Client(address) as client:
+            try:
+                info = await client.model_info()
+            except RequestFailedError as error:
+                raise BenchmarkError(f"GetModelInfo: {error}") from error
+            contenders = policies(info.max_nodes)
+            workload, num_cut = self._workload(info.max_context_tokens)
+            references = await reference_outputs(client, workload, contenders[0])
+            samples = await self._measure(client, workload, contenders)
+        settings = self._settings(workload, num_cut, samples, info.max_nodes)
+        return _document(samples, references, settings, machine)
+
+    async def _measure(self, client: Client, workload: Workload, contenders: Sequence[Policy]) -> Samples:
+        """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
+        plan = self.plan
+        with progress_bar() as progress:
+            step = progress.add_task("load", total=plan.num_loads * plan.num_runs * len(contenders))
+            measure = partial(
+                measure_loads,
+                client,
+                workload,
+                policies=contenders,
+                num_runs=plan.num_runs,
+                seed=self.seed,
+                on_sample=partial(progress.advance, step),
+            )
+            taken = await measure(plan.closed_loads())
+            per_s = saturation(Samples(taken, contenders, plan.targets)) / workload.mean_tokens
+            if not per_s:
+                raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
+            taken += await measure(plan.other_loads(per_s, self.seed))
+        return Samples(taken, contenders, plan.targets)
+
+    def _workload(self, max_context_tokens: int) -> tuple[Workload, int]:
+        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
+        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
+        prompt_ids, num_cut = fit_context(encoded, self.max_tokens, max_context_tokens)
+        fitting = tuple(tuple(ids) for ids in prompt_ids)
+        return Workload(fitting, self.min_tokens, self.max_tokens, self.temperature, self.seed), num_cut
+
+    def _settings(self, workload: Workload, num_cut: int, samples: Samples, server_max_nodes: int) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "target": shown(self.target),
+            "threads": self.threads,
+            "concurrency": list(plan.concurrency),
+            "num_runs": plan.num_runs,
+            "duration_s": plan.duration_s,
+            "warm_up_s": WARM_UP_SHARE * plan.duration_s,
+            "rates": list(plan.rates),
+            "trace_speed": plan.trace_speed if plan.trace else None,
+            "step": plan.step,
+            "ttft_target_ms": 1000 * plan.targets.ttft_s,
+            "tpot_target_ms": 1000 * plan.targets.tpot_s,
+            # Where that is the largest of `concurrency`, saturation may lie beyond it.
+            "saturation_concurrency": saturating_load(samples).concurrency,
+            "saturation_tokens_per_s": round(saturation(samples), 3),
+            "saturation_requests_per_s": round(saturation(samples) / workload.mean_tokens, 3),
+            "server_max_nodes": server_max_nodes,
+            "output_tokens": [self.min_tokens, self.max_tokens],
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "num_prompts": len(workload.prompts),
+            "num_cut_prompts": num_cut,
+            "mean_prompt_tokens": round(sum(map(len, workload.prompts)) / len(workload.prompts), 1),
+        }
+
+
+def _document(
+    samples: Samples, references: References, settings: dict[str, Any], machine: dict[str, Any]
+) -> dict[str, Any]:
+    result = rows(samples, references)
+    values, spread = ratios(samples)
+    commit = describe_commit()
+    return {
+        "suite": "load",
+        "rows": result,
+        "ratios": values,
+        "ratio_spread": spread,
+        "ratio_note": RATIO_NOTE,
+        "step_series": series(samples),
+        "notes": [*remarks(result), *machine_remarks(machine)],
+        "mismatches": mismatches(result),
+        "settings": settings,
+        "machine": machine,
+        "versions": describe_versions(),
+        "command": describe_command(),
+        "commit": commit["revision"],
+        "dirty": commit["dirty"],
+    }

@@ -1,0 +1,39 @@
+"""The load benchmark against the bundled models, in windows too short to say how fast anything is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from benchmarks.load.arrivals import Arrival
+from benchmarks.load.suite import LoadPlan, LoadSuite
+from benchmarks.prompts import Prompt
+from coppice.bundled import MODELS
+from coppice.cli.topology import Topology
+
+PROMPTS = tuple(Prompt(text, "here") for text in ("def add(a, b):\n", "import os\n", "class Stack:\n    def"))
+
+
+async def test_every_policy_under_every_load_gives_the_tokens_of_plain_decoding(topology: Topology) -> None:
+    plan = LoadPlan(
+        concurrency=(4,),
+        num_runs=1,
+        duration_s=0.5,
+        rates=(0.5,),
+        trace=(Arrival(0.0, 6), Arrival(0.2, 30)),
+        step=4,
+    )
+    suite = LoadSuite(Path(MODELS / "target"), PROMPTS, plan, threads=1, min_tokens=4, max_tokens=24, temperature=0.8)
+    report = await asyncio.to_thread(suite.run, topology.address)
+    assert report["mismatches"] == []
+    rows = {row["name"]: row for row in report["rows"]}
+    assert len(rows) == 4 * 4
+    for row in rows.values():
+        assert row["num_failed"] == row["num_refused"] == 0
+    assert rows["planner trace"]["num_completed"] == 2
+    # Counted by the server: without speculation there are no drafts, with it there are, within the budget.
+    assert rows["off c4"]["nodes_per_round"] == 0
+    assert rows["off c4"]["mean_acceptance_length"] == 1
+    assert 0 < rows["fixed-small c4"]["nodes_per_round"] <= 4
+    assert rows["fixed-small c4"]["mean_acceptance_length"] > 1
+    assert report["ratios"]["planner/off.c4"] > 0

@@ -1,0 +1,102 @@
+"""Figures of answers that were made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.load import figures
+from benchmarks.load.figures import Span, Targets
+from benchmarks.load.window import Fate
+from tests.unit.benchmarks.load.answers import answer
+
+WHOLE = Span(0.0, 10.0)
+
+
+def test_percentiles_lie_between_their_neighbours() -> None:
+    values = [4.0, 1.0, 3.0, 2.0]
+    assert figures.percentile(values, 50) == 2.5
+    assert figures.percentile(values, 100) == 4.0
+    assert figures.percentile(values, 99) == pytest.approx(3.97)
+    assert figures.percentile([], 50) is None
+
+
+def test_tokens_count_when_they_come_whether_their_request_ends_or_not() -> None:
+    answers = [answer([(0.5, 1), (1.0, 4), (2.0, 8)]), answer([(1.5, 16), (3.0, 32)], Fate.CUT)]
+    # The span has its beginning and not its end.
+    assert figures.tokens_per_s(answers, Span(1.0, 3.0)) == (4 + 8 + 16) / 2.0
+
+
+def test_latencies_belong_to_the_span_in_which_they_end() -> None:
+    early, late = answer([(0.5, 2), (1.5, 3), (4.0, 1)], intended_s=0.2), answer([(2.5, 1)], intended_s=0.5)
+    assert figures.ttfts_s([early, late], WHOLE) == [pytest.approx(0.3), 2.0]
+    assert figures.ttfts_s([early, late], Span(1.0, 3.0)) == [2.0]
+    # One gap per delta, however many tokens came with it.
+    assert figures.gaps_s([early, late], WHOLE) == [1.0, 2.5]
+    assert figures.gaps_s([early, late], Span(0.0, 4.0)) == [1.0]
+    assert figures.completed([early, late], Span(0.0, 4.0)) == [late]
+    # Six tokens: five after the first.
+    assert figures.tpots_s([early, late]) == [pytest.approx(3.5 / 5)]
+
+
+def test_goodput_counts_completed_requests_that_meet_both_targets() -> None:
+    targets = Targets(ttft_s=1.0, tpot_s=0.1)
+    good = answer([(1.5, 1), (2.0, 5)], intended_s=0.5)
+    single = answer([(1.0, 1)])
+    late_first = answer([(1.6, 1), (2.0, 5)], intended_s=0.5)
+    slow = answer([(1.0, 1), (2.0, 5)], intended_s=0.5)
+    # As good as the first, but not completed.
+    cut = answer([(1.5, 1), (2.0, 5)], Fate.CUT, intended_s=0.5)
+    refused = answer([], Fate.REFUSED)
+    assert figures.num_good([good, single], targets) == 2
+    assert figures.num_good([late_first, slow, cut, refused], targets) == 0
+
+
+def test_rounds_are_summed_before_they_are_divided() -> None:
+    answers = [
+        answer([(1.0, 6)], rounds=2, draft_tokens=10, passes=[(4, 3), (100, 1)]),
+        answer([(1.0, 3)], rounds=4, draft_tokens=2, passes=[(4, 1)]),
+        answer([(1.0, 50)], Fate.CUT),
+    ]
+    assert figures.mean_acceptance_length(answers) == 9 / 6
+    assert figures.nodes_per_round(answers) == 12 / 6
+    assert figures.rows_per_pass(answers) == (4 * 4 + 100) / 5
+    nothing = answers[2:]
+    assert figures.mean_acceptance_length(nothing) is None
+    assert figures.nodes_per_round(nothing) is None
+    assert figures.rows_per_pass(nothing) is None
+
+
+def test_bins_hold_what_came_in_them() -> None:
+    answers = [
+        answer([(1.0, 1), (1.3, 2), (1.45, 3)], rounds=2, draft_tokens=8),
+        answer([(1.49, 10), (2.0, 100)], Fate.CUT),
+        answer([(0.99, 7), (1.25, 4)], rounds=2, draft_tokens=4),
+    ]
+    # 1.0 to 1.25, to 1.5, to 1.75 and, being no whole bin, not to 1.9.
+    span = Span(1.0, 1.9)
+    assert figures.token_bins(answers, span) == [4.0, 76.0, 0.0]
+    assert figures.node_bins(answers, span) == [4.0, pytest.approx((4 + 4 + 2) / 3), None]
+    assert len(figures.token_bins(answers, Span(0.3, 0.3 + 12 * 0.25))) == 12
+
+
+@pytest.mark.parametrize(
+    ("bins", "expected"),
+    [
+        ([100, 100, 100, 100], 0.0),
+        ([10, 50, 100, 114, 86, 100, 100], 0.5),
+        # Steady at first does not count when it leaves again.
+        ([100, 100, 116, 100, 100], 0.75),
+        ([100, 100, 100, 84], None),
+        ([], None),
+    ],
+)
+def test_a_level_has_settled_when_its_bins_stay_near_their_median(bins: list[float], expected: float | None) -> None:
+    assert figures.settle_s(bins) == expected
+
+
+def test_running_means_smooth_what_alternates() -> None:
+    bins = [0.0, 0.0, 0.0, 200.0, 0.0, 200.0, 0.0, 200.0]
+    assert figures.running_mean(bins) == [50.0, 50.0, 100.0, 100.0, 100.0]
+    assert figures.settle_s(bins) is None
+    assert figures.settle_s(figures.running_mean(bins)) == 0.5
+    assert figures.running_mean(bins[:3]) == []

@@ -1,0 +1,113 @@
+"""`coppice bench load` as a user calls it, with a server that is there already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.cli import bench
+from tests.unit.benchmarks.test_bench_command import serve_at
+
+RATIOS = {"planner/off.c2", "planner/off.min", "planner/best-fixed.c2", "planner/off.goodput.trace", "step.settle_s"}
+
+
+def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
+    prompts, trace = directory / "prompts.jsonl", directory / "trace.csv"
+    prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class A:"}\n')
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n2023-11-16 18:17:04,1,9\n")
+    return [
+        *("load", "--prompts", str(prompts), "--target", str(target), "--drafter", f"small-lm={target}"),
+        *("--out", str(directory / "out"), "--output-tokens", "2,4", "--runs", "1", "--threads", "1"),
+        *("--duration", "0.25", "--rates", "", "--step", "0", "--concurrency", "1", *more),
+    ]
+
+
+def test_load_writes_json_and_plot_and_prints_tables(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    more = ("--concurrency", "2", "--rates", "0.5", "--step", "2", "--trace", str(tmp_path / "trace.csv"))
+    arguments = _arguments(tiny_target, tmp_path, *more, "--trace-speed", "8")
+    result = CliRunner().invoke(bench.app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    policies, loads = ("off", "fixed-small", "fixed-large", "planner"), ("c2", "r0.5", "trace", "step")
+    assert [row["name"] for row in report["rows"]] == [f"{policy} {load}" for load in loads for policy in policies]
+    assert set(report["ratios"]) >= RATIOS
+    assert set(report["ratio_spread"]) == set(report["ratios"])
+    by_name = {row["name"]: row for row in report["rows"]}
+    # Two arrivals, an eighth of a second apart.
+    assert [by_name[f"{policy} trace"]["num_completed"] for policy in policies] == [2, 2, 2, 2]
+    # What the fake server says of its rounds.
+    assert [by_name[f"{policy} c2"]["nodes_per_round"] for policy in policies] == [0.0, 3.0, 3.0, 3.0]
+    assert "budget: 20" in by_name["fixed-large c2"]["note"]
+    assert all(row["identical"] for row in report["rows"])
+    assert len(report["step_series"]) == 4
+    assert report["settings"]["saturation_tokens_per_s"] > 0
+    assert {"machine", "versions", "command", "commit"} <= set(report)
+    assert (tmp_path / "out" / "load.png").is_file()
+    for text in ("planner/best-fixed.min", "Goodput", "requests at once and back"):
+        assert text in result.output
+
+
+def test_parts_that_are_not_asked_for_are_left_out(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    assert {row["part"] for row in report["rows"]} == {"closed"}
+    assert "Goodput" not in result.output
+
+
+def test_changed_tokens_fail_the_command_and_are_still_written(
+    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, corrupting_server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--duration", "0.5"))
+    assert result.exit_code == 1
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    assert [row["identical"] for row in report["rows"]] == [True, False, False, False]
+    assert "MISMATCH: planner c1: " in result.output
+
+
+def test_a_failing_server_is_one_line_and_exit_code_1(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--temperature", "2"))
+    assert result.exit_code == 1
+    assert "coppice: no output of off to compare with: INVALID_ARGUMENT: too hot" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--concurrency", ""),
+        ("--concurrency", "0"),
+        ("--rates", "0.5,x"),
+        ("--rates", "0"),
+        ("--rates", "nan"),
+        ("--rates", "11"),
+        ("--output-tokens", "9,4"),
+        ("--output-tokens", "1,2,3"),
+        ("--output-tokens", ""),
+        ("--trace", "missing.csv"),
+        ("--trace-speed", "0"),
+        ("--duration", "0"),
+        ("--target", "missing-target"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_starts(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    specs = serve_at(monkeypatch, "nowhere")
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, option, value))
+    assert result.exit_code == 2
+    assert option in result.output
+    assert not specs
