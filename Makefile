@@ -49,7 +49,7 @@ proto: setup ## Regenerate coppice/v1 from the .proto files
 bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
 	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
 
-load: setup ## Measure load through the public API, about 35 minutes; writes benchmarks/results/load.json
+load: setup ## Measure load through the public API, about 40 minutes; writes benchmarks/results/load.json
 	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
 
 # The cache holds the longest context and little more, so that sequences have to make room for each other.

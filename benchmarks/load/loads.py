@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from benchmarks.load.arrivals import Arrival, poisson_arrivals
 from benchmarks.load.figures import Span
-from benchmarks.load.loops import Level, closed_loop, open_loop
+from benchmarks.load.loops import closed_loop, open_loop
 from benchmarks.load.window import Window
 from benchmarks.load.workload import Workload
 
+# A warm-up that has not ended by then ends.
+WARM_UP_LIMIT_S = 60.0
 # How long requests may take after the last arrival; an overload of 1.2 leaves a fifth of a window's work over.
 DRAIN_S = 60.0
 
@@ -30,10 +33,13 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
-    """So many requests at once; what comes before `warm_up_s` does not count."""
+    """So many requests at once, for so long after a warm-up.
+
+    The warm-up ends when as many requests have ended as run at once: prompts that began together are behind then, and
+    outputs of different lengths have pulled the requests apart.
+    """
 
     concurrency: int
-    warm_up_s: float
     duration_s: float
 
     @property
@@ -43,9 +49,12 @@ class ClosedLoad:
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
         """The same requests in every run."""
-        end_s = self.warm_up_s + self.duration_s
-        await closed_loop(window, workload, [Level(self.concurrency, end_s)])
-        return Span(self.warm_up_s, end_s)
+        async with closed_loop(window, workload) as crowd:
+            crowd.resize(self.concurrency)
+            await window.wait_for_ended(self.concurrency, WARM_UP_LIMIT_S)
+            span = Span(start_s := window.now(), start_s + self.duration_s)
+            await window.wait_until(span.end_s)
+        return span
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +96,35 @@ class TraceLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLoad:
-    """One request at a time, then many, then one again, each for so long."""
+class Level:
+    """So many requests at once, in a part of a window."""
 
     concurrency: int
-    level_s: float
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """One request at a time for `duration_s`, then many for twice as long, then one again."""
+
+    concurrency: int
+    duration_s: float
     name: str = "step"
 
     @property
-    def levels(self) -> tuple[Level, ...]:
-        """In order."""
-        return tuple(Level(concurrency, self.level_s) for concurrency in (1, self.concurrency, 1))
+    def levels(self) -> tuple[Level, Level, Level]:
+        """In order. Many requests take a while to begin, all at once."""
+        ends_s = [count * self.duration_s for count in (0, 1, 3, 4)]
+        before, at, after = (Span(start_s, end_s) for start_s, end_s in pairwise(ends_s))
+        return Level(1, before), Level(self.concurrency, at), Level(1, after)
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
         """The same requests in every run."""
-        await closed_loop(window, workload, self.levels)
-        return Span(0.0, self.level_s * len(self.levels))
+        async with closed_loop(window, workload) as crowd:
+            for level in self.levels:
+                crowd.resize(level.concurrency)
+                await window.wait_until(level.span.end_s)
+        return Span(0.0, self.levels[-1].span.end_s)
 
 
 OpenLoad = PoissonLoad | TraceLoad

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from benchmarks.load.arrivals import Arrival
@@ -16,31 +16,37 @@ from benchmarks.load.workload import Workload
 PAUSE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """So many requests at once, for so long."""
+class Crowd:
+    """So many workers, each of which sends its next request when its last one has ended."""
 
-    concurrency: int
-    duration_s: float
+    def __init__(self, group: asyncio.TaskGroup, window: Window, workload: Workload) -> None:
+        self._group, self._window, self._workload = group, window, workload
+        self._numbers = itertools.count()
+        self._workers: list[asyncio.Task[None]] = []
+
+    def resize(self, num_workers: int) -> None:
+        """Let workers join, or cancel the last ones and their requests."""
+        while len(self._workers) < num_workers:
+            self._workers.append(self._group.create_task(self._work()))
+        _cancel(self._workers[num_workers:])
+        del self._workers[num_workers:]
+
+    async def _work(self) -> None:
+        while True:
+            request = self._workload.request(next(self._numbers))
+            if await self._window.ask(request) is not Fate.COMPLETED:
+                await asyncio.sleep(PAUSE_S)
 
 
-async def closed_loop(window: Window, workload: Workload, levels: Sequence[Level]) -> None:
-    """Keep each level's number of requests running, the next one sent when one ends; then cancel what is left.
-
-    Where a level has fewer than the one before, those too many are cancelled at once.
-    """
-    numbers = itertools.count()
-    end_s = 0.0
+@contextlib.asynccontextmanager
+async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Crowd]:
+    """A crowd of nobody yet; at the end those who are left are cancelled."""
     async with asyncio.TaskGroup() as group:
-        workers: list[asyncio.Task[None]] = []
-        for level in levels:
-            end_s += level.duration_s
-            while len(workers) < level.concurrency:
-                workers.append(group.create_task(_work(window, workload, numbers)))
-            _cancel(workers[level.concurrency :])
-            del workers[level.concurrency :]
-            await window.wait_until(end_s)
-        _cancel(workers)
+        crowd = Crowd(group, window, workload)
+        try:
+            yield crowd
+        finally:
+            crowd.resize(0)
 
 
 async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arrival], drain_s: float) -> None:
@@ -57,12 +63,6 @@ async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arriv
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             _cancel(late)
-
-
-async def _work(window: Window, workload: Workload, numbers: Iterator[int]) -> None:
-    while True:
-        if await window.ask(workload.request(next(numbers))) is not Fate.COMPLETED:
-            await asyncio.sleep(PAUSE_S)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -79,8 +79,8 @@ def _step_ratios(samples: Samples) -> ByRun:
 
 
 def _slower_step(load: StepLoad, sample: Sample, width: int) -> float:
-    times = settle_times(load, sample, width)[1:]
-    return max(load.level_s if time is None else time for time in times)
+    pairs = zip(settle_times(load, sample, width)[1:], load.levels[1:], strict=True)
+    return max(level.span.length_s if time is None else time for time, level in pairs)
 
 
 def _within_runs(

@@ -14,7 +14,7 @@ from benchmarks.load import figures
 from benchmarks.load.figures import Targets
 from benchmarks.load.loads import ClosedLoad, OpenLoad, PoissonLoad, StepLoad
 from benchmarks.load.measure import References, Sample
-from benchmarks.load.samples import Samples, level_span, settle_times, speed
+from benchmarks.load.samples import Samples, settle_times, speed
 from benchmarks.load.window import Answer, Fate
 
 # A generator that is later than this with one request in a hundred measures itself.
@@ -91,7 +91,8 @@ def is_identical(answer: Answer, references: References) -> bool:
 
 def _load_figures(load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample], targets: Targets) -> dict[str, Any]:
     if isinstance(load, ClosedLoad):
-        return {"part": "closed", "concurrency": load.concurrency}
+        warm_up_s = statistics.median(sample.span.start_s for sample in group)
+        return {"part": "closed", "concurrency": load.concurrency, "warm_up_s": _rounded(warm_up_s)}
     if isinstance(load, StepLoad):
         return {"part": "step", "concurrency": load.concurrency, **_step_figures(load, group)}
     offered = [len(sample.answers) for sample in group]
@@ -108,12 +109,9 @@ def _load_figures(load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample
 def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
     """Speeds and settle times of the levels, medians over runs; None where half of the runs or more never settled."""
     found: dict[str, Any] = {}
-    for number, name in enumerate(("before", "at", "after")):
-        levels = [level_span(load, sample, number) for sample in group]
-        pairs = zip(group, levels, strict=True)
-        found[f"tokens_per_s_{name}"] = _rounded(
-            statistics.median(figures.tokens_per_s(sample.answers, span) for sample, span in pairs)
-        )
+    for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
+        speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
+        found[f"tokens_per_s_{name}"] = _rounded(statistics.median(speeds))
     for number, name in ((1, "up"), (2, "down")):
         for suffix, width in (("s", 1), ("1s_s", figures.SMOOTHED_BINS)):
             times = [settle_times(load, sample, width)[number] for sample in group]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.load import figures
-from benchmarks.load.figures import Span, Targets
+from benchmarks.load.figures import Targets
 from benchmarks.load.loads import ClosedLoad, Load, StepLoad
 from benchmarks.load.measure import Sample
 from benchmarks.load.policies import OFF, Policy
@@ -48,14 +48,7 @@ def saturation(samples: Samples) -> float:
     return statistics.median(map(speed, samples.of(saturating_load(samples), OFF)))
 
 
-def level_span(load: StepLoad, sample: Sample, number: int) -> Span:
-    """The part of a step's window that a level has."""
-    start_s = sample.span.start_s + number * load.level_s
-    return Span(start_s, start_s + load.level_s)
-
-
 def settle_times(load: StepLoad, sample: Sample, width: int) -> list[float | None]:
     """Seconds after the beginning of each level until it had settled, by running means of so many bins."""
-    spans = [level_span(load, sample, number) for number in range(len(load.levels))]
-    bins = [figures.running_mean(figures.token_bins(sample.answers, span), width) for span in spans]
-    return [figures.settle_s(values) for values in bins]
+    bins = [figures.token_bins(sample.answers, level.span) for level in load.levels]
+    return [figures.settle_s(figures.running_mean(values, width)) for values in bins]

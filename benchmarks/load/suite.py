@@ -27,9 +27,6 @@ from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 
-# Of a window with so many requests at once, before it counts: prompts that begin together are computed by then.
-WARM_UP_SHARE = 0.3
-
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
@@ -49,8 +46,7 @@ class LoadPlan:
 
     def closed_loads(self) -> list[Load]:
         """So many requests at once."""
-        warm_up_s = WARM_UP_SHARE * self.duration_s
-        return [ClosedLoad(concurrency, warm_up_s, self.duration_s) for concurrency in self.concurrency]
+        return [ClosedLoad(concurrency, self.duration_s) for concurrency in self.concurrency]
 
     def other_loads(self, saturation_per_s: float, seed: int) -> list[Load]:
         """Arrivals at shares of so many requests per second, those of the trace, and the step."""
@@ -139,7 +135,6 @@ class LoadSuite:
             "concurrency": list(plan.concurrency),
             "num_runs": plan.num_runs,
             "duration_s": plan.duration_s,
-            "warm_up_s": WARM_UP_SHARE * plan.duration_s,
             "rates": list(plan.rates),
             "trace_speed": plan.trace_speed if plan.trace else None,
             "step": plan.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -90,6 +91,8 @@ class Window:
         self.policy = policy
         self._client = client
         self._recordings: list[_Recording] = []
+        # Released by every request that has ended.
+        self._ended = asyncio.Semaphore(0)
         self._start = time.perf_counter()
 
     def now(self) -> float:
@@ -99,6 +102,13 @@ class Window:
     async def wait_until(self, at_s: float) -> None:
         """Return at a time of the window's clock, or at once where it is past."""
         await asyncio.sleep(max(at_s - self.now(), 0))
+
+    async def wait_for_ended(self, num_requests: int, limit_s: float) -> None:
+        """Return when so many requests more have ended, whatever their fate, or at the limit."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for _ in range(num_requests):
+                    await self._ended.acquire()
 
     async def ask(self, request: LoadRequest, intended_s: float | None = None) -> Fate:
         """Send a request and read its answer to the end; errors of the server are a fate like any other."""
@@ -118,6 +128,7 @@ class Window:
         finally:
             # Of a request that is cancelled, too.
             recording.ended_s = self.now()
+            self._ended.release()
         return recording.fate
 
     def answers(self) -> tuple[Answer, ...]:

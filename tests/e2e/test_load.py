@@ -32,8 +32,8 @@ async def test_every_policy_under_every_load_gives_the_tokens_of_plain_decoding(
         assert row["num_failed"] == row["num_refused"] == 0
     assert rows["planner trace"]["num_completed"] == 2
     # Counted by the server: without speculation there are no drafts, with it there are, within the budget.
-    assert rows["off c4"]["nodes_per_round"] == 0
-    assert rows["off c4"]["mean_acceptance_length"] == 1
-    assert 0 < rows["fixed-small c4"]["nodes_per_round"] <= 4
-    assert rows["fixed-small c4"]["mean_acceptance_length"] > 1
+    assert rows["off trace"]["nodes_per_round"] == 0
+    assert rows["off trace"]["mean_acceptance_length"] == 1
+    assert 0 < rows["fixed-small trace"]["nodes_per_round"] <= 4
+    assert rows["fixed-small trace"]["mean_acceptance_length"] > 1
     assert report["ratios"]["planner/off.c4"] > 0

@@ -46,6 +46,7 @@ def test_load_writes_json_and_plot_and_prints_tables(
     assert "budget: 20" in by_name["fixed-large c2"]["note"]
     assert all(row["identical"] for row in report["rows"])
     assert len(report["step_series"]) == 4
+    assert all(0 < by_name[f"{policy} c2"]["warm_up_s"] < 30 for policy in policies)
     assert report["settings"]["saturation_tokens_per_s"] > 0
     assert {"machine", "versions", "command", "commit"} <= set(report)
     assert (tmp_path / "out" / "load.png").is_file()

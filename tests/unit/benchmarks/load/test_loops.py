@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.contenders import BenchmarkError
 from benchmarks.load.arrivals import Arrival
-from benchmarks.load.loads import ClosedLoad, PoissonLoad
-from benchmarks.load.loops import Level, closed_loop, open_loop
+from benchmarks.load.figures import Span
+from benchmarks.load.loads import ClosedLoad, PoissonLoad, StepLoad
+from benchmarks.load.loops import closed_loop, open_loop
 from benchmarks.load.measure import measure_loads, reference_outputs
 from benchmarks.load.policies import OFF, PLANNER, Mode, Policy, policies
 from benchmarks.load.window import Answer, Fate, Window
@@ -112,24 +113,39 @@ async def test_what_outlasts_the_drain_is_cut_and_keeps_its_tokens() -> None:
 async def test_a_closed_loop_keeps_each_levels_number_running() -> None:
     toy = Toy()
     toy.pass_s = 0.01
-    levels = [Level(1, 0.4), Level(5, 0.4), Level(2, 0.4)]
+    load = StepLoad(5, 0.6)
     async with serving_toy(toy) as address, Client(address) as client:
         window = Window(client, POLICY)
-        await closed_loop(window, WORKLOAD, levels)
+        assert await load.drive(window, WORKLOAD, 0) == Span(0.0, load.levels[-1].span.end_s)
         answers = window.answers()
     assert [answer.request for answer in answers] == [WORKLOAD.request(number) for number in range(len(answers))]
     assert {answer.fate for answer in answers} == {Fate.COMPLETED, Fate.CUT}
-    for number, level in enumerate(levels):
+    for level in load.levels:
         # Away from the steps; between two requests of a worker there is a moment without one.
-        seen = [_at_once(answers, 0.4 * number + 0.1 + 0.002 * step) for step in range(140)]
+        seen = [_at_once(answers, level.span.start_s + 0.2 + 0.002 * step) for step in range(150)]
         assert max(seen) == level.concurrency
+
+
+async def test_a_closed_window_counts_from_when_each_had_time_to_end_once() -> None:
+    toy = Toy(delay_s=0.2)
+    async with serving_toy(toy) as address, Client(address) as client:
+        window = Window(client, POLICY)
+        span = await ClosedLoad(3, 0.5).drive(window, WORKLOAD, 0)
+        answers = window.answers()
+    assert sorted(answer.ended_s for answer in answers)[2] <= span.start_s
+    # Nobody's first request is slower than another's second here.
+    assert all(answer.ended_s <= span.start_s for answer in answers[:3])
+    assert span.length_s == pytest.approx(0.5)
+    assert span.end_s <= max(answer.ended_s for answer in answers)
 
 
 async def test_a_refused_worker_pauses_before_it_comes_again() -> None:
     toy = Toy(errors={-1: OverloadedError("full", 0.5)})
     async with serving_toy(toy) as address, Client(address) as client:
         window = Window(client, POLICY)
-        await closed_loop(window, WORKLOAD, [Level(2, 0.5)])
+        async with closed_loop(window, WORKLOAD) as crowd:
+            crowd.resize(2)
+            await window.wait_until(0.5)
     # Every tenth of a second, by two workers.
     assert 2 <= len(toy.heard) <= 12
 
@@ -170,7 +186,16 @@ async def test_a_server_that_fails_everything_ends_the_benchmark() -> None:
         with pytest.raises(BenchmarkError, match="no output of off to compare with: UNAVAILABLE: gone"):
             await reference_outputs(client, WORKLOAD, policies(MAX_NODES)[0])
         with pytest.raises(BenchmarkError, match="planner c1: no request was completed: UNAVAILABLE: gone"):
-            await measure_loads(client, WORKLOAD, [ClosedLoad(1, 0.0, 0.2)], [POLICY], num_runs=1, seed=0)
+            await measure_loads(client, WORKLOAD, [ClosedLoad(1, 0.2)], [POLICY], num_runs=1, seed=0)
+
+
+async def test_a_server_that_is_gone_ends_the_benchmark() -> None:
+    async with serving_toy(Toy()) as address:
+        pass
+    async with Client(address) as client:
+        for load in (ClosedLoad(1, 0.3), PoissonLoad(0.5, 50.0, 0.3, seed=0)):
+            with pytest.raises(BenchmarkError, match="no request was completed: UNAVAILABLE"):
+                await measure_loads(client, WORKLOAD, [load], [POLICY], num_runs=1, seed=0)
 
 
 async def test_policies_take_turns_and_each_begins_as_often() -> None:

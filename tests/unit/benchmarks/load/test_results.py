@@ -24,7 +24,7 @@ REFERENCES = ((7,) * 400,)
 
 def _closed(concurrency: int, speeds: dict[str, Sequence[int]]) -> list[Sample]:
     """Windows of a second with so many tokens each, by policy and run."""
-    load = ClosedLoad(concurrency, 0.0, 1.0)
+    load = ClosedLoad(concurrency, 1.0)
     return [
         Sample(load, name, run, Span(0.0, 1.0), (answer([(0.5, tokens)]),))
         for name, by_run in speeds.items()
@@ -55,7 +55,7 @@ def test_ratios_are_medians_within_runs_and_the_least_over_concurrencies() -> No
 
 
 def test_a_closed_row_has_the_median_speed_and_percentiles_over_all_runs() -> None:
-    load, span = ClosedLoad(2, 1.0, 4.0), Span(1.0, 5.0)
+    load, span = ClosedLoad(2, 4.0), Span(1.0, 5.0)
     first = answer([(1.5, 2), (2.0, 6)], intended_s=1.0, rounds=2, draft_tokens=6, passes=[(8, 2)])
     second = answer([(1.3, 1), (2.3, 3)], intended_s=1.2, rounds=2, draft_tokens=2, passes=[(6, 2)])
     cut = answer([(4.0, 4)], Fate.CUT, intended_s=3.7, max_tokens=9)
@@ -119,21 +119,21 @@ def test_a_late_generator_is_said() -> None:
 
 def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     load = StepLoad(4, 2.0)
-    # Bins of 250 ms: eight for each level, tokens of each in the middle.
-    tokens = [10] * 8 + [2, 20, 40, 40, 40, 40, 40, 40] + [10, 10, 10, 10, 10, 10, 10, 14]
-    given = answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)], draft_tokens=48)
+    # Bins of 250 ms: eight for the first and the last level, sixteen for the one between; tokens come in the middle.
+    tokens = [10] * 8 + [2, 20] + [40] * 14 + [10, 10, 10, 10, 10, 10, 10, 14]
+    given = answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)], draft_tokens=64)
     samples = Samples(
-        _everywhere(load, Span(0.0, 6.0), {policy.name: [given] for policy in POLICIES}), POLICIES, TARGETS
+        _everywhere(load, Span(0.0, 8.0), {policy.name: [given] for policy in POLICIES}), POLICIES, TARGETS
     )
     row = rows(samples, ((7,) * 1000,))[3]
-    assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 131.0, 42.0]
+    assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 145.5, 42.0]
     assert (row["settle_up_s"], row["settle_down_s"]) == (0.5, None)
     assert (row["settle_up_1s_s"], row["settle_down_1s_s"]) == (0.25, 0.0)
     # One that never settles takes all of its level.
     assert ratios(samples)[0] == {"step.settle_s": 2.0, "step.settle_1s_s": 0.25}
     [item] = [item for item in series(samples) if item["policy"] == "planner"]
     assert item["tokens_per_s"] == [4.0 * count for count in tokens]
-    assert item["nodes_per_round"] == [2.0] * 24
+    assert item["nodes_per_round"] == [2.0] * 32
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     ],
 )
 def test_every_token_that_came_is_compared(given: Answer, num_compared: int, num_identical: int) -> None:
-    load = ClosedLoad(1, 0.0, 1.0)
+    load = ClosedLoad(1, 1.0)
     by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"planner": [given]}
     result = rows(Samples(_everywhere(load, Span(0.0, 1.0), by_policy), POLICIES, TARGETS), REFERENCES)
     assert (result[3]["num_compared"], result[3]["num_identical"]) == (num_compared, num_identical)
