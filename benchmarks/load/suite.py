@@ -121,6 +121,10 @@ class LoadSuite:
         return Samples(taken, contenders, plan.targets)
 
     def _workload(self, max_context_tokens: int) -> tuple[Workload, int]:
+        if self.max_tokens >= max_context_tokens:
+            raise BenchmarkError(
+                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
+            )
         tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
         encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
         prompt_ids, num_cut = fit_context(encoded, self.max_tokens, max_context_tokens)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
+from tests.unit.benchmarks.conftest import CONTEXT
 from tests.unit.benchmarks.test_bench_command import serve_at
 
 RATIOS = {"planner/off.c2", "planner/off.min", "planner/best-fixed.c2", "planner/off.goodput.trace", "step.settle_s"}
@@ -84,6 +85,15 @@ def test_a_failing_server_is_one_line_and_exit_code_1(
     assert result.exit_code == 1
     assert "coppice: no output of off to compare with: INVALID_ARGUMENT: too hot" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_outputs_that_leave_no_room_for_a_prompt_are_refused(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--output-tokens", f"2,{CONTEXT}"))
+    assert result.exit_code == 1
+    assert f"coppice: --output-tokens {CONTEXT} leaves no room" in result.output
 
 
 @pytest.mark.parametrize(
