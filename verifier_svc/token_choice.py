@@ -15,6 +15,7 @@ import numpy.typing as npt
 from coppice.errors import InvalidRequestError
 from coppice.noise import NoiseStream
 from coppice.sampling import SamplingParams
+from verifier_svc.cut_edges import has_cuts, is_near_tie
 
 Logits = npt.NDArray[np.float32]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -51,7 +52,7 @@ class TokenChooser:
         min_tokens: int = 0,
         near_tie_gap: float = 0.0,
     ) -> None:
-        """Choices whose two best scores are less than `near_tie_gap` apart are counted; 0 looks at none."""
+        """Choices that logits could change which are off by less than half of `near_tie_gap` are counted; 0: none."""
         self._params = params
         self._noise = NoiseStream(params.seed, vocab_size) if params.temperature > 0 else None
         self._end_token_ids = list(end_token_ids)
@@ -86,14 +87,14 @@ class TokenChooser:
         scaled += self._noise.at(position)
         best = int(scaled.argmax())
         if self._near_tie_gap:
-            # Times the temperature: what a rounding of logits is divided by.
-            self._num_near_ties += _gap(scaled, best) * self._params.temperature < self._near_tie_gap
+            self._num_near_ties += self._is_near_tie(scores, scaled, best, position)
         return best
 
     def take_near_ties(self) -> int:
-        """Choices since the last call whose two best scores, as logits, were less than the near-tie gap apart.
+        """Choices since the last call that were near-ties.
 
-        Of tokens that top_k, top_p and min_p leave: which ones they leave at the edge of a cut is not looked at.
+        Their two best scores, as logits, were less than the near-tie gap apart; or one of the two is so near the edge
+        of a cut by top_k, top_p or min_p that rounding decides on which side it is.
         """
         taken, self._num_near_ties = self._num_near_ties, 0
         return taken
@@ -169,12 +170,24 @@ class TokenChooser:
             scores -= np.float32(params.frequency_penalty) * self._counts
 
     def _scaled(self, scores: Logits) -> npt.NDArray[np.float64]:
-        scaled = scores.astype(np.float64)
-        # To divide by 1 changes no bit, and costs a pass over the vocabulary.
-        if self._params.temperature != 1:
-            scaled /= self._params.temperature
+        scaled = self._tempered(scores)
         self._truncate(scaled)
         return scaled
+
+    def _tempered(self, scores: Logits) -> npt.NDArray[np.float64]:
+        tempered = scores.astype(np.float64)
+        # To divide by 1 changes no bit, and costs a pass over the vocabulary.
+        if self._params.temperature != 1:
+            tempered /= self._params.temperature
+        return tempered
+
+    def _is_near_tie(self, scores: Logits, noisy: npt.NDArray[np.float64], best: int, position: int) -> bool:
+        assert self._noise is not None
+        # What a rounding of logits is divided by, too.
+        slack = self._near_tie_gap / self._params.temperature
+        if not has_cuts(self._params, scores.size):
+            return _gap(noisy, best) < slack
+        return is_near_tie(self._params, self._tempered(scores), self._noise.at(position), best, slack)
 
     def _truncate(self, scaled: npt.NDArray[np.float64]) -> None:
         """Apply top_k, top_p and min_p in place, in this order; the likeliest token always stays."""

@@ -19,6 +19,7 @@ from tests.unit.verifier_svc.oracles import tree_around
 from tests.unit.verifier_svc.test_preemption import INFO
 from verifier_svc import tensor_attention
 from verifier_svc.compiled_attention import CompiledKernel
+from verifier_svc.cut_edges import has_cuts
 from verifier_svc.engine import Engine
 from verifier_svc.events import Event, LoadEvent, OutcomeEvent
 from verifier_svc.kv_cache import SequenceCache
@@ -26,6 +27,7 @@ from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetModel
+from verifier_svc.token_choice import TokenChooser
 
 # Of half precision, where rounding shows, as servers have it by default.
 GAP = 0.25
@@ -74,13 +76,19 @@ class Output:
     finished: bool = False
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+CUTS = {"top_k": {"top_k": 6}, "top_p": {"top_p": 0.8}, "min_p": {"min_p": 0.15}}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), *(SamplingParams(temperature=0.8, seed=5, **cut) for cut in ({}, *CUTS.values()))],
+    ids=["greedy", "T=0.8", *CUTS],
+)
 def test_tokens_differ_from_strict_mode_s_at_near_ties_only_and_these_are_counted(
-    temperature: float, new_model: Callable[[str], PreTrainedModel]
+    sampling: SamplingParams, new_model: Callable[[str], PreTrainedModel]
 ) -> None:
     generator = np.random.default_rng(3)
     prompts = [[int(token) for token in generator.integers(3, VOCAB, 12)] for _ in range(36)]
-    sampling = SamplingParams(temperature=temperature, seed=5)
     strict = half_precision_target(new_model, exact=True)
     expected = generate(strict, prompts, sampling, gap=0.0)
     assert not any(near_ties for output in expected for near_ties in output.near_ties)
@@ -89,25 +97,28 @@ def test_tokens_differ_from_strict_mode_s_at_near_ties_only_and_these_are_counte
         return tree_around(generator, expected[index].token_ids[num_done:][:5], VOCAB, num_decoys=2)
 
     fast = generate(half_precision_target(new_model, exact=False), prompts, sampling, gap=GAP, draft=draft)
-    num_different = 0
+    num_different, num_at_an_edge = 0, 0
     for prompt, one, other in zip(prompts, expected, fast, strict=True):
         if one.token_ids != other.token_ids:
             pairs = zip(one.token_ids, other.token_ids, strict=True)
             common = next(place for place, (mine, theirs) in enumerate(pairs) if mine != theirs)
-            assert gap_behind(strict, [*prompt, *one.token_ids[:common]], sampling) < GAP
             assert other.near_ties[common] > 0
             num_different += 1
+            num_at_an_edge += gap_behind(strict, [*prompt, *one.token_ids[:common]], sampling) >= GAP
     # There is something to explain.
     assert num_different >= 5
+    assert (num_at_an_edge > 0) == has_cuts(sampling, VOCAB)
 
 
 def gap_behind(target: TargetModel, tokens: list[int], sampling: SamplingParams) -> float:
-    """How far the two best scores behind `tokens` are apart, as logits, by one pass of its own."""
+    """How far the two best scores behind `tokens` that no cut takes are apart, as logits, by one pass of its own."""
     cache = SequenceCache(target.cache, 256)
     logits = target.forward(target.plan([SequenceRows(cache, tokens)]))[0].double().numpy()
     cache.release()
     if sampling.temperature:
-        logits = logits + sampling.temperature * gumbel(sampling.seed, len(tokens), 1, VOCAB)[0]
+        law = TokenChooser(sampling, VOCAB, prompt=[]).law(logits.astype(np.float32), [])
+        noise = gumbel(sampling.seed, len(tokens), 1, VOCAB)[0]
+        logits = np.where(law > 0, logits, -np.inf) + sampling.temperature * noise
     second, best = np.sort(logits)[-2:]
     return float(best - second)
 

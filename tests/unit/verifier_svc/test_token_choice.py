@@ -117,7 +117,7 @@ NEAR_TIE_GAP = 0.3
 COUNTED = {
     "greedy": SamplingParams(),
     "T=0.5": SamplingParams(temperature=0.5, seed=3),
-    "T=2 top_k": SamplingParams(temperature=2.0, top_k=7, seed=3),
+    "T=2": SamplingParams(temperature=2.0, seed=3),
     "penalties": SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5),
 }
 
@@ -135,8 +135,6 @@ def test_near_ties_are_choices_whose_two_best_scores_are_close(name: str) -> Non
         if params.has_penalties:
             scores[[5, 8]] = np.where(scores[[5, 8]] > 0, scores[[5, 8]] / 1.5, scores[[5, 8]] * 1.5)
             scores[8] -= 2 * 0.5
-        if params.top_k:
-            scores[np.argsort(scores)[: -params.top_k]] = -np.inf
         if params.temperature:
             scores = scores + params.temperature * gumbel(3, position, 1, VOCAB)[0]
         second, best = np.sort(scores)[-2:]
@@ -162,8 +160,11 @@ def test_rounding_changes_choices_at_near_ties_alone(temperature: float) -> None
 
 
 def test_the_only_token_that_is_left_is_no_near_tie() -> None:
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, allowed_token_ids=(17,))
+    for params in (
+        SamplingParams(allowed_token_ids=(17,)),
+        SamplingParams(temperature=1.0, allowed_token_ids=(17,)),
+        SamplingParams(temperature=1.0, allowed_token_ids=(17,), top_k=1, top_p=0.5, min_p=1.0),
+    ):
         chooser = TokenChooser(params, VOCAB, prompt=[], near_tie_gap=NEAR_TIE_GAP)
         assert chooser.choose(row(0), 0) == 17
         assert chooser.take_near_ties() == 0
