@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.deployment import Deployment
-from conformance.errors import DifferenceError, FailureError, SkippedError
+from conformance.errors import DifferenceError, FailureError, RoundingError, SkippedError
 from conformance.requests import FORCED, varied
 from coppice.completion import Completion
 from coppice.log_probs import TokenLogProbs
@@ -33,13 +33,19 @@ def require_context(deployment: Deployment, tokens: int) -> None:
         raise SkippedError(f"needs a context of {tokens} tokens, the model has {deployment.facts.max_context_tokens}")
 
 
-def same_tokens(expected: Sequence[int], actual: Sequence[int], request: GenerateRequest) -> None:
-    """Fail at the first token that differs."""
+def same_tokens(expected: Sequence[int], actual: Sequence[int], request: GenerateRequest, near_ties: int) -> None:
+    """Fail at the first token that differs; the answer counts so many near-ties."""
     for index, (wanted, got) in enumerate(zip(expected, actual, strict=False)):
         if wanted != got:
-            raise DifferenceError(f"token {index} is {got}, not {wanted}", request)
+            raise DifferenceError(f"token {index} is {got}, not {wanted}", request, near_ties)
     if len(expected) != len(actual):
-        raise DifferenceError(f"{len(actual)} tokens, not {len(expected)}", request)
+        raise DifferenceError(f"{len(actual)} tokens, not {len(expected)}", request, near_ties)
+
+
+def same(name: str, expected: object, actual: object, request: GenerateRequest, near_ties: int) -> None:
+    """Fail unless a part of an answer is that of another one."""
+    if expected != actual:
+        raise DifferenceError(f"{name} is {actual!r}, not {expected!r}", request, near_ties)
 
 
 def same_log_probs(
@@ -49,17 +55,16 @@ def same_log_probs(
     require(len(expected) == len(actual), f"{len(actual)} tokens have log-probabilities, not {len(expected)}", request)
     for index, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         if wanted != got:
-            raise DifferenceError(f"the log-probabilities of token {index} are {got}, not {wanted}", request)
+            raise RoundingError(f"the log-probabilities of token {index} are {got}, not {wanted}", request)
 
 
 def same_answer(expected: Completion, actual: Completion, request: GenerateRequest) -> None:
     """Fail unless tokens, log-probabilities, text and the reason of the end are the same."""
-    same_tokens(expected.token_ids, actual.token_ids, request)
+    near_ties = actual.speculation.near_ties
+    same_tokens(expected.token_ids, actual.token_ids, request, near_ties)
     same_log_probs(expected.log_probs, actual.log_probs, request)
     for name in ("text", "finish_reason", "stop_match"):
-        wanted, got = getattr(expected, name), getattr(actual, name)
-        if wanted != got:
-            raise DifferenceError(f"{name} is {got!r}, not {wanted!r}", request)
+        same(name, getattr(expected, name), getattr(actual, name), request, near_ties)
 
 
 async def same_with_and_without_speculation(deployment: Deployment, requests: Sequence[GenerateRequest]) -> None:

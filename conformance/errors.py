@@ -15,7 +15,15 @@ class FailureError(Exception):
 
 
 class DifferenceError(FailureError):
-    """Two answers that must be equal are not. Fast mode allows it at near-ties, so that there it proves nothing."""
+    """Two answers that must be equal are not. In fast mode, near-ties that the answer counts explain it."""
+
+    def __init__(self, reason: str, request: GenerateRequest, near_ties: int) -> None:
+        super().__init__(reason, request)
+        self.near_ties = near_ties
+
+
+class RoundingError(FailureError):
+    """Numbers that must be the same bits are not. Fast mode does not promise it, so that there it proves nothing."""
 
 
 class SkippedError(Exception):

@@ -9,7 +9,7 @@ from conformance.deployment import Facts
 from conformance.requests import described
 from conformance.runner import Result
 
-_WORDS = {"passed": "pass", "failed": "FAIL", "skipped": "skip"}
+_WORDS = {"passed": "pass", "failed": "FAIL", "explained": "near", "skipped": "skip"}
 _NAME_WIDTH = 56
 
 
@@ -21,11 +21,11 @@ def heading(address: str, facts: Facts) -> str:
 
 
 def result_lines(result: Result) -> str:
-    """One line; a failure has its reason and the request that shows it below."""
+    """One line; a failure, and a difference that is explained, has its reason and the request that shows it below."""
     line = f"  {_WORDS[result.status]}  {result.name:<{_NAME_WIDTH}} {result.seconds:6.2f} s"
     if result.status == "skipped":
         return f"{line}  {result.reason}"
-    if result.status == "failed":
+    if result.status in ("failed", "explained"):
         request = f"\n        request: {described(result.request)}" if result.request is not None else ""
         return f"{line}\n        {result.reason}{request}"
     return line

@@ -10,11 +10,12 @@ from typing import Literal
 
 from conformance.case import Case
 from conformance.deployment import Deployment
-from conformance.errors import DifferenceError, FailureError, SkippedError
+from conformance.errors import DifferenceError, FailureError, RoundingError, SkippedError
 from coppice.client import RequestFailedError
 from coppice.v1.inference_pb2 import GenerateRequest
 
-Status = Literal["passed", "failed", "skipped"]
+# Explained: the case found a difference that fast mode allows, and the answer counts the near-ties that it takes.
+Status = Literal["passed", "failed", "explained", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ async def _outcome(case: Case, deployment: Deployment, limit_s: float) -> tuple[
     except SkippedError as skip:
         return "skipped", str(skip), None
     except FailureError as failure:
-        if isinstance(failure, DifferenceError) and not deployment.facts.is_strict:
-            return "skipped", f"{failure.reason}, as fast mode allows at a near-tie", failure.request
-        return "failed", failure.reason, failure.request
+        return _judged(failure, deployment.facts.is_strict)
     except RequestFailedError as error:
         return "failed", str(error), None
     except TimeoutError:
@@ -63,3 +62,14 @@ async def _outcome(case: Case, deployment: Deployment, limit_s: float) -> tuple[
     except Exception as error:  # noqa: BLE001 - an answer may be broken in ways that no case foresees
         return "failed", f"no sense can be made of an answer: {type(error).__name__}: {error}", None
     return "passed", "", None
+
+
+def _judged(failure: FailureError, is_strict: bool) -> tuple[Status, str, GenerateRequest | None]:
+    """What a broken promise is worth: some are not made in fast mode."""
+    if not is_strict and isinstance(failure, RoundingError):
+        return "skipped", f"{failure.reason}: fast mode does not promise bits", failure.request
+    if not is_strict and isinstance(failure, DifferenceError):
+        if failure.near_ties:
+            return "explained", f"{failure.reason}: the answer counts {failure.near_ties} near-ties", failure.request
+        return "failed", f"{failure.reason}, and the answer counts no near-tie", failure.request
+    return "failed", failure.reason, failure.request

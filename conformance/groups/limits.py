@@ -22,7 +22,7 @@ async def every_length(deployment: Deployment, request: GenerateRequest) -> None
     for length in LENGTHS:
         shorter = varied(request, max_tokens=length, mode=FORCED)
         answer = await deployment.ask(shorter)
-        same_tokens(whole[:length], answer.token_ids, shorter)
+        same_tokens(whole[:length], answer.token_ids, shorter, answer.speculation.near_ties)
         require(answer.finish_reason == "length", f"the output ended with {answer.finish_reason}", shorter)
         same_answer(await deployment.plain(shorter), answer, shorter)
 

@@ -9,7 +9,7 @@ from conformance.case import Group
 from conformance.checks import require, same_log_probs, same_tokens, same_with_and_without_speculation
 from conformance.company import each_as_alone
 from conformance.deployment import Deployment
-from conformance.errors import DifferenceError
+from conformance.errors import RoundingError
 from conformance.requests import FORCED, OFF, build, varied
 from coppice.completion import Completion
 from coppice.log_probs import TokenLogProbs
@@ -53,7 +53,8 @@ async def asking(deployment: Deployment) -> None:
         require(not expected.log_probs, "log-probabilities came that were not wanted", silent)
         for mode in MODES:
             asked = varied(request, mode=mode)
-            same_tokens(expected.token_ids, (await deployment.ask(asked)).token_ids, asked)
+            answer = await deployment.ask(asked)
+            same_tokens(expected.token_ids, answer.token_ids, asked, answer.speculation.near_ties)
 
 
 @GROUP.case("every-token-has-its-own-in-its-message")
@@ -138,13 +139,14 @@ async def raw(deployment: Deployment) -> None:
             asked = varied(request, **knobs)
             [one] = (await deployment.ask(asked)).log_probs
             if (one.top_token_ids, one.top_log_probs) != (expected.top_token_ids, expected.top_log_probs):
-                raise DifferenceError(f"the likeliest are {one}, not {expected}", asked)
+                raise RoundingError(f"the likeliest are {one}, not {expected}", asked)
 
 
 async def beginning(deployment: Deployment, whole: Completion, request: GenerateRequest) -> None:
     """Fail unless an output that ends early has the log-probabilities of the whole one up to there."""
     answer = await deployment.ask(request)
     require(0 < len(answer.token_ids) < TOKENS, f"the output has {len(answer.token_ids)} tokens", request)
+    same_tokens(whole.token_ids[: len(answer.token_ids)], answer.token_ids, request, answer.speculation.near_ties)
     same_log_probs(whole.log_probs[: len(answer.token_ids)], answer.log_probs, request)
 
 

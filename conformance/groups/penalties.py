@@ -87,4 +87,5 @@ async def first_repeat(deployment: Deployment) -> None:
         usual = (await deployment.plain(request)).token_ids
         repeat = next((index for index, token in enumerate(usual) if token in usual[:index]), len(usual))
         request = varied(request, mode=FORCED, presence_penalty=2.0, frequency_penalty=2.0)
-        same_tokens(usual[:repeat], (await deployment.ask(request)).token_ids[:repeat], request)
+        answer = await deployment.ask(request)
+        same_tokens(usual[:repeat], answer.token_ids[:repeat], request, answer.speculation.near_ties)

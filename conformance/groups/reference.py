@@ -10,7 +10,7 @@ import numpy as np
 from conformance.case import Group
 from conformance.checks import require, same_answer, same_tokens
 from conformance.deployment import OPENINGS, Deployment
-from conformance.errors import DifferenceError, SkippedError
+from conformance.errors import RoundingError, SkippedError
 from conformance.reference import LogProbs, ReferenceModel
 from conformance.requests import FORCED, build, varied
 from coppice.log_probs import TokenLogProbs
@@ -39,7 +39,7 @@ def longest(deployment: Deployment) -> int:
 
 async def compare(deployment: Deployment, request: GenerateRequest, expected: list[int]) -> None:
     plain = await deployment.plain(request)
-    same_tokens(expected, plain.token_ids, request)
+    same_tokens(expected, plain.token_ids, request, plain.speculation.near_ties)
     request = varied(request, mode=FORCED)
     same_answer(plain, await deployment.ask(request), request)
 
@@ -92,7 +92,7 @@ async def compare_log_probs(deployment: Deployment, **knobs: Any) -> None:
         for index, (token, one) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
             difference = farthest(token, one, rows[index])
             if not difference <= TOLERANCE:
-                raise DifferenceError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
+                raise RoundingError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
 
 
 @GROUP.case("log-probs-at-temperature-0")

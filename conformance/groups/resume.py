@@ -24,7 +24,7 @@ async def from_every_split(deployment: Deployment, **knobs: Any) -> None:
     for split in range(1, len(whole.token_ids)):
         request = varied(request, resume_token_ids=whole.token_ids[:split], mode=(OFF, FORCED)[split % 2])
         rest = await deployment.ask(request)
-        same_tokens(whole.token_ids[split:], rest.token_ids, request)
+        same_tokens(whole.token_ids[split:], rest.token_ids, request, rest.speculation.near_ties)
         require(whole.text.endswith(rest.text), f"{rest.text!r} is no end of {whole.text!r}", request)
         reason = f"the output ended with {rest.finish_reason}, not {whole.finish_reason}"
         require(rest.finish_reason == whole.finish_reason, reason, request)
@@ -63,6 +63,7 @@ async def text(deployment: Deployment) -> None:
     for split in range(1, TOKENS):
         request = varied(output.request, max_tokens=TOKENS, resume_token_ids=output.token_ids[:split], mode=FORCED)
         rest = await deployment.ask(request)
+        same_tokens(output.token_ids[split:], rest.token_ids, request, rest.speculation.near_ties)
         # What was held back of a character is the rest's to show.
         before = output.texts[split].rstrip(INCOMPLETE)
         reason = f"{before!r} and {rest.text!r} are not {output.text!r}"
@@ -81,7 +82,7 @@ async def stop_string(deployment: Deployment) -> None:
         request = varied(output.request, max_tokens=TOKENS, stop_strings=[cut.match], mode=FORCED)
         request = varied(request, resume_token_ids=output.token_ids[:split])
         rest = await deployment.ask(request)
-        same_tokens(output.token_ids[split : cut.num_tokens], rest.token_ids, request)
+        same_tokens(output.token_ids[split : cut.num_tokens], rest.token_ids, request, rest.speculation.near_ties)
         got = (rest.finish_reason, rest.stop_match)
         require(got == ("stop", cut.match), f"the output ended with {got}", request)
         require(cut.text.endswith(rest.text), f"{rest.text!r} is no end of {cut.text!r}", request)
@@ -110,7 +111,9 @@ async def cancelled(deployment: Deployment) -> None:
         if len(tokens) == len(whole.token_ids):
             continue
         rest = await deployment.ask(resumed)
-        same_tokens(whole.token_ids, (*tokens, *rest.token_ids), resumed)
+        # The call that was left counts nothing; the whole has drawn the same tokens.
+        near_ties = whole.speculation.near_ties
+        same_tokens(whole.token_ids, (*tokens, *rest.token_ids), resumed, near_ties)
         require(text + rest.text == whole.text, f"{text!r} and {rest.text!r} are not {whole.text!r}", resumed)
 
 
@@ -135,11 +138,14 @@ async def interrupted(deployment: Deployment, request: GenerateRequest, cut: int
 async def twice(deployment: Deployment) -> None:
     request = build(deployment.facts.prompts[0], max_tokens=24, ignore_eos=True, temperature=1.0, seed=43)
     whole = await deployment.plain(request)
-    first = (await deployment.ask(varied(request, max_tokens=8, mode=FORCED))).token_ids
-    second = varied(request, max_tokens=16, resume_token_ids=first, mode=FORCED)
-    tokens = (*first, *(await deployment.ask(second)).token_ids)
-    third = varied(request, resume_token_ids=tokens, mode=FORCED)
-    same_tokens(whole.token_ids, (*tokens, *(await deployment.ask(third)).token_ids), third)
+    tokens: tuple[int, ...] = ()
+    near_ties = 0
+    for length in (8, 16, 24):
+        request = varied(request, max_tokens=length, resume_token_ids=tokens, mode=FORCED)
+        answer = await deployment.ask(request)
+        tokens += answer.token_ids
+        near_ties += answer.speculation.near_ties
+    same_tokens(whole.token_ids, tokens, request, near_ties)
 
 
 @GROUP.case("resuming-nothing-changes-nothing")

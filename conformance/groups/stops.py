@@ -32,7 +32,7 @@ async def stops_at_tokens(deployment: Deployment, output: Known) -> None:
         for mode in MODES:
             request = varied(output.request, max_tokens=LENGTH, mode=mode, stop_token_ids=[token])
             answer = await deployment.ask(request)
-            same_tokens(output.token_ids[: cut.num_tokens], answer.token_ids, request)
+            same_tokens(output.token_ids[: cut.num_tokens], answer.token_ids, request, answer.speculation.near_ties)
             require(answer.finish_reason == "stop", f"the output ended with {answer.finish_reason}", request)
             require(answer.text == cut.text, f"the text is {answer.text!r}, not {cut.text!r}", request)
             require(answer.stop_match is not None, "stop_match is not set", request)
@@ -46,8 +46,8 @@ async def stops_at_strings(deployment: Deployment, output: Known, stops: tuple[s
         if cut is None:
             same_answer(await deployment.plain(varied(output.request, max_tokens=LENGTH)), answer, request)
             continue
+        same_tokens(output.token_ids[: cut.num_tokens], answer.token_ids, request, answer.speculation.near_ties)
         require(answer.text == cut.text, f"the text is {answer.text!r}, not {cut.text!r}", request)
-        same_tokens(output.token_ids[: cut.num_tokens], answer.token_ids, request)
         got = (answer.finish_reason, answer.stop_match)
         require(got == ("stop", cut.match), f"the output ended with {got}, not with {cut.match!r}", request)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import Group
-from conformance.checks import require
+from conformance.checks import require, same_tokens
 from conformance.deployment import OPENINGS, Deployment
 from conformance.requests import FORCED, OFF, build, varied
 from coppice.completion import Completion
@@ -43,6 +43,7 @@ async def stopped(deployment: Deployment) -> None:
         answer = await deployment.ask(request)
         counts = (answer.usage.completion_tokens, len(answer.token_ids))
         wanted = whole.index(whole[TOKENS // 2]) + 1
+        same_tokens(whole[:wanted], answer.token_ids, request, answer.speculation.near_ties)
         require(counts == (wanted, wanted), f"{counts[0]} are counted, {counts[1]} were delivered", request)
 
 

@@ -544,12 +544,50 @@ async def test_a_difference_comes_with_the_request_that_shows_it() -> None:
     assert result.request.speculation.mode == SpeculationPolicy.MODE_FORCED
 
 
-async def test_a_difference_proves_nothing_in_fast_mode() -> None:
-    toy = WrongDraftAccepted()
+class Rounding(WrongDraftAccepted):
+    """A deployment in fast mode that counts so many near-ties in an answer with speculation."""
+
+    exactness = sampling_pb2.EXACTNESS_FAST
+
+    def __init__(self, near_ties: int) -> None:
+        super().__init__()
+        self._near_ties = near_ties
+
+    def say(self, message: GenerateResponse, request: GenerateRequest) -> None:
+        if message.HasField("finished") and request.speculation.mode != SpeculationPolicy.MODE_OFF:
+            message.speculation.near_ties = self._near_ties
+
+
+@pytest.mark.parametrize(
+    ("near_ties", "status", "reason"),
+    [(0, "failed", "the answer counts no near-tie"), (2, "explained", "the answer counts 2 near-ties")],
+)
+async def test_a_difference_in_fast_mode_is_explained_by_near_ties_of_its_answer_alone(
+    near_ties: int, status: str, reason: str
+) -> None:
+    for case in (
+        SPECULATION_CASES,
+        "stops/three-characters-at-every-place-at-temperature-0",
+        "limits/max-tokens-1-to-16-at-temperature-0",
+    ):
+        [result] = (await results(Rounding(near_ties), case)).values()
+        assert (result.status, reason in result.reason) == (status, True), result
+        assert result.request is not None
+
+
+async def test_what_no_rounding_can_do_fails_in_fast_mode_too() -> None:
+    toy = miscounts("usage", "completion_tokens", 1)()
     toy.exactness = sampling_pb2.EXACTNESS_FAST
-    [result] = (await results(toy, SPECULATION_CASES)).values()
+    [result] = (await results(toy, "usage/completion-tokens-are-*")).values()
+    assert result.status == "failed"
+
+
+async def test_other_bits_prove_nothing_in_fast_mode() -> None:
+    toy = OtherLogProbs(rounded, speculating=True)
+    toy.exactness = sampling_pb2.EXACTNESS_FAST
+    [result] = (await results(toy, "log-probs/with-and-without-speculation")).values()
     assert result.status == "skipped"
-    assert "near-tie" in result.reason
+    assert result.reason.endswith("fast mode does not promise bits")
 
 
 async def test_what_needs_a_drafter_is_skipped_without_one_and_says_so() -> None:

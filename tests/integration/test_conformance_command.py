@@ -45,14 +45,14 @@ async def test_a_deployment_that_passes_ends_with_code_0_and_a_line_for_each_cas
     assert "model toy" in heading
     assert first.split()[:2] == ["pass", "greedy/is-the-default"]
     assert second.endswith("no --reference is given")
-    assert summary.startswith("2 cases: 1 passed, 0 failed, 1 skipped")
+    assert summary.startswith("2 cases: 1 passed, 0 failed, 0 explained, 1 skipped")
 
 
 async def test_a_failure_ends_with_code_1_and_one_object_where_that_is_asked_for() -> None:
     code, out, err = await command(OffByOne(), "--only", "usage/completion-tokens-are-*", "--json")
     assert (code, err) == (1, "")
     report = json.loads(out)
-    assert set(report) == {"address", "model", "version", "passed", "failed", "skipped", "cases"}
+    assert set(report) == {"address", "model", "version", "passed", "failed", "explained", "skipped", "cases"}
     assert (report["passed"], report["failed"], report["skipped"]) == (0, 1, 0)
     [case] = report["cases"]
     assert (case["name"], case["status"]) == ("usage/completion-tokens-are-those-delivered", "failed")
