@@ -39,6 +39,7 @@ class Facts:
     max_nodes: int
     max_outputs: int
     prompts: tuple[tuple[int, ...], ...]
+    acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...]
 
 
 class Deployment:
@@ -138,4 +139,5 @@ async def _facts(client: Client, info: GetModelInfoResponse, timeout_s: float) -
         max_nodes=info.max_nodes,
         max_outputs=info.max_outputs,
         prompts=tuple(prompts),
+        acceptance_rules=tuple(info.acceptance_rules),
     )

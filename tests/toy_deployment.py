@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,27 +16,39 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from coppice.chance import Purpose, seeded_chance
+from coppice.draft_distribution import DraftDistribution, truncated
 from coppice.grammar import Grammar
 from coppice.log_probs import TokenLogProbs
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
+from coppice.sampled_tree import SampledTree
 from coppice.tokenizer import TargetTokenizer
+from coppice.tree import ROOT, TokenTree
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire import log_probs_to_proto
+from drafter_svc.tree_sampler import Path, sample_tree
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.verifier_client import VerifierInfo
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
+from verifier_svc.acceptance import Acceptance
 from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary
 from verifier_svc.log_probs import token_log_probs
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
-from verifier_svc.token_choice import Constraint, TokenChooser
+from verifier_svc.token_choice import Constraint, Logits, TokenChooser
+from verifier_svc.traversal_round import traverse
 
 CONTEXT = 300
 MAX_NODES = 6
 MAX_OUTPUTS = 5
 SOURCE = "toy"
+RULES = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
+# Of a sampled tree: children of the root, and of each of them.
+WIDTHS = (2, 1, 1)
+# Tokens that a draft is drawn from.
+DRAWN_FROM = 8
 INFO = VerifierInfo(
     model="toy",
     tokenizer_fingerprint=FINGERPRINT,
@@ -47,6 +59,7 @@ INFO = VerifierInfo(
     exactness=sampling_pb2.EXACTNESS_STRICT,
     version="toy",
     shared_block_tokens=0,
+    acceptance_rules=RULES,
 )
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 VOCABULARY = GrammarVocabulary(TOKENIZER_JSON, VOCAB, (EOS,))
@@ -63,6 +76,12 @@ def toy_logits(context: tuple[int, ...]) -> npt.NDArray[np.float32]:
     return logits
 
 
+@functools.lru_cache(maxsize=100_000)
+def draft_logits(context: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """What a drafter takes for `toy_logits`: wrong by about as much as it is right."""
+    return toy_logits(context) + np.random.default_rng([1, *context]).normal(0, 1, VOCAB).astype(np.float32)
+
+
 @functools.lru_cache(maxsize=64)
 def compiled(grammar: Grammar) -> CompiledGrammar:
     """A grammar at its beginning."""
@@ -74,6 +93,7 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
 
     exactness = sampling_pb2.EXACTNESS_STRICT
     sources: tuple[str, ...] = (SOURCE,)
+    rules: tuple[sampling_pb2.AcceptanceRule, ...] = RULES
     pass_s = 0.0
 
     def __init__(self) -> None:
@@ -94,6 +114,7 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
             version="toy",
             max_nodes=MAX_NODES,
             max_outputs=MAX_OUTPUTS,
+            acceptance_rules=self.rules,
         )
 
     @streaming
@@ -159,6 +180,29 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
     def draw(self, chooser: TokenChooser, tokens: Sequence[int], request: GenerationRequest, depth: int) -> int:
         """The token behind `tokens`, at a depth of the round's tree."""
         return chooser.choose(toy_logits(tuple(tokens[-3:])), len(tokens))
+
+    def sampled_tree(self, tokens: Sequence[int], request: GenerationRequest, depth: int) -> TokenTree:
+        """Draws behind `tokens` of at most this depth, with the distributions that they are from."""
+
+        def predict(paths: Sequence[Path]) -> list[DraftDistribution]:
+            rows = [draft_logits((*tokens, *path)[-3:]) for path in paths]
+            return [truncated(row, request.sampling.temperature, DRAWN_FROM, max(WIDTHS)) for row in rows]
+
+        chance = seeded_chance(request.sampling.seed, len(tokens), Purpose.DRAFT)
+        return sample_tree(WIDTHS[:depth], predict, chance).token_tree(SOURCE)
+
+    def traverse(
+        self,
+        tree: TokenTree,
+        logits: Logits,
+        chooser: TokenChooser,
+        tokens: Sequence[int],
+        request: GenerationRequest,
+        is_last: Callable[[int], bool],
+    ) -> Acceptance:
+        """What a round of traversal verification accepts of a tree behind `tokens`."""
+        chance = seeded_chance(request.sampling.seed, len(tokens), Purpose.ACCEPTANCE)
+        return traverse(tree, logits, chooser, chance, is_last)
 
     def leave(self, ended: bool) -> None:
         """A request is over, by its end or before."""
@@ -240,29 +284,59 @@ class _Answer:
         return Finish(FinishReason[name], self._output.last_token_text() if is_stop else None)
 
     def _round(self) -> Finish | None:
-        """A chain of drafts of which some are right: as many tokens as were guessed, and one more."""
-        nodes = min(self._toy.nodes(self._request), self._end.room - 1)
-        right = self._transcript.length * 11 // 3 % (nodes + 1)
-        finish, tokens, log_probs = None, [], []
-        while finish is None and len(tokens) <= right:
-            before = [*self._transcript.tokens, *tokens]
-            tokens.append(self._toy.draw(self._chooser, before, self._request, len(tokens)))
-            if self._request.top_log_probs is not None:
-                log_probs.append(self._toy.log_probs(before, tokens[-1], self._request))
-            self._chooser.push(tokens[-1])
-            finish = self._end.push(tokens[-1])
+        finishes: list[Finish | None] = []
+
+        def is_last(token: int) -> bool:
+            finish = self._end.push(token)
             if finish is None or finish.reason in CUT:
                 finish = self._end_of_form() or finish
+            finishes.append(finish)
+            return finish is not None
+
+        block = self._sampled_block if self._request.samples_drafts else self._drawn_block
+        tokens = block(self._toy.nodes(self._request), is_last)
+        before = self._transcript.tokens
+        log_probs = [
+            self._toy.log_probs([*before, *tokens[:place]], token, self._request)
+            for place, token in enumerate(tokens)
+            if self._request.top_log_probs is not None
+        ]
         self._transcript.append(tokens)
         self._output.push(tokens, log_probs)
-        self._count(nodes, len(tokens) - 1)
-        return finish
+        return finishes[-1]
+
+    def _drawn_block(self, nodes: int, is_last: Callable[[int], bool]) -> list[int]:
+        """A chain of drafts of which some are right: as many tokens as were guessed, and one more."""
+        nodes = min(nodes, self._end.room - 1)
+        right = self._transcript.length * 11 // 3 % (nodes + 1)
+        tokens: list[int] = []
+        while len(tokens) <= right:
+            before = [*self._transcript.tokens, *tokens]
+            tokens.append(self._toy.draw(self._chooser, before, self._request, len(tokens)))
+            self._chooser.push(tokens[-1])
+            if is_last(tokens[-1]):
+                break
+        self._count(nodes, nodes, len(tokens) - 1)
+        return tokens
+
+    def _sampled_block(self, nodes: int, is_last: Callable[[int], bool]) -> list[int]:
+        """Traversal verification of a sampled tree; where its draws do not fit, a plain round."""
+        before = self._transcript.tokens
+        tree = self._toy.sampled_tree(before, self._request, self._end.room - 1)
+        if not 0 < len(tree) <= nodes:
+            return self._drawn_block(0, is_last)
+        sampled = SampledTree.of(tree)
+        paths = [[tree.token_ids[node] for node in sampled.path(node)] for node in range(ROOT, len(tree))]
+        logits = np.stack([toy_logits((*before, *path)[-3:]) for path in paths])
+        accepted = self._toy.traverse(tree, logits, self._chooser, before, self._request, is_last)
+        self._count(len(tree), tree.depth, len(accepted.nodes))
+        return list(accepted.token_ids)
 
     def _end_of_form(self) -> Finish | None:
         constraint = self._chooser.constraint
         return Finish(FinishReason.STOP, None) if constraint is not None and constraint.is_complete else None
 
-    def _count(self, nodes: int, accepted: int) -> None:
+    def _count(self, nodes: int, depth: int, accepted: int) -> None:
         self._timing.passes.add(rows=nodes + self._toy.num_running, count=1, total_ms=0.1)
         stats = self._stats
         stats.rounds += 1
@@ -276,9 +350,9 @@ class _Answer:
             stats.rounds_accepted_by_depth.extend([0] * MAX_NODES)
         stats.sources[0].proposed += nodes
         stats.sources[0].accepted += accepted
-        for depth in range(nodes):
-            stats.rounds_drafted_by_depth[depth] += 1
-            stats.rounds_accepted_by_depth[depth] += depth < accepted
+        for level in range(depth):
+            stats.rounds_drafted_by_depth[level] += 1
+            stats.rounds_accepted_by_depth[level] += level < accepted
 
     def _delta(self, is_first: bool) -> inference_pb2.GenerateResponse:
         delta = self._output.take()

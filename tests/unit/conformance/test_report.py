@@ -9,7 +9,7 @@ from conformance.report import as_json, heading, result_lines, summary
 from conformance.requests import build
 from conformance.runner import Result
 
-FACTS = Facts("toy", "1.2", "f", 100, 64, (1,), ("small-lm",), True, 8, 4, ((1,), (2,), (3,)))
+FACTS = Facts("toy", "1.2", "f", 100, 64, (1,), ("small-lm",), True, 8, 4, ((1,), (2,), (3,)), ())
 RESULTS = [
     Result("a/good", "passed", 0.5),
     Result("a/bad", "failed", 1.0, "token 3 is 5, not 4", build("x", top_k=2)),
