@@ -11,10 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from coppice import rpc
 from coppice.sampling import SamplingParams
@@ -31,6 +29,7 @@ from drafter_svc.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
+from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 
 VOCAB = 53
 CONTEXT = 48
@@ -40,20 +39,10 @@ MAX_SEQUENCES = 3
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("drafter")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.5,
-    )
+    model = tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT, initializer_range=0.5, **ONE_LAYER)
     # However a token was read, alone or with others, its row is then the same.
-    round_to_8_bits(LlamaForCausalLM(config)).save_pretrained(directory)
+    round_to_8_bits(model).save_pretrained(directory)
     words = {f"w{index}": index for index in range(VOCAB)}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
     (directory / "drafter.json").write_text('{"sigmas": {"0": 0.7}, "acceptance_by_rank": [0.5, 0.25]}')

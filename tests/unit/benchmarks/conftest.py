@@ -10,9 +10,10 @@ import grpc
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from tests.tiny_checkpoint import tiny_llama
 
 CONTEXT = 96
 # What the fake server says of every round: three nodes drafted as a chain, one of them accepted.
@@ -35,19 +36,10 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([], trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
-        # Every second token is an EOS: whoever stops at one is found out.
-        eos_token_id=list(range(0, 256, 2)),
-        initializer_range=0.5,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    # Every second token is an EOS: whoever stops at one is found out.
+    eos = list(range(0, 256, 2))
+    model = tiny_llama(vocab_size=256, max_context_tokens=CONTEXT, initializer_range=0.5, eos_token_id=eos)
+    model.to(torch.bfloat16).save_pretrained(directory)
     return directory
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
+
+from tests.tiny_checkpoint import tiny_llama
 
 VOCAB = 61
 
@@ -16,15 +18,4 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-    )
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(vocab_size=VOCAB, max_context_tokens=64, initializer_range=0.4)

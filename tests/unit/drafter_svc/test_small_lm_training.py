@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from drafter_svc.drafters.checkpoint import load_calibration
 from drafter_svc.training.acceptance_report import measure_acceptance
 from drafter_svc.training.target_samples import SampleShape, sample_target
 from drafter_svc.training.teacher import TOP, TaughtRows, distillation_loss, teach
+from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from training.state import ForeignStateError
 
 VOCAB = 256
@@ -27,20 +28,15 @@ def quiet_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-def tiny_llama(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
+def teacher(seed: int) -> LlamaForCausalLM:
+    return tiny_llama(
         vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
+        max_context_tokens=64,
+        seed=seed,
         initializer_range=0.4,
         tie_word_embeddings=True,
+        **ONE_LAYER,
     )
-    return LlamaForCausalLM(config).eval()
 
 
 def test_loss_over_the_likeliest_tokens_and_the_rest_is_that_of_the_lumped_distributions() -> None:
@@ -66,7 +62,7 @@ def test_loss_is_zero_for_a_student_that_is_the_teacher() -> None:
 
 
 def test_taught_rows_hold_the_targets_likeliest_next_tokens(tmp_path: Path) -> None:
-    target = tiny_llama(0)
+    target = teacher(0)
     rows = torch.randint(VOCAB, (3, 12), generator=torch.Generator().manual_seed(2))
     taught = teach(target, rows, tmp_path)
     with torch.inference_mode():
@@ -74,7 +70,7 @@ def test_taught_rows_hold_the_targets_likeliest_next_tokens(tmp_path: Path) -> N
     assert torch.equal(taught.top_ids[..., 0].long(), expected.argmax(-1))
     assert taught.top_ids.shape == (3, 12, TOP)
     assert torch.allclose(taught.top_log_probs.float(), expected.topk(TOP).values, atol=2e-2)
-    again = teach(tiny_llama(9), rows, tmp_path)
+    again = teach(teacher(9), rows, tmp_path)
     assert torch.equal(again.top_ids, taught.top_ids), "chunks on disk are not computed again"
 
 
@@ -88,7 +84,7 @@ def test_batches_are_a_function_of_the_step() -> None:
 
 
 def test_samples_continue_corpus_windows_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    target = tiny_llama(0)
+    target = teacher(0)
     corpus = np.random.default_rng(0).integers(0, VOCAB, 500).astype(np.uint16)
     shape = SampleShape(rows=8, batch=2, prompt_tokens=5, new_tokens=7)
     whole = sample_target(target, corpus, shape, seed=3, cache=tmp_path / "whole")
@@ -100,10 +96,10 @@ def test_samples_continue_corpus_windows_and_an_interrupted_run_goes_on(tmp_path
 
 
 def test_a_drafter_that_is_the_target_is_always_right() -> None:
-    target = tiny_llama(0)
+    target = teacher(0)
     rows = {t: torch.randint(VOCAB, (6, 20), generator=torch.Generator().manual_seed(4)) for t in (0.0, 1.0)}
     same = measure_acceptance(target, target, rows, prompt_tokens=4, seed=0)
-    other = measure_acceptance(target, tiny_llama(1), rows, prompt_tokens=4, seed=0)
+    other = measure_acceptance(target, teacher(1), rows, prompt_tokens=4, seed=0)
     assert same.within_rank == {0.0: [1.0] * 4, 1.0: [1.0] * 4}
     assert all(same.sigmas[temperature] < other.sigmas[temperature] for temperature in rows)
     assert other.within_rank[1.0][0] < 0.9
@@ -122,7 +118,7 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (corpus / f"module_{number}.py").write_text(text)
     monkeypatch.setattr(small_lm, "HIDDEN", 16)
     monkeypatch.setattr(small_lm, "EVALUATION_ROWS", 4)
-    target = tiny_llama(0)
+    target = teacher(0)
     train_tokenizer(read_corpus([corpus]), tmp_path / "target", vocab_size=300)
     torch.manual_seed(0)
     config = target.config

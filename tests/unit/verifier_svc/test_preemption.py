@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import chain
+from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.crowd import MAX_NODES, Case, Crowd
 from tests.unit.verifier_svc.engine_harness import Harness
@@ -51,19 +50,9 @@ SAMPLING = [
 
 def small_target(num_blocks: int) -> TargetModel:
     """A tiny random Llama, always the same."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        eos_token_id=EOS,
-    )
-    model = LlamaForCausalLM(config).eval()
+    # What happens to a crowd depends on what is said: the counts below are of this model.
+    shape = {"intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT, eos_token_id=EOS, **shape)
     pack_linears(model)
     return TargetModel(model, exact=True, num_blocks=num_blocks, kernel=CompiledKernel())
 
