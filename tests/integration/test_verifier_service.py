@@ -1,37 +1,29 @@
-"""The verifier behind a real server: rounds, errors that name their field, and the process itself."""
+"""The verifier behind a real server: rounds, and errors that name their field."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import sys
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 import torch
 from google.rpc import code_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
 from coppice import rpc
 from coppice.log_probs import MAX_TOP_LOG_PROBS
-from coppice.tree import TokenTree, chain
+from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
+from tests.integration.verify_peer import PROMPT, TIMEOUT_S, Peer, Stub
 from tests.tiny_checkpoint import write_tiny_llama
-from verifier_svc import loading
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import Engine
-from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
+from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.loading import load_probed_target
-from verifier_svc.pass_plan import ROW_MULTIPLE, SequenceRows
+from verifier_svc.pass_plan import ROW_MULTIPLE
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -39,10 +31,6 @@ from verifier_svc.target_model import TargetInfo, TargetModel
 VOCAB = 61
 CONTEXT = 64
 MAX_NODES = 8
-PROMPT = (4, 8, 15, 16, 23)
-TIMEOUT_S = 30.0
-
-Stub = verifier_pb2_grpc.VerifierServiceStub
 
 
 @pytest.fixture(scope="module")
@@ -74,98 +62,6 @@ async def stub(loaded: tuple[TargetModel, TargetInfo]) -> AsyncIterator[Stub]:
         while target.cache.num_free_blocks < target.cache.num_blocks:  # noqa: ASYNC110 nothing to wait on
             await asyncio.sleep(0.01)
     await asyncio.to_thread(engine.stop)
-
-
-@pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
-def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
-    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, prefix_reuse=switch)
-    target, info = load_probed_target(config)
-    tokens = [5] * (BLOCK_SIZE + 1)
-    first, second = SequenceCache(target.cache, 2 * BLOCK_SIZE), SequenceCache(target.cache, 2 * BLOCK_SIZE)
-    target.forward(target.plan([SequenceRows(first, tokens)]))
-    first.keep(range(len(tokens)))
-    first.publish(tokens)
-    assert second.adopt(tokens) == expected
-    assert info.shared_block_tokens == expected
-
-
-def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1)
-    monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
-    target, info = load_probed_target(config)
-    assert (info.exact, info.bit_exact, info.near_tie_gap) == (False, False, 1e-4)
-    # It does not pay for what it does not get.
-    assert len(target.plan([SequenceRows(SequenceCache(target.cache, 64), [5])]).token_ids) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "exact", "gap"),
-    [({}, True, 0.0), ({"near_tie_gap": 0.5}, True, 0.0), ({"exactness": "fast", "near_tie_gap": 0.5}, False, 0.5)],
-    ids=["strict", "strict with a gap", "fast"],
-)
-def test_near_ties_are_counted_in_fast_mode_alone(
-    settings: dict[str, Any], exact: bool, gap: float, checkpoint: Path
-) -> None:
-    _, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, **settings))
-    assert (info.exact, info.near_tie_gap) == (exact, gap)
-    assert info.bit_exact >= exact
-
-
-class Peer:
-    """One stream, from the orchestrator's side."""
-
-    def __init__(self, stub: Stub) -> None:
-        self.call = stub.Verify(timeout=TIMEOUT_S)
-
-    async def open(
-        self,
-        sequence_id: int = 1,
-        prompt: tuple[int, ...] = PROMPT,
-        sampling: sampling_pb2.SamplingParams | None = None,
-        stopping: sampling_pb2.StoppingOptions | None = None,
-        **fields: object,
-    ) -> None:
-        message = pb.OpenSequence(
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            stopping=stopping or sampling_pb2.StoppingOptions(max_tokens=12, ignore_eos=True),
-            **fields,
-        )
-        await self.call.write(pb.VerifyRequest(sequence_id=sequence_id, open=message))
-
-    async def draft(self, base_length: int, tree: tree_pb2.TokenTree, sequence_id: int = 1) -> None:
-        draft = pb.Draft(base_length=base_length, tree=tree)
-        await self.call.write(pb.VerifyRequest(sequence_id=sequence_id, draft=draft))
-
-    async def next(self) -> pb.VerifyResponse:
-        """The next response that is not a load report."""
-        while True:
-            response = await self.call.read()
-            assert response is not grpc.aio.EOF
-            if response.WhichOneof("event") != "load":
-                return response
-
-    async def error(self) -> pb.SequenceError:
-        response = await self.next()
-        assert response.WhichOneof("event") == "error", response
-        return response.error
-
-    async def run(self, drafts: list[int] | None = None, sequence_id: int = 1) -> tuple[list[int], int]:
-        """Token ids until the sequence finishes, and its rounds; drafts the known continuation when there is one."""
-        tokens: list[int] = []
-        rounds = 0
-        while True:
-            response = await self.next()
-            assert response.sequence_id == sequence_id
-            if response.WhichOneof("event") == "finished":
-                return tokens, rounds
-            outcome = response.outcome
-            assert response.WhichOneof("event") == "outcome", response
-            tokens += outcome.token_ids
-            rounds += 1
-            if drafts is not None:
-                base = outcome.base_length + len(outcome.token_ids)
-                await self.draft(base, tree_to_proto(chain(drafts[len(tokens) :][:4])), sequence_id)
 
 
 async def test_drafts_save_rounds_and_change_no_token(stub: Stub) -> None:
@@ -317,82 +213,6 @@ async def test_over_budget_trees_are_pruned(stub: Stub) -> None:
     wide = TokenTree(tuple(range(20)), (-1,) * 20, (-1.0,) * 20)
     await peer.draft(base, tree_to_proto(wide))
     assert (await peer.next()).outcome.draft_nodes == MAX_NODES
-
-
-async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
-    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        word, address = (await process.stdout.readline()).decode().split()
-        assert word == "ready"
-        async with rpc.open_channel(address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            reply = await health.Check(health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService"))
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
-            await peer.open()
-            assert len((await peer.run())[0]) == 12
-            peer.call.cancel()
-        process.send_signal(signal.SIGTERM)
-        await process.stderr.read()
-        assert await process.wait() == 0
-
-
-async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Every choice is a near-tie.
-    settings = {"EXACTNESS": "fast", "NEAR_TIE_GAP": "1e9", "METRICS_PORT": str(port), "KV_CACHE_MIB": "1"}
-    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1", **settings}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        _, address = (await process.stdout.readline()).decode().split()
-        async with rpc.open_channel(address) as channel:
-            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
-            await peer.open()
-            near_ties = 0
-            while (response := await peer.next()).HasField("outcome"):
-                near_ties += response.outcome.near_ties
-            peer.call.cancel()
-        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
-        process.send_signal(signal.SIGTERM)
-        log = (await process.stderr.read()).decode()
-        assert await process.wait() == 0
-    assert near_ties == 12
-    assert 'coppice_verifier_exactness{mode="fast"} 1.0' in text
-    assert "coppice_verifier_near_ties_total 12.0" in text
-    assert "coppice_verifier_committed_tokens_total 12.0" in text
-    assert "fast mode" in log
-
-
-def _get(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
-        content: bytes = answer.read()
-        return content.decode()
-
-
-async def test_a_bad_setting_stops_the_process_and_is_named(checkpoint: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "verifier_svc",
-        env={**os.environ, "MODEL": str(checkpoint), "THREADS": "two"},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(60):
-        _, stderr = await process.communicate()
-    assert process.returncode == 2
-    assert "THREADS must be a number, got 'two'" in stderr.decode()
 
 
 async def test_a_grammar_is_unimplemented_where_tokens_are_no_bytes_and_others_go_on(stub: Stub) -> None:

@@ -1,0 +1,146 @@
+"""The verifier as a process, and what it says of itself by how it is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coppice import rpc
+from coppice.v1 import verifier_pb2_grpc
+from tests.integration.verify_peer import TIMEOUT_S, Peer
+from tests.tiny_checkpoint import write_tiny_llama
+from verifier_svc import loading
+from verifier_svc.config import VerifierConfig
+from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
+from verifier_svc.loading import load_probed_target
+from verifier_svc.pass_plan import SequenceRows
+
+VOCAB = 61
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("verifier")
+    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
+    return directory
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
+def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
+    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, prefix_reuse=switch)
+    target, info = load_probed_target(config)
+    tokens = [5] * (BLOCK_SIZE + 1)
+    first, second = SequenceCache(target.cache, 2 * BLOCK_SIZE), SequenceCache(target.cache, 2 * BLOCK_SIZE)
+    target.forward(target.plan([SequenceRows(first, tokens)]))
+    first.keep(range(len(tokens)))
+    first.publish(tokens)
+    assert second.adopt(tokens) == expected
+    assert info.shared_block_tokens == expected
+
+
+def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1)
+    monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
+    target, info = load_probed_target(config)
+    assert (info.exact, info.bit_exact, info.near_tie_gap) == (False, False, 1e-4)
+    # It does not pay for what it does not get.
+    assert len(target.plan([SequenceRows(SequenceCache(target.cache, 64), [5])]).token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "exact", "gap"),
+    [({}, True, 0.0), ({"near_tie_gap": 0.5}, True, 0.0), ({"exactness": "fast", "near_tie_gap": 0.5}, False, 0.5)],
+    ids=["strict", "strict with a gap", "fast"],
+)
+def test_near_ties_are_counted_in_fast_mode_alone(
+    settings: dict[str, Any], exact: bool, gap: float, checkpoint: Path
+) -> None:
+    _, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, **settings))
+    assert (info.exact, info.near_tie_gap) == (exact, gap)
+    assert info.bit_exact >= exact
+
+
+async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        word, address = (await process.stdout.readline()).decode().split()
+        assert word == "ready"
+        async with rpc.open_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            reply = await health.Check(health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService"))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            assert len((await peer.run())[0]) == 12
+            peer.call.cancel()
+        process.send_signal(signal.SIGTERM)
+        await process.stderr.read()
+        assert await process.wait() == 0
+
+
+async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Every choice is a near-tie.
+    settings = {"EXACTNESS": "fast", "NEAR_TIE_GAP": "1e9", "METRICS_PORT": str(port), "KV_CACHE_MIB": "1"}
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1", **settings}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        _, address = (await process.stdout.readline()).decode().split()
+        async with rpc.open_channel(address) as channel:
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            near_ties = 0
+            while (response := await peer.next()).HasField("outcome"):
+                near_ties += response.outcome.near_ties
+            peer.call.cancel()
+        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+        process.send_signal(signal.SIGTERM)
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert near_ties == 12
+    assert 'coppice_verifier_exactness{mode="fast"} 1.0' in text
+    assert "coppice_verifier_near_ties_total 12.0" in text
+    assert "coppice_verifier_committed_tokens_total 12.0" in text
+    assert "fast mode" in log
+
+
+def _get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+        content: bytes = answer.read()
+        return content.decode()
+
+
+async def test_a_bad_setting_stops_the_process_and_is_named(checkpoint: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "verifier_svc",
+        env={**os.environ, "MODEL": str(checkpoint), "THREADS": "two"},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert "THREADS must be a number, got 'two'" in stderr.decode()
