@@ -21,7 +21,11 @@ LIMIT_S = 60.0
 CASES = (
     "cancellation/cancelled-streams-free-their-place",
     "errors/a-top-p-above-1",
-    "grammars/outputs-keep-a-json-schema",
+    "grammars/*-with-and-without-speculation",
+    "grammars/a-refused-grammar-disturbs-nobody",
+    "grammars/a-schema-*-is-refused",
+    "grammars/outputs-*",
+    "grammars/resumed-*",
     "greedy/with-and-without-speculation",
     "info/*",
     "limits/min-tokens-holds-off-stop-tokens",
@@ -37,6 +41,8 @@ CASES = (
     "stops/a-string-across-many-tokens",
     "streaming/deltas-make-the-whole",
     "tokens/bad-token-ids-never-appear",
+    "traversal/the-first-tokens-have-the-target-s-law",
+    "traversal/top-k-1-is-greedy",
     "usage/rounds-and-accepted-tokens-make-the-output",
 )
 

@@ -1,12 +1,16 @@
-"""Tiny random models of several families, built once per session."""
+"""Tiny random models of several families, and the door of a verifier of sampled trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from coppice.chance import Chance, Purpose
+from tests.unit.verifier_svc.traversal_door import PROMPT, Door
+from verifier_svc import sequence as sequence_module
 
 VOCAB = 97
 FAMILIES = {
@@ -47,3 +51,26 @@ def new_model() -> Callable[[str], PreTrainedModel]:
         return AutoModelForCausalLM.from_config(config).eval()
 
     return build
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    door = Door()
+    yield door
+    door.step()
+    cache = door.engine._target.cache
+    assert cache.num_free_blocks == cache.num_blocks, "a block leaked"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Chance]:
+    """The chance that rounds of acceptance use is the last of this list."""
+    chances: list[Chance] = []
+
+    def told_chance(seed: int, position: int, purpose: Purpose) -> Chance:
+        assert (seed, purpose) == (7, Purpose.ACCEPTANCE)
+        assert position == len(PROMPT)
+        return chances[-1]
+
+    monkeypatch.setattr(sequence_module, "seeded_chance", told_chance)
+    return chances
