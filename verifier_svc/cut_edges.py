@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from coppice.sampling import SamplingParams
 
+# Of an exponent: beyond it, at temperatures of next to nothing, one token has all the weight either way.
+_MAX_EXPONENT = 500.0
+
 Scores = npt.NDArray[np.float64]
 
 
@@ -54,7 +57,7 @@ def _may_leave(params: SamplingParams, scores: Scores, token: int, slack: float)
     if params.top_p < 1:
         peak = max(score, kept.max(initial=score))
         weights = np.exp(kept - peak)
-        above = weights[is_above].sum() * math.exp(slack)
+        above = weights[is_above].sum() * math.exp(min(slack, _MAX_EXPONENT))
         rest = weights[~is_above].sum() + math.exp(score - peak)
         if above * (1 - params.top_p) > params.top_p * rest:
             return True

@@ -55,6 +55,19 @@ def test_near_ties_are_the_choices_that_some_rounding_changes(name: str) -> None
     assert num_within > ROWS / 50
 
 
+def test_at_next_to_no_temperature_near_ties_are_those_of_greedy_decoding() -> None:
+    cut = TokenChooser(
+        SamplingParams(temperature=1e-6, top_k=3, top_p=0.9, min_p=0.1), VOCAB, prompt=[], near_tie_gap=GAP
+    )
+    greedy = TokenChooser(SamplingParams(), VOCAB, prompt=[], near_tie_gap=GAP)
+    counts = []
+    for position in range(ROWS):
+        assert cut.choose(row(position), position) == greedy.choose(row(position), position)
+        counts.append(greedy.take_near_ties())
+        assert cut.take_near_ties() == counts[-1]
+    assert ROWS / 20 < sum(counts) < ROWS / 2
+
+
 def two_best_are_close(params: SamplingParams, logits: np.ndarray, position: int) -> bool:
     """Whether, of the tokens that the cuts leave, the two best scores are within the gap."""
     with np.errstate(divide="ignore"):
