@@ -14,6 +14,8 @@ from coppice.v1 import inference_pb2_grpc
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.planner import FixedPlanner
+from orchestrator.prefix_cache.cache import PrefixCache
+from orchestrator.prefix_cache.opening import open_cache
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
 from orchestrator.verifier_client import VerifierClient
 
@@ -31,6 +33,8 @@ class Orchestrator:
     service: InferenceService
     verifier: VerifierClient
     drafters: DrafterPool
+    # None where CACHE_DRAFTER switches it off.
+    cache: PrefixCache | None
 
 
 @contextlib.asynccontextmanager
@@ -40,6 +44,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
     Raises:
         UnavailableError: the verifier was not reached in time.
         IncompatibleError: drafters are required, and one does not fit or is not there.
+        ConfigError: the prefix cache cannot be where it is to be.
     """
     async with contextlib.AsyncExitStack() as stack:
         verifier = VerifierClient(config.verifier_address, config.resume_s)
@@ -50,6 +55,10 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         stack.push_async_callback(drafters.close)
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
+
+        cache = open_cache(config, verifier.info)
+        if cache is not None:
+            stack.push_async_callback(cache.close)
 
         max_nodes = min(config.max_nodes, verifier.info.max_nodes or config.max_nodes)
         service = InferenceService(
@@ -63,6 +72,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
                 max_nodes=max_nodes,
                 default_timeout_s=config.default_timeout_s,
             ),
+            cache=cache,
         )
         server = Server([SERVICE_NAME])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
@@ -72,7 +82,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         stack.push_async_callback(_cancel, health)
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
-        yield Orchestrator(f"{host}:{port}", service, verifier, drafters)
+        yield Orchestrator(f"{host}:{port}", service, verifier, drafters, cache)
 
 
 async def _follow_health(server: Server, verifier: VerifierClient) -> None:

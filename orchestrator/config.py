@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -45,6 +45,19 @@ class Config:
     resume_s: float = 5.0
     # Most outputs of one request, where MAX_REQUESTS is not fewer.
     max_outputs: int = 16
+    # Whether requests get drafts from what followed the same tokens before, and are remembered for others.
+    cache_drafter: bool = True
+    # Where they are remembered: in this process, or in a Redis for several.
+    redis_url: str = field(default="", repr=False)
+    # A call of Redis that takes longer counts as failed.
+    redis_timeout_ms: float = 30.0
+    # What keys of the prefix cache are made with. Orchestrators that share a Redis need the same; empty: one of this
+    # process's own.
+    cache_secret: str = field(default="", repr=False)
+    # Most memory of the prefix cache in this process, with a Redis or without.
+    cache_mib: int = 64
+    # How long something is remembered.
+    cache_ttl_s: float = 86_400.0
 
     def __post_init__(self) -> None:
         _check("VERIFIER_ADDRESS", bool(self.verifier_address), "must be set, for example 127.0.0.1:50051")
@@ -52,7 +65,9 @@ class Config:
         _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
         _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
-        for name in ("default_timeout_s", "connect_timeout_s", "resume_s"):
+        _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
+        _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
+        for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
         _check("GRACE_S", self.grace_s >= 0, f"must be at least 0, got {self.grace_s}")
@@ -77,6 +92,12 @@ class Config:
             grace_s=_read(env, "GRACE_S", _number, cls.grace_s),
             resume_s=_read(env, "RESUME_S", _number, cls.resume_s),
             max_outputs=_read(env, "MAX_OUTPUTS", int, cls.max_outputs),
+            cache_drafter=_read(env, "CACHE_DRAFTER", _boolean, cls.cache_drafter),
+            redis_url=_read(env, "REDIS_URL", str, cls.redis_url),
+            redis_timeout_ms=_read(env, "REDIS_TIMEOUT_MS", _number, cls.redis_timeout_ms),
+            cache_secret=env.get("CACHE_SECRET", ""),
+            cache_mib=_read(env, "CACHE_MIB", int, cls.cache_mib),
+            cache_ttl_s=_read(env, "CACHE_TTL_S", _number, cls.cache_ttl_s),
         )
 
 

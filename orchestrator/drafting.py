@@ -13,7 +13,9 @@ from coppice.wire import samples_drafts
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, Planner, RoundPlan, Situation
+from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
 
 # Base length, tree, budget and, when it changes, the linger in microseconds.
@@ -42,8 +44,10 @@ class Drafting:
         vocab_size: int,
         row_multiple: int = 1,
         acceptance: sampling_pb2.AcceptanceRule = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
+        cache: CacheDrafter | None = None,
     ) -> None:
         self._clients = tuple(clients)
+        self._cache = cache
         self._planner = planner
         self._transcript = transcript
         # Drafters do not read the grammar, whose text may be long.
@@ -76,9 +80,11 @@ class Drafting:
         for client in self._clients:
             self._members[client] = client.join(self)
 
-    def close(self) -> None:
-        """Let go of every drafter, and of the verifier."""
+    def close(self, statistics: Statistics | None = None) -> None:
+        """Let go of every drafter, and of the verifier; an output that has `statistics` is remembered."""
         self._send = None
+        if self._cache is not None:
+            self._cache.close(statistics)
         members, self._members = self._members, {}
         for client, sequence_id in members.items():
             client.leave(sequence_id)
@@ -93,6 +99,10 @@ class Drafting:
         self._send = send
         if self._sent:
             self._forward(self._sent[-1], self._plan())
+        if self._cache is not None:
+            self._cache.on_news = self._draft_alone
+            self._cache.begin()
+            self._draft_alone()
 
     def draft_opening(self) -> DraftOpening:
         """The request as a drafter that begins to follow it has to know it."""
@@ -121,6 +131,9 @@ class Drafting:
         if sent and not self._samples and len(left := sent[-1].descend(outcome.token_ids)):
             self._sent.append(left)
         self._sync_linger()
+        if self._cache is not None:
+            self._cache.commit(outcome.token_ids)
+            self._draft_alone()
         return sent
 
     def round_ended(self) -> list[TokenTree]:
@@ -143,11 +156,24 @@ class Drafting:
         if not len(tree) and len(self._trees) < self._num_following():
             return
         plan = self._plan()
-        best = merge(list(self._trees.values())).up_to_depth(self._transcript.room - 1)
+        drafted = merge(list(self._trees.values()))
+        if self._cache is not None:
+            drafted = merge([drafted, self._cache.draft_beside(drafted, plan.max_nodes)])
+        best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             best = best.prune(BUDGETS_SENT * plan.max_nodes)
         self._sent.append(best)
         self._forward(best, plan)
+
+    def _draft_alone(self) -> None:
+        """Send the cache's tree where no drafter's will follow; else it waits for that, and is merged with it."""
+        if self._cache is None or self._send is None or self._num_following():
+            return
+        plan = self._plan()
+        tree = self._cache.draft(BUDGETS_SENT * plan.max_nodes).up_to_depth(self._transcript.room - 1)
+        if len(tree) and (not self._sent or tree != self._sent[-1]):
+            self._sent.append(tree)
+            self._forward(tree, plan)
 
     def _check(self, tree: TokenTree) -> None:
         named = [tree.token_ids]

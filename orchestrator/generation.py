@@ -161,9 +161,9 @@ class Generation:
         self.finish = finish
         self.statistics.stale_drafts += self._drafting.stale_drafts
         self._output.finish()
-        self._drafting.close()
+        self._drafting.close(self.statistics)
         self._wake.set()
 
     def _release(self) -> None:
-        self._drafting.close()
+        self._drafting.close(self.statistics)
         self._verifier.leave(self._sequence_id)

@@ -22,6 +22,9 @@ from orchestrator.generation import Generation
 from orchestrator.output import Output
 from orchestrator.outputs import OneOutput, Outputs
 from orchestrator.planner import Planner
+from orchestrator.prefix_cache.cache import PrefixCache
+from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.transcript import Transcript
@@ -58,8 +61,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         planner: Planner,
         tokenizer: TargetTokenizer,
         limits: Limits,
+        cache: PrefixCache | None = None,
     ) -> None:
         self._verifier = verifier
+        self._cache = cache
         self._drafters = drafters
         self._planner = planner
         self._tokenizer = tokenizer
@@ -79,8 +84,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 request,
                 self._verifier.info,
                 self._tokenizer,
-                self._drafters.known_kinds(),
-                self._drafters.connected_kinds(),
+                self._drafters.known_kinds() | self._own_sources(),
+                self._sources(),
             )
             outputs = self._outputs(valid, num_outputs, arrival_s)
             with outputs, self._deadline(outputs, context):
@@ -99,13 +104,19 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             vocab_size=info.vocab_size,
             max_context_tokens=info.max_context_tokens,
             eos_token_ids=info.eos_token_ids,
-            sources=self._drafters.connected_kinds(),
+            sources=self._sources(),
             exactness=info.exactness,
             version=VERSION,
             max_nodes=self._limits.max_nodes,
             max_outputs=self._limits.max_outputs,
             acceptance_rules=info.acceptance_rules,
         )
+
+    def _own_sources(self) -> frozenset[str]:
+        return frozenset({CACHE} if self._cache is not None else ())
+
+    def _sources(self) -> list[str]:
+        return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
 
     @contextlib.contextmanager
     def _admission(self, num_outputs: int) -> Iterator[None]:
@@ -157,6 +168,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             eos_token_ids=() if request.stopping.ignore_eos else info.eos_token_ids,
         )
 
+    def _cache_drafter(self, request: GenerationRequest, transcript: Transcript) -> CacheDrafter | None:
+        # Its guesses are no samples, so that sampled trees have nothing to do with it.
+        if self._cache is None or not request.speculates or request.samples_drafts:
+            return None
+        if request.sources and CACHE not in request.sources:
+            return None
+        sampled = request.sampling.temperature > 0
+        return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
+
     def _generation(self, request: GenerationRequest, clock: Clock, wake: asyncio.Event) -> Generation:
         transcript = self._transcript(request)
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
@@ -170,6 +190,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             vocab_size=self._verifier.info.vocab_size,
             row_multiple=self._verifier.info.row_multiple,
             acceptance=request.acceptance,
+            cache=self._cache_drafter(request, transcript),
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifier, clock, wake)

@@ -27,7 +27,8 @@ async def orchestrator_on_fakes(
         config = Config(
             verifier_address=verifier_address,
             drafter_addresses=tuple(drafter_addresses),
-            **{"connect_timeout_s": 10.0, "grace_s": 0.0, **settings},
+            # Most tests are about drafters, and know what these propose.
+            **{"connect_timeout_s": 10.0, "grace_s": 0.0, "cache_drafter": False, **settings},
         )
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))

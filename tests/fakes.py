@@ -28,6 +28,7 @@ from tests.toy_target import (
     plain,
     toy_log_probs,
 )
+from verifier_svc.mailbox import Mailbox
 
 # (tokens so far, seed, max_nodes) -> tree
 Propose = Callable[[Sequence[int], int, int], TokenTree]
@@ -47,6 +48,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     fails_seed: int | None = None
     shared_block_tokens: int = 0
     row_multiple: int = 0
+    # Keeps late drafts and what rounds leave over, as the real one does.
+    reroots: bool = False
     # Of every round, as in fast mode.
     near_ties: int = 0
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = ()
@@ -100,6 +103,8 @@ class _Sequence:
     tokens: list[int]
     linger_s: float
     mailbox: dict[int, TokenTree] = field(default_factory=dict)
+    kept: Mailbox = field(default_factory=Mailbox)
+    budget: int = 64
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     stale: int = 0
 
@@ -154,6 +159,11 @@ class _VerifierStream:
             return
         if draft.HasField("linger_us"):
             sequence.linger_s = draft.linger_us / 1e6
+        sequence.budget = draft.budget or sequence.budget
+        if self._fake.reroots:
+            sequence.kept.put(draft.base_length, tree_from_proto(draft.tree), sequence.tokens)
+            sequence.mail.set()
+            return
         if draft.base_length < len(sequence.tokens):
             sequence.stale += 1
             return
@@ -171,6 +181,8 @@ class _VerifierStream:
             base = len(sequence.tokens)
             waited_s = await self._linger(sequence, base)
             tree = sequence.mailbox.pop(base, EMPTY_TREE)
+            if fake.reroots:
+                tree = (sequence.kept.tree or EMPTY_TREE).prune(sequence.budget)
             await asyncio.sleep(fake.pass_s)
             committed, accepted = follow(fake.target, sequence.tokens, opening.sampling.seed, tree)
             finish = None
@@ -182,6 +194,7 @@ class _VerifierStream:
                 finish = self._finish(sequence, prompt_length, matcher, tokenizer)
                 if finish is not None:
                     break
+            sequence.kept.advance(kept, sequence.tokens)
             fake.num_generated += len(kept)
             fake.lingers_us.append(round(waited_s * 1e6))
             outcome = verifier_pb2.Outcome(
@@ -212,7 +225,11 @@ class _VerifierStream:
         loop = asyncio.get_running_loop()
         started = loop.time()
         with contextlib.suppress(TimeoutError):
-            while base not in sequence.mailbox and (left := started + sequence.linger_s - loop.time()) > 0:
+            while (
+                not sequence.kept.is_fresh
+                and base not in sequence.mailbox
+                and (left := started + sequence.linger_s - loop.time()) > 0
+            ):
                 sequence.mail.clear()
                 async with asyncio.timeout(left):
                     await sequence.mail.wait()

@@ -66,6 +66,8 @@ class TopologySpec:
     threads: int = 0
     tensor_parallel: int = 0
     kv_cache_mib: int = 0
+    # Where the prefix cache is kept; empty leaves it in the orchestrator.
+    redis: str = ""
 
 
 class Topology:
@@ -99,6 +101,7 @@ class Topology:
                 "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
                 "REQUIRE_DRAFTERS": "true",
                 "GRACE_S": f"{GRACE_S:g}",
+                **({"REDIS_URL": self._spec.redis} if self._spec.redis else {}),
             },
         )
         self.address = await orchestrator.ready(timeout_s)

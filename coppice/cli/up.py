@@ -20,7 +20,7 @@ def up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
     redis: Annotated[
         str,
-        typer.Option(metavar="URL", help="Redis prefix cache. Not offered by this version: ignored, with a warning."),
+        typer.Option(metavar="URL", help="Redis that keeps the prefix cache. Default: the orchestrator's memory."),
     ] = "",
     device: Device = "",
     threads: Threads = 0,
@@ -33,9 +33,7 @@ def up(
     Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
     start or ends by itself.
     """
-    spec = replace(topology_spec(target, drafter, port, device, threads), tensor_parallel=tensor_parallel)
-    if redis:
-        typer.echo("coppice: --redis is not offered by this version, going on without a prefix cache", err=True)
+    spec = replace(topology_spec(target, drafter, port, device, threads), tensor_parallel=tensor_parallel, redis=redis)
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)

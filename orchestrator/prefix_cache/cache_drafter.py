@@ -1,0 +1,129 @@
+"""A drafter without a model, in the orchestrator itself.
+
+It knows what followed the same tokens before: in the request's own context, and in what is remembered of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from coppice.tree import EMPTY_TREE, TokenTree
+from orchestrator.prefix_cache.guesses import Candidate, Guesses
+from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.outlook import Outlook
+from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.recall import OnRecalled, Recall
+from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
+from orchestrator.statistics import Statistics
+
+# Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
+_DEPTH_ALONE = 32
+_DEPTH_BESIDE = 12
+# Occurrences that become candidates, of each kind.
+_CANDIDATES = 4
+# A path less likely than this is not worth a row of the target's pass; beside drafters, with whose nodes it competes,
+# it has to be more.
+_MIN_PROBABILITY_ALONE = 0.12
+_MIN_PROBABILITY_BESIDE = 0.25
+
+
+class CacheDrafter:
+    """Drafts for one output. Costs a dictionary entry per committed token and some short lists per round."""
+
+    def __init__(
+        self,
+        rates: HitRates,
+        make_recall: Callable[[OnRecalled], Recall],
+        remember: Callable[[PrefixStatistics], None],
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampled: bool,
+    ) -> None:
+        """`tokens` are the request's committed tokens, which grow while it runs; `remember` gets what it has shown."""
+        self._rates = rates
+        self._remember = remember
+        self._tokens = tokens
+        self._num_prompt = num_prompt
+        self._sampled = sampled
+        self._own = SuffixIndex()
+        self._num_own = 0
+        self._remembered = SuffixIndex()
+        self._recall = make_recall(self._on_recalled)
+        self._outlook = Outlook()
+        # For the committed tokens: what may come next, and the guesses of the last draft.
+        self._candidates: list[Candidate] = []
+        self._guesses: Guesses | None = None
+        self._began = False
+        self._closed = False
+        # Whether the caller drafts anyway when it is done with us.
+        self._is_called = False
+        # Called when what was remembered may make another draft than the last.
+        self.on_news: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """Index what is there and ask what is remembered of it; called again, it does nothing."""
+        if self._began:
+            return
+        self._began = self._is_called = True
+        self._index()
+        self._recall.begin(self._tokens, self._num_prompt)
+        self._is_called = False
+        self._find()
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """These were committed. Called when everyone who waits for them has them."""
+        if self._guesses is not None:
+            self._guesses.learn(token_ids)
+            self._guesses = None
+        self._is_called = True
+        self._index()
+        self._recall.advance(self._tokens)
+        self._is_called = False
+        self._find()
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """A tree for the committed tokens, where there is no other."""
+        return self._draft(None, max_nodes, _DEPTH_ALONE, _MIN_PROBABILITY_ALONE)
+
+    def draft_beside(self, drafted: TokenTree, max_nodes: int) -> TokenTree:
+        """A tree for the committed tokens that adds something to `drafted`, or an empty one."""
+        return self._draft(drafted, max_nodes, _DEPTH_BESIDE, _MIN_PROBABILITY_BESIDE)
+
+    def close(self, statistics: Statistics | None) -> None:
+        """Ask for nothing more, and remember the output if it has `statistics`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._recall.close()
+        if statistics is not None and len(self._tokens) > self._num_prompt:
+            self._remember(PrefixStatistics.of(statistics, self._outlook.hits, self._outlook.expected))
+
+    def _draft(self, drafted: TokenTree | None, max_nodes: int, depth: int, min_probability: float) -> TokenTree:
+        if not self._candidates:
+            return EMPTY_TREE
+        guesses = Guesses(self._rates, self._outlook, self._sampled, drafted, min_probability)
+        for candidate in self._candidates:
+            guesses.add(candidate, depth, max_nodes)
+        self._guesses = guesses
+        return guesses.tree()
+
+    def _index(self) -> None:
+        self._own.append(self._tokens[self._num_own :])
+        self._num_own = len(self._tokens)
+
+    def _find(self) -> None:
+        suffix = self._tokens[-MAX_MATCH:]
+        self._candidates = [
+            Candidate(index.continuation(one.end, _DEPTH_ALONE), one.length, index is self._remembered)
+            for index in (self._remembered, self._own)
+            for one in index.find(suffix)[:_CANDIDATES]
+        ]
+        self._candidates.sort(key=lambda one: -one.length)
+
+    def _on_recalled(self, sequences: Iterable[tuple[int, ...]], statistics: PrefixStatistics) -> None:
+        self._outlook.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
+        for sequence in sequences:
+            self._remembered.append((*sequence, SEPARATOR))
+        if not self._is_called:
+            self._find()
+            self.on_news()

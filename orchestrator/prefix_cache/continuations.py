@@ -1,0 +1,115 @@
+"""What has followed a context, with counts: a small tree, immutable and valid by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from coppice.tree import ROOT
+
+MAX_NODES = 128
+MAX_DEPTH = 64
+MAX_COUNT = 1 << 16
+
+
+class InvalidValueError(ValueError):
+    """Something that is no value of the prefix cache."""
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """Tokens behind a context as parallel arrays, parents before children; `counts` say how often each was seen.
+
+    Raises:
+        InvalidValueError: arrays of different lengths, more than `MAX_NODES` nodes or `MAX_DEPTH` levels, a parent that
+            is not an earlier node, a repeated child, or a count that is not positive or above its parent's.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = len(self.token_ids)
+        if size > MAX_NODES or len(self.parents) != size or len(self.counts) != size:
+            raise InvalidValueError(f"{size} tokens, {len(self.parents)} parents and {len(self.counts)} counts")
+        depths: list[int] = []
+        seen: set[tuple[int, int]] = set()
+        for node, (token, parent, count) in enumerate(zip(self.token_ids, self.parents, self.counts, strict=True)):
+            if not ROOT <= parent < node or (parent, token) in seen:
+                raise InvalidValueError(f"node {node} has no place in the tree")
+            if not 1 <= count <= (MAX_COUNT if parent == ROOT else self.counts[parent]):
+                raise InvalidValueError(f"node {node} was seen {count} times")
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+            if depths[-1] > MAX_DEPTH:
+                raise InvalidValueError(f"node {node} lies deeper than {MAX_DEPTH}")
+            seen.add((parent, token))
+
+    def with_path(self, path: Sequence[int]) -> Continuations:
+        """The tree after its context was followed by `path` once more, of which the first `MAX_DEPTH` tokens count.
+
+        Where it would grow beyond its bounds, old counts are halved first, and then the rarest nodes go.
+        """
+        growing = _Growing(self)
+        on_path = growing.add(path[:MAX_DEPTH])
+        if growing.is_too_large:
+            growing.age(on_path)
+        return growing.best(on_path)
+
+    def paths(self) -> Iterator[tuple[int, ...]]:
+        """Tokens from the root to each leaf, the rarest leaf first."""
+        leaves = set(range(len(self.token_ids))) - set(self.parents)
+        for leaf in sorted(leaves, key=lambda node: (self.counts[node], node)):
+            path: list[int] = []
+            node = leaf
+            while node != ROOT:
+                path.append(self.token_ids[node])
+                node = self.parents[node]
+            yield tuple(reversed(path))
+
+
+class _Growing:
+    """A tree under change."""
+
+    def __init__(self, tree: Continuations) -> None:
+        self._token_ids = list(tree.token_ids)
+        self._parents = list(tree.parents)
+        self._counts = list(tree.counts)
+
+    @property
+    def is_too_large(self) -> bool:
+        return len(self._token_ids) > MAX_NODES or max(self._counts, default=0) > MAX_COUNT
+
+    def add(self, path: Sequence[int]) -> set[int]:
+        """Count a path; returns its nodes."""
+        children = {key: node for node, key in enumerate(zip(self._parents, self._token_ids, strict=True))}
+        at, nodes = ROOT, set[int]()
+        for token in path:
+            child = children.get((at, token))
+            if child is None:
+                child = len(self._token_ids)
+                self._token_ids.append(token)
+                self._parents.append(at)
+                self._counts.append(0)
+            self._counts[child] += 1
+            nodes.add(child)
+            at = child
+        return nodes
+
+    def age(self, fresh: set[int]) -> None:
+        """Halve all counts; what was just seen stays."""
+        self._counts = [max(count // 2, node in fresh) for node, count in enumerate(self._counts)]
+
+    def best(self, fresh: set[int]) -> Continuations:
+        """The nodes that were seen most, and of those that were seen as often, the fresh ones and then the older ones.
+
+        No node is seen more often than its parent, nor fresh where its parent is not: so what is kept is a tree.
+        """
+        ranked = sorted(range(len(self._counts)), key=lambda node: (-self._counts[node], node not in fresh, node))
+        kept = sorted(node for node in ranked[:MAX_NODES] if self._counts[node])
+        renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
+        return Continuations(
+            token_ids=tuple(self._token_ids[node] for node in kept),
+            parents=tuple(renumbered[self._parents[node]] for node in kept),
+            counts=tuple(self._counts[node] for node in kept),
+        )

@@ -1,0 +1,124 @@
+"""What one request reads of the prefix cache: when it begins and at the anchors that it passes, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from orchestrator.first_step import start_now
+from orchestrator.prefix_cache.anchors import anchors
+from orchestrator.prefix_cache.codec import decode_continuations, decode_statistics
+from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
+from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, TenantKeys
+from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+
+# How far before a prompt's end anchors are looked for: what follows them reaches beyond the prompt.
+LOOK_BACK = 32
+# Anchors that one read asks for at most, the latest.
+MAX_ANCHORS = 16
+
+# Takes sequences, each a context and what followed it, the likeliest last, and what is known of the prompt's beginning.
+OnRecalled: TypeAlias = Callable[[Iterable[tuple[int, ...]], PrefixStatistics], None]
+
+
+class Recall:
+    """Reads for one request, one round trip at a time; what comes is told to `on_recalled`."""
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        keys: TenantKeys,
+        counts: CacheCounts,
+        vocab_size: int,
+        tasks: set[asyncio.Task[None]],
+        on_recalled: OnRecalled,
+    ) -> None:
+        """`tasks` owns the reads that do not end at once."""
+        self._store = store
+        self._keys = keys
+        self._counts = counts
+        self._vocab_size = vocab_size
+        self._tasks = tasks
+        self._on_recalled = on_recalled
+        self._is_reading = False
+        self._num_seen = 0
+        self._waiting: dict[bytes, tuple[int, ...]] = {}
+        self._asked: set[bytes] = set()
+        self._closed = False
+        self._statistics = PrefixStatistics()
+
+    def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
+        """Ask for what followed this prompt, its end, and the anchors shortly before it."""
+        self._num_seen = max(0, len(tokens) - LOOK_BACK)
+        if len(tokens) == num_prompt:
+            self._want(self._keys.prompt(tokens), tokens, num_prompt)
+        self._want(self._keys.suffix(tokens, len(tokens)), tokens, len(tokens))
+        self._want_anchors(tokens)
+        self._read(self._keys.beginning(tokens[:num_prompt]))
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Ask for what followed the anchors among the tokens committed since."""
+        self._want_anchors(tokens)
+        self._read()
+
+    def close(self) -> None:
+        """Want nothing more."""
+        self._closed = True
+
+    def _want_anchors(self, tokens: Sequence[int]) -> None:
+        # The position behind the last token is an anchor, too, and the one that helps most.
+        for end in list(anchors(tokens, self._num_seen, len(tokens) + 1))[-MAX_ANCHORS:]:
+            self._want(self._keys.suffix(tokens, end), tokens, end)
+        self._num_seen = len(tokens) + 1
+
+    def _want(self, key: bytes, tokens: Sequence[int], end: int) -> None:
+        if key not in self._asked:
+            self._asked.add(key)
+            self._waiting[key] = tuple(tokens[max(0, end - SUFFIX_TOKENS) : end])
+
+    def _read(self, beginning: bytes | None = None) -> None:
+        if self._is_reading or not self._waiting:
+            return
+        task = start_now(self._ask(beginning))
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, beginning: bytes | None) -> None:
+        wanted, self._waiting = self._waiting, {}
+        names = [*wanted] if beginning is None else [*wanted, beginning]
+        self._is_reading = True
+        self._counts.reads += 1
+        values = await self._store.read(names)
+        self._is_reading = False
+        if self._closed:
+            return
+        if beginning is not None and (value := values.pop()) is not None:
+            self._take_statistics(value)
+        # What was asked for first, a whole prompt, says most of what comes next.
+        found = reversed([*zip(wanted.values(), values, strict=True)])
+        sequences = [context + path for context, value in found for path in self._continuations(value).paths()]
+        if sequences or beginning is not None:
+            self._on_recalled(sequences, self._statistics)
+
+    def _continuations(self, value: bytes | None) -> Continuations:
+        if value is None:
+            self._counts.misses += 1
+            return Continuations()
+        try:
+            tree = decode_continuations(value)
+            if max(tree.token_ids, default=0) >= self._vocab_size:
+                raise InvalidValueError("a token outside the vocabulary")
+        except InvalidValueError:
+            self._counts.invalid_values += 1
+            return Continuations()
+        self._counts.hits += 1
+        return tree
+
+    def _take_statistics(self, value: bytes) -> None:
+        try:
+            self._statistics = decode_statistics(value)
+        except InvalidValueError:
+            self._counts.invalid_values += 1

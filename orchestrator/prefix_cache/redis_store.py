@@ -1,0 +1,106 @@
+"""The prefix cache in Redis, for several orchestrators and for longer than a process lives.
+
+redis-py is imported when a store is opened, so that an orchestrator without Redis does not need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.prefix_cache.breaker import Breaker
+from orchestrator.prefix_cache.store import CacheCounts
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# Calls under way at once; more are not made.
+_MOST_CALLS = 16
+
+
+class RedisStore:
+    """Every call has a deadline. One that fails or is late is counted; after some of them none are made for a while.
+
+    Reads and writes are judged apart: a Redis that is full still answers.
+    """
+
+    def __init__(self, redis: Redis, ttl_s: float, timeout_s: float, counts: CacheCounts) -> None:
+        self._redis = redis
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._timeout_s = timeout_s
+        self._counts = counts
+        self._reads = Breaker()
+        self._writes = Breaker()
+        self._num_calls = 0
+
+    @classmethod
+    def open(cls, url: str, ttl_s: float, timeout_s: float, counts: CacheCounts) -> RedisStore:
+        """A store at `redis://...`; nothing is connected yet.
+
+        Raises:
+            ImportError: redis-py is not installed.
+            ValueError: that is no URL of a Redis.
+        """
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        redis = Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=_MOST_CALLS,
+        )
+        return cls(redis, ttl_s, timeout_s, counts)
+
+    async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """One MGET."""
+        values = await self._call(self._reads, self._redis.mget(keys)) if keys and self._may(self._reads) else None
+        if values is None or len(values) != len(keys):
+            return [None] * len(keys)
+        return [value if isinstance(value, bytes) else None for value in values]
+
+    async def write(self, values: Mapping[bytes, bytes]) -> None:
+        """One pipeline of SETs."""
+        if not values or not self._may(self._writes):
+            return
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, value in values.items():
+            pipeline.set(key, value, px=self._ttl_ms)
+        await self._call(self._writes, pipeline.execute())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._redis.aclose()
+        except Exception:
+            logger.exception("closing the connections to Redis")
+
+    def _may(self, breaker: Breaker) -> bool:
+        if self._num_calls < _MOST_CALLS and breaker.allows():
+            return True
+        self._counts.skipped += 1
+        return False
+
+    async def _call(self, breaker: Breaker, call: Awaitable[Answer]) -> Answer | None:
+        self._num_calls += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await call
+        except Exception as error:  # noqa: BLE001 - whatever the library raises, the cache has forgotten, no more
+            self._counts.errors += 1
+            if breaker.failed():
+                logger.warning("Redis fails, asking it less for now: %s", error or type(error).__name__)
+            return None
+        finally:
+            self._num_calls -= 1
+        breaker.succeeded()
+        return answer

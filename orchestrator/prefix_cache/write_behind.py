@@ -1,0 +1,150 @@
+"""Finished outputs become values of the prefix cache: later, in batches, and in one task for all requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.prefix_cache.anchors import DEPTH, anchors
+from orchestrator.prefix_cache.codec import (
+    decode_continuations,
+    decode_statistics,
+    encode_continuations,
+    encode_statistics,
+)
+from orchestrator.prefix_cache.continuations import MAX_DEPTH, Continuations, InvalidValueError
+from orchestrator.prefix_cache.keys import TenantKeys
+from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.recall import LOOK_BACK
+from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+
+logger = logging.getLogger(__name__)
+
+# How long outputs are collected before they are written together, and how many at once.
+_COLLECT_S = 0.05
+_BATCH = 16
+_MOST_WAITING = 256
+# Of longer outputs, the beginning is remembered.
+_MOST_TOKENS = 4096
+
+# What was there before, or None, to what is to be there.
+Change = Callable[[bytes | None], bytes]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An output that has ended: all its tokens, the prompt's among them, and what its rounds have shown."""
+
+    keys: TenantKeys
+    tokens: tuple[int, ...]
+    num_prompt: int
+    statistics: PrefixStatistics
+
+
+class WriteBehind:
+    """Writes what is put into it, until it is closed."""
+
+    def __init__(self, store: PrefixStore, counts: CacheCounts) -> None:
+        self._store = store
+        self._counts = counts
+        self._waiting: deque[Finished] = deque()
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task = asyncio.create_task(self._run(), name="prefix cache")
+
+    def put(self, finished: Finished) -> None:
+        """Remember an output soon; the oldest one that waits is dropped where too many do."""
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft()
+            self._counts.dropped_outputs += 1
+        self._waiting.append(finished)
+        self._idle.clear()
+        self._news.set()
+
+    async def flushed(self) -> None:
+        """Return when everything that was put has been written."""
+        await self._idle.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.flushed()
+        except TimeoutError:
+            logger.info("%d outputs were not remembered", len(self._waiting))
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(_COLLECT_S)
+            self._news.clear()
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+                try:
+                    await self._write(batch)
+                except Exception:
+                    # A bug of ours must not be the end of all remembering.
+                    logger.exception("outputs could not be remembered")
+            self._idle.set()
+
+    async def _write(self, batch: Sequence[Finished]) -> None:
+        changes: dict[bytes, list[Change]] = {}
+        for finished in batch:
+            for key, change in _changes(finished):
+                changes.setdefault(key, []).append(change)
+        before = await self._store.read(list(changes))
+        after: dict[bytes, bytes] = {}
+        for (key, several), value in zip(changes.items(), before, strict=True):
+            for change in several:
+                value = change(value)
+            if value is not None:
+                after[key] = value
+            # Others have the event loop in between.
+            await asyncio.sleep(0)
+        await self._store.write(after)
+
+
+def _changes(finished: Finished) -> Iterator[tuple[bytes, Change]]:
+    tokens, start, keys = finished.tokens[: finished.num_prompt + _MOST_TOKENS], finished.num_prompt, finished.keys
+    if start < len(tokens):
+        yield keys.prompt(tokens[:start]), _followed(tokens[start : start + MAX_DEPTH])
+        # Where the prompt ends is remembered as if it were an anchor, and only once if it is one.
+        ends = {start, *anchors(tokens, max(0, start - LOOK_BACK), len(tokens))}
+        for end in sorted(ends):
+            yield keys.suffix(tokens, end), _followed(tokens[end : end + DEPTH])
+    if finished.statistics.rounds:
+        yield keys.beginning(tokens[:start]), _counted(finished.statistics)
+
+
+def _followed(path: Sequence[int]) -> Change:
+    def change(before: bytes | None) -> bytes:
+        return encode_continuations(_tree(before).with_path(path))
+
+    return change
+
+
+def _counted(statistics: PrefixStatistics) -> Change:
+    def change(before: bytes | None) -> bytes:
+        return encode_statistics(_statistics(before).plus(statistics))
+
+    return change
+
+
+def _tree(value: bytes | None) -> Continuations:
+    try:
+        return Continuations() if value is None else decode_continuations(value)
+    except InvalidValueError:
+        return Continuations()
+
+
+def _statistics(value: bytes | None) -> PrefixStatistics:
+    try:
+        return PrefixStatistics() if value is None else decode_statistics(value)
+    except InvalidValueError:
+        return PrefixStatistics()
