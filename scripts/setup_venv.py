@@ -131,6 +131,34 @@ def install_torch(venv: Venv) -> None:
         fail(CUDA_TORCH)
 
 
+def install_redis_server() -> None:
+    """Install the server that tests of the prefix cache start, where that takes nobody's password.
+
+    Nothing else needs it, and without it those tests are skipped.
+    """
+    if shutil.which("redis-server"):
+        return
+    for command in redis_commands():
+        say(f"installing redis-server: {' '.join(command)}")
+        if not succeeds(command):
+            break
+    if not shutil.which("redis-server"):
+        say("there is no redis-server: tests that need one are skipped (Debian, Ubuntu: apt-get install redis-server)")
+
+
+def redis_commands() -> list[list[str]]:
+    """What installs a redis-server on this machine; empty where we do not know, or may not."""
+    if shutil.which("brew"):
+        return [["brew", "install", "--quiet", "redis"]]
+    if not shutil.which("apt-get"):
+        return []
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if as_root and not succeeds([*as_root, "true"]):
+        return []
+    apt = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    return [[*apt, "update"], [*apt, "install", "-y", "--no-install-recommends", "redis-server"]]
+
+
 def names_and_versions(report: dict[str, Any]) -> dict[str, str]:
     """What a pip installation report would install, by lower-case name."""
     return {item["metadata"]["name"].lower(): item["metadata"]["version"] for item in report.get("install", [])}
@@ -188,6 +216,8 @@ def main() -> None:
     arguments = parser.parse_args()
     venv, extras = Venv(arguments.venv.absolute()), TEST_EXTRAS if arguments.tests else EXTRAS
     key = inputs_key(venv)
+    if arguments.tests:
+        install_redis_server()
     if venv.is_current(key, extras):
         return
     venv.create()

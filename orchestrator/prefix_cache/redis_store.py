@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.prefix_cache.breaker import Breaker
 from orchestrator.prefix_cache.store import CacheCounts
@@ -37,7 +37,8 @@ class RedisStore:
         self._counts = counts
         self._reads = Breaker()
         self._writes = Breaker()
-        self._num_calls = 0
+        # Under way, those among them that nobody waits for any more.
+        self._calls: set[asyncio.Future[Any]] = set()
 
     @classmethod
     def open(cls, url: str, ttl_s: float, timeout_s: float, counts: CacheCounts) -> RedisStore:
@@ -78,29 +79,39 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close the connections."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._redis.aclose()
-        except Exception:
-            logger.exception("closing the connections to Redis")
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=self._timeout_s)
+        await self._call(Breaker(), self._redis.aclose())
 
     def _may(self, breaker: Breaker) -> bool:
-        if self._num_calls < _MOST_CALLS and breaker.allows():
+        if len(self._calls) < _MOST_CALLS and breaker.allows():
             return True
         self._counts.skipped += 1
         return False
 
     async def _call(self, breaker: Breaker, call: Awaitable[Answer]) -> Answer | None:
-        self._num_calls += 1
+        # In a task of its own: what the library does with a cancellation stays there, however long it takes.
+        task = asyncio.ensure_future(call)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await call
-        except Exception as error:  # noqa: BLE001 - whatever the library raises, the cache has forgotten, no more
+            await asyncio.wait({task}, timeout=self._timeout_s)
+        finally:
+            late = not task.done()
+            task.cancel()
+        error = TimeoutError("no answer in time") if late or task.cancelled() else task.exception()
+        if error is not None:
             self._counts.errors += 1
             if breaker.failed():
-                logger.warning("Redis fails, asking it less for now: %s", error or type(error).__name__)
+                logger.warning("Redis fails and is asked less for now: %s: %s", type(error).__name__, error)
             return None
-        finally:
-            self._num_calls -= 1
         breaker.succeeded()
-        return answer
+        return task.result()
+
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            # Whoever waited has looked at it, or has gone; it is not to be reported as forgotten.
+            call.exception()

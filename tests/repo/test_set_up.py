@@ -156,3 +156,52 @@ def test_an_old_python_is_told_so(script: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setitem(script["main"].__globals__, "OLDEST_PYTHON", (9, 0))
     with pytest.raises(SystemExit, match="make setup PYTHON="):
         script["main"]()
+
+
+def machine(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *programs: str, user: int, sudo: bool) -> None:
+    """Pretend about what is installed, who runs the script, and whether sudo asks for a password."""
+    names = script["redis_commands"].__globals__
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in programs else None)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setitem(names, "succeeds", lambda command, quiet=True: sudo)
+
+
+@pytest.mark.parametrize(
+    ("programs", "user", "sudo", "expected"),
+    [
+        (("apt-get",), 0, False, ["env DEBIAN_FRONTEND=noninteractive apt-get"] * 2),
+        (("apt-get", "sudo"), 1000, True, ["sudo -n env DEBIAN_FRONTEND=noninteractive apt-get"] * 2),
+        (("apt-get", "sudo"), 1000, False, []),
+        (("brew",), 1000, False, ["brew install"]),
+        ((), 0, True, []),
+    ],
+)
+def test_redis_is_installed_where_that_takes_no_password(
+    script: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    programs: tuple[str, ...],
+    user: int,
+    sudo: bool,
+    expected: list[str],
+) -> None:
+    machine(script, monkeypatch, *programs, user=user, sudo=sudo)
+    commands = [" ".join(command) for command in script["redis_commands"]()]
+    assert len(commands) == len(expected)
+    assert all(command.startswith(start) for command, start in zip(commands, expected, strict=True))
+    assert not commands or "redis" in commands[-1]
+
+
+def test_a_redis_that_is_there_is_left_alone_and_none_is_no_failure(
+    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = script["install_redis_server"].__globals__
+    said: list[str] = []
+    monkeypatch.setitem(names, "say", said.append)
+    machine(script, monkeypatch, "redis-server", "apt-get", user=0, sudo=False)
+    script["install_redis_server"]()
+    assert not said
+    machine(script, monkeypatch, "apt-get", user=0, sudo=False)
+    script["install_redis_server"]()
+    assert "apt-get -qq update" in said[0]
+    assert "skipped" in said[-1]
+    assert len(said) == 2

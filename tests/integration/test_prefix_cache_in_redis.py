@@ -1,0 +1,206 @@
+"""The prefix cache in a real Redis: shared by orchestrators, and whatever happens to it fails no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coppice.client import Client, Options
+from coppice.completion import Completion
+from orchestrator.app import Orchestrator
+from orchestrator.prefix_cache.cache import PrefixCache
+from orchestrator.prefix_cache.redis_store import RedisStore
+from orchestrator.prefix_cache.store import CacheCounts
+from tests.conftest import orchestrator_on_fakes
+from tests.fakes import FakeVerifier
+from tests.redis_server import RedisServer, SlowProxy, needs_redis, redis_server
+from tests.toy_target import babble, plain
+
+pytestmark = needs_redis
+
+PROMPT = "def a prompt that is long enough: "
+OPTIONS = Options(max_tokens=64, seed=5, ignore_eos=True)
+EXPECTED = tuple(plain(babble, list(PROMPT.encode()), 64, 5))
+# Room for a machine that is busy with other things: what is slow on purpose is slower than this.
+PATIENT_MS = 500.0
+
+
+@pytest.fixture
+async def redis() -> AsyncIterator[RedisServer]:
+    async with redis_server() as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def orchestrator(url: str, **settings: Any) -> AsyncIterator[tuple[Client, PrefixCache]]:
+    """One with a prefix cache in Redis, in front of a verifier of its own."""
+    chosen = {"cache_secret": "of all", "redis_timeout_ms": PATIENT_MS, **settings}
+    verifier = FakeVerifier(pass_s=0.003, reroots=True)
+    async with orchestrator_on_fakes(verifier, cache_drafter=True, redis_url=url, **chosen) as (client, running):
+        yield client, _cache(running)
+
+
+def _cache(running: Orchestrator) -> PrefixCache:
+    assert running.cache is not None
+    return running.cache
+
+
+async def answered(client: Client, cache: PrefixCache, options: Options = OPTIONS) -> Completion:
+    """A completion, and then all that it leaves behind."""
+    completion = await client.generate(PROMPT, options)
+    assert completion.token_ids == EXPECTED
+    await cache.flushed()
+    return completion
+
+
+async def test_a_second_orchestrator_is_warm_from_the_first_request_on(redis: RedisServer) -> None:
+    async with orchestrator(redis.url) as (client, cache):
+        cold = await answered(client, cache)
+        assert (cache.counts.errors, cache.counts.skipped, cache.counts.hits) == (0, 0, 0)
+    async with orchestrator(redis.url) as (client, cache):
+        warm = await answered(client, cache)
+        assert cache.counts.hits > 0
+        # One read when it begins, and some at anchors; far fewer than rounds of the cold request.
+        assert cache.counts.reads < cold.speculation.rounds / 2
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+
+
+@pytest.mark.parametrize(("secret", "salt"), [("of another", ""), ("of all", "of another")])
+async def test_other_secrets_and_other_tenants_find_nothing(redis: RedisServer, secret: str, salt: str) -> None:
+    async with orchestrator(redis.url) as (client, cache):
+        await answered(client, cache)
+    async with orchestrator(redis.url, cache_secret=secret) as (client, cache):
+        await answered(client, cache, replace(OPTIONS, cache_salt=salt))
+        assert cache.counts.hits == 0
+        assert cache.counts.misses > 0
+
+
+async def test_what_is_remembered_dies_with_its_time_and_does_not_show_the_prompt(redis: RedisServer) -> None:
+    async with orchestrator(redis.url, cache_ttl_s=1000.0) as (client, cache):
+        await answered(client, cache)
+    async with redis.client() as client:
+        keys = await client.keys("*")
+        assert keys
+        for key in keys:
+            assert 0 < await client.pttl(key) <= 1_000_000
+            value = await client.get(key)
+            assert b"prompt" not in key + value
+            assert len(value) < 600
+
+
+async def test_redis_killed_in_the_middle_fails_no_request_and_is_used_again_when_it_is_back(
+    redis: RedisServer,
+) -> None:
+    async with orchestrator(redis.url) as (client, cache):
+        await answered(client, cache)
+        tenants = [replace(OPTIONS, cache_salt=f"tenant {number}") for number in range(8)]
+        running = [asyncio.create_task(client.generate(PROMPT, options)) for options in tenants]
+        await asyncio.sleep(0.05)
+        await redis.kill()
+        assert [completion.token_ids for completion in await asyncio.gather(*running)] == [EXPECTED] * 8
+        for options in tenants:
+            await answered(client, cache, options)
+        assert cache.counts.errors >= 3
+        # Whom nobody answers nobody asks: far fewer errors than reads.
+        assert cache.counts.skipped > 0
+        await redis.start()
+        async with asyncio.timeout(20), redis.client() as own:
+            number = 0
+            while not await own.dbsize():
+                number += 1
+                await answered(client, cache, replace(OPTIONS, cache_salt=f"later {number}"))
+
+
+async def test_an_absent_redis_fails_no_request() -> None:
+    async with orchestrator("redis://127.0.0.1:1/0") as (client, cache):
+        cold = await answered(client, cache)
+        # The near store remembers all the same.
+        warm = await answered(client, cache)
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+    assert cache.counts.errors > 0
+
+
+async def test_no_round_waits_for_a_slow_redis(redis: RedisServer) -> None:
+    """Every answer comes long after the request has ended, and before its deadline."""
+    async with (
+        SlowProxy(redis.port, delay_s=1.5).running() as proxy,
+        orchestrator(proxy.url, redis_timeout_ms=8000.0) as (client, cache),
+    ):
+        completion = await client.generate(PROMPT, OPTIONS)
+        assert completion.token_ids == EXPECTED
+        # Connecting alone takes longer than the whole request: nothing was known by its end.
+        assert cache.counts.hits + cache.counts.misses == 0
+        assert cache.counts.reads == 1
+        assert completion.timing.total_ms < 1500
+        assert completion.speculation.rounds > 0
+        assert proxy.num_connections > 0
+
+
+async def test_a_redis_that_is_too_slow_is_left_alone(redis: RedisServer) -> None:
+    async with (
+        SlowProxy(redis.port, delay_s=0.2).running() as proxy,
+        orchestrator(proxy.url, redis_timeout_ms=20.0) as (client, cache),
+    ):
+        for number in range(8):
+            await answered(client, cache, replace(OPTIONS, cache_salt=str(number)))
+        assert cache.counts.hits == 0
+        assert 3 <= cache.counts.errors < cache.counts.skipped
+        assert proxy.num_connections <= cache.counts.errors
+
+
+async def test_a_full_redis_is_still_read(redis: RedisServer) -> None:
+    async with orchestrator(redis.url) as (client, cache):
+        cold = await answered(client, cache)
+    async with redis.client() as own:
+        await own.config_set("maxmemory-policy", "noeviction")
+        await own.config_set("maxmemory", "1")
+        size = await own.dbsize()
+        async with orchestrator(redis.url) as (client, cache):
+            warm = await answered(client, cache)
+            for number in range(4):
+                await answered(client, cache, replace(OPTIONS, cache_salt=str(number)))
+            assert cache.counts.errors >= 3
+            # Reading goes on: each of these requests is told that there is nothing.
+            before = cache.counts.misses
+            await answered(client, cache, replace(OPTIONS, cache_salt="another"))
+            assert cache.counts.misses > before
+        assert await own.dbsize() == size
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+
+
+async def test_wrong_types_and_garbage_are_misses_and_are_counted_and_replaced(redis: RedisServer) -> None:
+    async with orchestrator(redis.url) as (client, cache):
+        cold = await answered(client, cache)
+    async with redis.client() as own:
+        for number, key in enumerate(sorted(await own.keys("*"))):
+            if number % 2:
+                await own.set(key, b"\x01\x01garbage")
+            else:
+                await own.delete(key)
+                await own.lpush(key, "not a string")
+    async with orchestrator(redis.url) as (client, cache):
+        spoilt = await answered(client, cache)
+        assert cache.counts.hits == 0
+        assert cache.counts.misses > 0
+        assert cache.counts.invalid_values > 0
+    async with orchestrator(redis.url) as (client, cache):
+        warm = await answered(client, cache)
+    assert abs(spoilt.speculation.rounds - cold.speculation.rounds) < 5
+    assert warm.speculation.rounds < cold.speculation.rounds / 2
+
+
+async def test_more_calls_than_connections_are_not_made(redis: RedisServer) -> None:
+    counts = CacheCounts()
+    async with SlowProxy(redis.port, delay_s=0.05).running() as proxy:
+        store = RedisStore.open(proxy.url, ttl_s=10.0, timeout_s=5.0, counts=counts)
+        answers = await asyncio.gather(*[store.read([b"a"]) for _ in range(40)])
+        await store.close()
+    assert answers == [[None]] * 40
+    assert counts.errors == 0
+    assert counts.skipped == 24
+    assert proxy.num_connections <= 16
