@@ -28,7 +28,6 @@ from tests.toy_target import (
     plain,
     toy_log_probs,
 )
-from verifier_svc.mailbox import Mailbox
 
 # (tokens so far, seed, max_nodes) -> tree
 Propose = Callable[[Sequence[int], int, int], TokenTree]
@@ -103,7 +102,9 @@ class _Sequence:
     tokens: list[int]
     linger_s: float
     mailbox: dict[int, TokenTree] = field(default_factory=dict)
-    kept: Mailbox = field(default_factory=Mailbox)
+    # With re-rooting: the tree for the coming round, and whether it was made for it.
+    kept: TokenTree = EMPTY_TREE
+    is_fresh: bool = False
     budget: int = 64
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     stale: int = 0
@@ -161,8 +162,11 @@ class _VerifierStream:
             sequence.linger_s = draft.linger_us / 1e6
         sequence.budget = draft.budget or sequence.budget
         if self._fake.reroots:
-            sequence.kept.put(draft.base_length, tree_from_proto(draft.tree), sequence.tokens)
-            sequence.mail.set()
+            left = tree_from_proto(draft.tree).descend(sequence.tokens[draft.base_length :])
+            is_fresh = draft.base_length == len(sequence.tokens)
+            if is_fresh or (len(left) and not sequence.is_fresh):
+                sequence.kept, sequence.is_fresh = left, is_fresh
+                sequence.mail.set()
             return
         if draft.base_length < len(sequence.tokens):
             sequence.stale += 1
@@ -182,7 +186,7 @@ class _VerifierStream:
             waited_s = await self._linger(sequence, base)
             tree = sequence.mailbox.pop(base, EMPTY_TREE)
             if fake.reroots:
-                tree = (sequence.kept.tree or EMPTY_TREE).prune(sequence.budget)
+                tree = sequence.kept.prune(sequence.budget)
             await asyncio.sleep(fake.pass_s)
             committed, accepted = follow(fake.target, sequence.tokens, opening.sampling.seed, tree)
             finish = None
@@ -194,7 +198,7 @@ class _VerifierStream:
                 finish = self._finish(sequence, prompt_length, matcher, tokenizer)
                 if finish is not None:
                     break
-            sequence.kept.advance(kept, sequence.tokens)
+            sequence.kept, sequence.is_fresh = sequence.kept.descend(kept), False
             fake.num_generated += len(kept)
             fake.lingers_us.append(round(waited_s * 1e6))
             outcome = verifier_pb2.Outcome(
@@ -226,7 +230,7 @@ class _VerifierStream:
         started = loop.time()
         with contextlib.suppress(TimeoutError):
             while (
-                not sequence.kept.is_fresh
+                not sequence.is_fresh
                 and base not in sequence.mailbox
                 and (left := started + sequence.linger_s - loop.time()) > 0
             ):

@@ -14,10 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 PROGRAM = shutil.which("redis-server")
-needs_redis = [
-    pytest.mark.redis,
-    pytest.mark.skipif(PROGRAM is None, reason="no redis-server is installed, and make test could not install one"),
-]
+NO_REDIS = "no redis-server is installed, and make test could not install one"
+needs_redis = [pytest.mark.redis, pytest.mark.skipif(PROGRAM is None, reason=NO_REDIS)]
 _START_S = 10.0
 
 

@@ -18,7 +18,7 @@ from orchestrator.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
 _DEPTH_ALONE = 32
-_DEPTH_BESIDE = 12
+_DEPTH_BESIDE = 16
 # Occurrences that become candidates, of each kind.
 _CANDIDATES = 4
 # A path less likely than this is not worth a row of the target's pass; beside drafters, with whose nodes it competes,

@@ -7,6 +7,7 @@ checkout.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -245,3 +246,23 @@ async def test_a_drafter_with_another_tokenizer_of_the_same_size_is_refused(topo
             await orchestrator.ready(START_S)
     finally:
         await drafter.stop(STOP_S)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_what_comes_again_is_drafted_from_memory_and_says_the_same(bundled: Client, temperature: float) -> None:
+    """Without and with the small LM; remembered only from requests of the same salt."""
+    prompt = "class Cache:\n    def __init__(self, size):\n"
+    options = Options(temperature=temperature, seed=21, max_tokens=64, ignore_eos=True)
+    off = await bundled.generate(prompt, replace(options, speculation="off"))
+    for speculation in ("cache", "auto"):
+        salted = replace(options, speculation=speculation, cache_salt=f"{speculation} {temperature}")
+        rounds = []
+        for _ in range(3):
+            completion = await bundled.generate(prompt, salted)
+            assert completion.token_ids == off.token_ids
+            rounds.append(completion.speculation.rounds)
+            # Outputs are written together with others that end at about the same time.
+            await asyncio.sleep(0.3)
+        if speculation == "cache":
+            assert completion.speculation.sources["cache"].accepted == completion.speculation.accepted_tokens
+            assert rounds[-1] < rounds[0] / 2

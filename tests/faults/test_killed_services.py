@@ -95,4 +95,5 @@ async def test_a_killed_drafter_costs_no_token_and_later_requests_are_served(ser
     assert await interrupted(services, signal.SIGKILL, after_tokens=30) == list(undisturbed.token_ids)
     without = await services.client.generate(PROMPT, OPTIONS)
     assert without.token_ids == undisturbed.token_ids
-    assert without.speculation.draft_tokens == 0
+    # What is drafted now, the orchestrator remembers.
+    assert set(without.speculation.sources) <= {"cache"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
+from coppice.client import Client, Options
 from coppice.output_seed import output_seed
+from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +31,7 @@ SERVICE = """
 import asyncio, os, sys
 from coppice.rpc import stop_signal
 from tests.fakes import FakeDrafter, FakeVerifier, serving
+from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT
 
 async def main():
@@ -232,3 +236,24 @@ def test_wrong_options_end_with_code_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert not result.stdout
     assert "Usage:" in result.stderr
+
+
+@pytest.mark.redis
+@pytest.mark.skipif(PROGRAM is None, reason=NO_REDIS)
+async def test_up_keeps_what_it_remembers_in_redis(services: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHE_SECRET", "of all")
+    async with redis_server() as redis, redis.client() as own:
+        process = start(services, "up", "--drafter", "none", "--redis", redis.url)
+        try:
+            assert process.stdout is not None
+            ready = await asyncio.to_thread(process.stdout.readline)
+            async with Client(ready.split()[1]) as client:
+                completion = await client.generate(PROMPT, Options(max_tokens=20, seed=7))
+            assert list(completion.token_ids) == EXPECTED
+            async with asyncio.timeout(TIMEOUT_S):
+                while not await own.dbsize():  # noqa: ASYNC110 - another process writes
+                    await asyncio.sleep(0.02)
+        finally:
+            process.terminate()
+            await asyncio.to_thread(process.communicate, timeout=TIMEOUT_S)
+    assert process.returncode == 0

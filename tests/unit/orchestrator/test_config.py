@@ -30,8 +30,21 @@ def test_every_variable_is_read() -> None:
         "GRACE_S": "0",
         "RESUME_S": "6",
         "MAX_OUTPUTS": "2",
+        "CACHE_DRAFTER": "on",
+        "REDIS_URL": "redis://r:1",
+        "REDIS_TIMEOUT_MS": "7",
+        "CACHE_SECRET": " of all ",
+        "CACHE_MIB": "8",
+        "CACHE_TTL_S": "9",
     }
-    assert Config.from_env(env) == Config("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
+    cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
+    edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
+    assert Config.from_env(env) == Config(*edge, *cache)
+
+
+def test_secrets_do_not_show() -> None:
+    shown = repr(Config("v:1", redis_url="redis://:hidden@r:1", cache_secret="hidden"))
+    assert "hidden" not in shown
 
 
 @pytest.mark.parametrize(
@@ -46,11 +59,20 @@ def test_every_variable_is_read() -> None:
         ("REQUIRE_DRAFTERS", "perhaps"),
         ("DEFAULT_TIMEOUT_S", "0"),
         ("GRACE_S", "-1"),
+        ("CACHE_DRAFTER", "perhaps"),
+        ("REDIS_TIMEOUT_MS", "0"),
+        ("CACHE_MIB", "0"),
+        ("CACHE_TTL_S", "-1"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         Config.from_env({"VERIFIER_ADDRESS": "v:1", name: value})
+
+
+def test_a_redis_without_the_cache_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="REDIS_URL needs CACHE_DRAFTER"):
+        Config("v:1", cache_drafter=False, redis_url="redis://r:1")
 
 
 def test_the_process_ends_with_code_2_and_the_name_of_the_variable() -> None:

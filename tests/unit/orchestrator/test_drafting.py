@@ -11,7 +11,15 @@ from coppice.sampling import SamplingParams
 from coppice.tree import ROOT, TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
+from orchestrator.merge import labelled
 from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.keys import Realm, TenantKeys
+from orchestrator.prefix_cache.memory_store import MemoryStore
+from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.recall import OnRecalled, Recall
+from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
@@ -181,3 +189,131 @@ def test_a_tree_that_had_to_be_sampled_and_is_not_is_refused() -> None:
     outside = DraftDistribution((7, VOCAB), (1.0, 1.0))
     with pytest.raises(InvalidTreeError, match="outside the vocabulary of 50"):
         Round(sampled=True).tree("a", SampledTree((7,), (ROOT,), (outside, None)).token_tree("a"))
+
+
+class Follower:
+    """Stands in for a connected drafter, and notes when it heard of an outcome."""
+
+    needs_features = False
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def join(self, handler: object) -> int:
+        return 1
+
+    def leave(self, sequence_id: int) -> None:
+        pass
+
+    def follows(self, sequence_id: int) -> bool:
+        return True
+
+    def outcome(self, *told: object) -> None:
+        self._events.append("drafter told")
+
+
+class Cached:
+    """A request with a cache drafter, behind a prompt that repeats itself; with a drafter or without."""
+
+    def __init__(self, *, drafter: bool, max_nodes: int = 6, max_tokens: int = 40) -> None:
+        self.events: list[str] = []
+        self.transcript = Transcript([1, 2, 3, 4, 5, 6] * 4, (), max_tokens, 200, (), ())
+        keys = TenantKeys(Realm(b"s", "m", "f"), "")
+        shown: list[PrefixStatistics] = []
+        self.shown = shown
+
+        def recall(on_recalled: OnRecalled) -> Recall:
+            return Recall(MemoryStore(1000, 1.0), keys, CacheCounts(), VOCAB, set(), on_recalled)
+
+        self.cache = CacheDrafter(HitRates(), recall, shown.append, self.transcript.tokens, 24, False)
+        clients = (Follower(self.events),) if drafter else ()
+        planner = FixedPlanner(max_nodes, linger_us=1000)
+        self.drafting = Drafting(
+            clients,  # type: ignore[arg-type]
+            planner,
+            self.transcript,
+            SamplingParams(),
+            None,
+            False,
+            VOCAB,
+            cache=self.cache,
+        )
+        self.drafting.open()
+        self.drafting.opening_linger_us()
+        self.sent: list[tuple[int, TokenTree, int | None]] = []
+        self.drafting.opened(self.send)
+
+    def send(self, base: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
+        self.events.append("draft sent")
+        self.sent.append((base, tree, linger_us))
+
+    def commit(self, *tokens: int) -> list[TokenTree]:
+        base = self.transcript.length
+        self.transcript.append(tokens)
+        return self.drafting.round_done(outcome(base, tokens))
+
+
+def test_where_no_drafter_follows_the_cache_drafts_at_once_and_nobody_is_told_to_wait() -> None:
+    one = Cached(drafter=False)
+    one.commit(1, 2)
+    [(first, tree, _), (second, later, _)] = one.sent
+    assert (first, second) == (24, 26)
+    assert (1, 2, 3, 4, 5, 6, 1, 2) in set(tree.paths())
+    assert (3, 4, 5, 6, 1, 2) in set(later.paths())
+    assert not any(linger for _, _, linger in one.sent)
+    assert all(len(tree) <= BUDGETS_SENT * 6 for _, tree, _ in one.sent)
+
+
+def test_where_a_drafter_follows_the_cache_sends_nothing_by_itself() -> None:
+    one = Cached(drafter=True)
+    one.commit(1, 2)
+    assert one.sent == []
+    assert one.events == ["drafter told"]
+
+
+def test_the_cache_works_when_everyone_has_the_outcome() -> None:
+    """Its index is behind while drafters are told."""
+    one = Cached(drafter=True)
+    indexed: list[int] = []
+    follower = one.drafting._clients[0]
+    follower.outcome = lambda *told: indexed.append(one.cache._num_own)  # type: ignore[method-assign]
+    one.commit(1, 2)
+    assert indexed == [24]
+    assert one.cache._num_own == 26
+
+
+def test_the_caches_nodes_join_the_drafters_tree_in_the_same_message() -> None:
+    one = Cached(drafter=True)
+    one.drafting.on_tree("small-lm", 24, (), chain([1, 2], [-0.1, -0.1]))
+    [(_, tree, _)] = one.sent
+    assert (1, 2, 3, 4) in set(tree.paths())
+    names = [tree.sources_of(node) for node in tree.path(tree.children[(1, 3)])]
+    assert names == [("small-lm", "cache"), ("small-lm", "cache"), ("cache",)]
+    statistics = Statistics()
+    statistics.record(outcome(24, (1, 2, 3, 9), accepted=3, nodes=len(tree)), one.commit(1, 2, 3, 9))
+    assert statistics.sources["small-lm"].accepted == 2
+    assert statistics.sources["cache"].accepted == 3
+
+
+def test_a_tree_to_which_the_cache_adds_nothing_stays_as_it_is() -> None:
+    one = Cached(drafter=True)
+    drafted = labelled(chain([1, 2, 3, 4, 5, 6] * 4, [-0.01] * 24), "small-lm")
+    one.drafting.on_tree("small-lm", 24, (), drafted)
+    assert [tree for _, tree, _ in one.sent] == [drafted]
+
+
+def test_the_cache_drafts_nothing_past_the_end() -> None:
+    one = Cached(drafter=False, max_tokens=5)
+    assert [tree.depth for _, tree, _ in one.sent] == [4]
+    one.commit(1, 2, 3)
+    assert one.sent[-1][1].depth == 1
+
+
+def test_an_output_is_remembered_once_and_only_if_there_is_one() -> None:
+    one, empty = Cached(drafter=False), Cached(drafter=False)
+    one.commit(1, 2)
+    for _ in range(2):
+        one.drafting.close(Statistics(rounds=1, accepted_tokens=1))
+        empty.drafting.close(Statistics())
+    assert [(shown.rounds, shown.tokens) for shown in one.shown] == [(1, 2)]
+    assert empty.shown == []
