@@ -131,10 +131,13 @@ class Drafting:
         if sent and not self._samples and len(left := sent[-1].descend(outcome.token_ids)):
             self._sent.append(left)
         self._sync_linger()
+        return sent
+
+    def round_passed(self, outcome: Outcome) -> None:
+        """Let the cache see what was committed, now that everyone who waits for it has it."""
         if self._cache is not None:
             self._cache.commit(outcome.token_ids)
             self._draft_alone()
-        return sent
 
     def round_ended(self) -> list[TokenTree]:
         """Forget the round's trees; returns those that had been sent."""

@@ -14,6 +14,8 @@ GROUP = Group("speculation")
 TOKENS = 32
 # Beyond it, every budget would take too long; the largest is tried as well.
 MAX_BUDGETS = 16
+# The source that drafts what was said before, and nothing else.
+MEMORY = "cache"
 
 
 def requests(deployment: Deployment) -> list[GenerateRequest]:
@@ -51,7 +53,10 @@ async def forced(deployment: Deployment) -> None:
         (await deployment.ask(build(prompt, max_tokens=TOKENS, ignore_eos=True, mode=FORCED))).speculation
         for prompt in deployment.facts.prompts
     ]
-    require(sum(one.draft_tokens for one in counts) > 0, "no draft token was verified")
+    drafted = sum(one.draft_tokens for one in counts)
+    if not drafted and deployment.facts.sources == (MEMORY,):
+        raise SkippedError("there is no drafter but memory, and nothing was repeated")
+    require(drafted > 0, "no draft token was verified")
     if not sum(one.accepted_tokens for one in counts):
         raise SkippedError("the drafters guessed nothing right, so that no accepted block was tested")
 

@@ -15,7 +15,7 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="KIND[=PATH_OR_HUB_ID]",
-        help="A drafter; repeatable. `none` for plain decoding. Default: small-lm with the bundled checkpoint.",
+        help="A drafter; repeatable. `none` for the prefix cache alone. Default: small-lm, the bundled one.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: what is there.")]

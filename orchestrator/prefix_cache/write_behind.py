@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _COLLECT_S = 0.05
 _BATCH = 16
 _MOST_WAITING = 256
+# Values that one call of the store reads or writes; a call of many more would be late.
+_MOST_KEYS = 256
 # Of longer outputs, the beginning is remembered.
 _MOST_TOKENS = 4096
 
@@ -98,16 +100,17 @@ class WriteBehind:
         for finished in batch:
             for key, change in _changes(finished):
                 changes.setdefault(key, []).append(change)
-        before = await self._store.read(list(changes))
-        after: dict[bytes, bytes] = {}
-        for (key, several), value in zip(changes.items(), before, strict=True):
-            for change in several:
-                value = change(value)
-            if value is not None:
-                after[key] = value
-            # Others have the event loop in between.
-            await asyncio.sleep(0)
-        await self._store.write(after)
+        keys = list(changes)
+        for start in range(0, len(keys), _MOST_KEYS):
+            part = keys[start : start + _MOST_KEYS]
+            after: dict[bytes, bytes] = {}
+            for key, value in zip(part, await self._store.read(part), strict=True):
+                after[key] = changes[key][0](value)
+                for change in changes[key][1:]:
+                    after[key] = change(after[key])
+                # Others have the event loop in between.
+                await asyncio.sleep(0)
+            await self._store.write(after)
 
 
 def _changes(finished: Finished) -> Iterator[tuple[bytes, Change]]:

@@ -128,7 +128,7 @@ async def test_an_absent_redis_fails_no_request() -> None:
 async def test_no_round_waits_for_a_slow_redis(redis: RedisServer) -> None:
     """Every answer comes long after the request has ended, and before its deadline."""
     async with (
-        SlowProxy(redis.port, delay_s=1.5).running() as proxy,
+        SlowProxy(redis.port, delay_s=3.0).running() as proxy,
         orchestrator(proxy.url, redis_timeout_ms=8000.0) as (client, cache),
     ):
         completion = await client.generate(PROMPT, OPTIONS)
@@ -136,7 +136,7 @@ async def test_no_round_waits_for_a_slow_redis(redis: RedisServer) -> None:
         # Connecting alone takes longer than the whole request: nothing was known by its end.
         assert cache.counts.hits + cache.counts.misses == 0
         assert cache.counts.reads == 1
-        assert completion.timing.total_ms < 1500
+        assert completion.timing.total_ms < 3000
         assert completion.speculation.rounds > 0
         assert proxy.num_connections > 0
 

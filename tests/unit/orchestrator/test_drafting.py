@@ -250,7 +250,9 @@ class Cached:
     def commit(self, *tokens: int) -> list[TokenTree]:
         base = self.transcript.length
         self.transcript.append(tokens)
-        return self.drafting.round_done(outcome(base, tokens))
+        sent = self.drafting.round_done(outcome(base, tokens))
+        self.drafting.round_passed(outcome(base, tokens))
+        return sent
 
 
 def test_where_no_drafter_follows_the_cache_drafts_at_once_and_nobody_is_told_to_wait() -> None:

@@ -198,6 +198,16 @@ async def test_outputs_that_end_together_are_written_together_and_counted_each(s
     assert statistics.sources == {"cache": SourceCounts(24, 15)}
 
 
+async def test_a_long_output_is_written_in_calls_that_are_not_too_large(store: Store, writing: WriteBehind) -> None:
+    tokens = text(10, 5000)
+    writing.put(finished(tokens))
+    await writing.flushed()
+    ends = list(anchors(tokens, 50, 4000))
+    assert max(map(len, store.reads)) <= 256 < len(ends)
+    assert max(map(len, store.writes)) <= 256
+    assert set().union(*store.writes) >= {KEYS.suffix(tokens, end) for end in ends}
+
+
 async def test_what_comes_faster_than_it_can_be_written_is_dropped_and_counted(store: Store) -> None:
     counts = CacheCounts()
     writing = WriteBehind(store, counts)
