@@ -161,7 +161,7 @@ class Drafting:
         plan = self._plan()
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
-            drafted = merge([drafted, self._cache.draft_beside(drafted, plan.max_nodes)])
+            drafted = merge([drafted, self._cache.draft_beside(drafted, plan.max_nodes, self.load.batch_size)])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             best = best.prune(BUDGETS_SENT * plan.max_nodes)
@@ -173,7 +173,8 @@ class Drafting:
         if self._cache is None or self._send is None or self._num_following():
             return
         plan = self._plan()
-        tree = self._cache.draft(BUDGETS_SENT * plan.max_nodes).up_to_depth(self._transcript.room - 1)
+        tree = self._cache.draft(BUDGETS_SENT * plan.max_nodes, self.load.batch_size)
+        tree = tree.up_to_depth(self._transcript.room - 1)
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)
             self._forward(tree, plan)

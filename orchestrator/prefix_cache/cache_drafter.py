@@ -25,6 +25,11 @@ _CANDIDATES = 4
 # it has to be more.
 _MIN_PROBABILITY_ALONE = 0.12
 _MIN_PROBABILITY_BESIDE = 0.25
+# A tree that adds fewer accepted tokens to the drafters' than this is left out: rows are computed in multiples, and it
+# may just begin another.
+_MIN_GAIN_BESIDE = 0.4
+# About what a further row costs of a pass, measured on CPUs.
+_ROW_SHARE = 0.04
 
 
 class CacheDrafter:
@@ -81,13 +86,15 @@ class CacheDrafter:
         self._is_called = False
         self._find()
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """A tree for the committed tokens, where there is no other."""
-        return self._draft(None, max_nodes, _DEPTH_ALONE, _MIN_PROBABILITY_ALONE)
+    def draft(self, max_nodes: int, batch_size: int) -> TokenTree:
+        """A tree for the committed tokens, where there is no other; `batch_size` sequences share a pass."""
+        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_ALONE, batch_size))
+        return EMPTY_TREE if guesses is None else guesses.tree()
 
-    def draft_beside(self, drafted: TokenTree, max_nodes: int) -> TokenTree:
-        """A tree for the committed tokens that adds something to `drafted`, or an empty one."""
-        return self._draft(drafted, max_nodes, _DEPTH_BESIDE, _MIN_PROBABILITY_BESIDE)
+    def draft_beside(self, drafted: TokenTree, max_nodes: int, batch_size: int) -> TokenTree:
+        """A tree for the committed tokens that adds enough to `drafted`, or an empty one."""
+        guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, _least(_MIN_PROBABILITY_BESIDE, batch_size))
+        return EMPTY_TREE if guesses is None else guesses.tree(_MIN_GAIN_BESIDE)
 
     def close(self, statistics: Statistics | None) -> None:
         """Ask for nothing more, and remember the output if it has `statistics`."""
@@ -98,14 +105,15 @@ class CacheDrafter:
         if statistics is not None and len(self._tokens) > self._num_prompt:
             self._remember(PrefixStatistics.of(statistics, self._outlook.hits, self._outlook.expected))
 
-    def _draft(self, drafted: TokenTree | None, max_nodes: int, depth: int, min_probability: float) -> TokenTree:
+    def _guess(
+        self, drafted: TokenTree | None, max_nodes: int, max_depth: int, min_probability: float
+    ) -> Guesses | None:
         if not self._candidates:
-            return EMPTY_TREE
-        guesses = Guesses(self._rates, self._outlook, self._sampled, drafted, min_probability)
+            return None
+        self._guesses = Guesses(self._rates, self._outlook, self._sampled, drafted, min_probability)
         for candidate in self._candidates:
-            guesses.add(candidate, depth, max_nodes)
-        self._guesses = guesses
-        return guesses.tree()
+            self._guesses.add(candidate, max_depth, max_nodes)
+        return self._guesses
 
     def _index(self) -> None:
         self._own.append(self._tokens[self._num_own :])
@@ -127,3 +135,9 @@ class CacheDrafter:
         if not self._is_called:
             self._find()
             self.on_news()
+
+
+def _least(base: float, batch_size: int) -> float:
+    """What a path's probability has to be for its row to pay: a token is worth the pass of those who share it."""
+    row = _ROW_SHARE * batch_size
+    return max(base, row / (1 + row))

@@ -57,7 +57,8 @@ class Guesses:
         # Of each node: its path's probability, and the drafted node that it is, if it is one.
         self._paths: list[float] = []
         self._drafted_nodes: list[int | None] = []
-        self.adds_nodes = False
+        # Accepted tokens that the guesses in the tree add on average to what drafters have.
+        self.gain = 0.0
 
     def add(self, candidate: Candidate, max_depth: int, max_nodes: int) -> None:
         """Follow a candidate as far as it is likely enough, down to a depth and up to a number of nodes in all."""
@@ -74,9 +75,9 @@ class Guesses:
                 return
             at = known.node
 
-    def tree(self) -> TokenTree:
-        """The tree; empty when it has nothing that the drafters have not."""
-        if not self.adds_nodes:
+    def tree(self, min_gain: float = 0.0) -> TokenTree:
+        """The tree; empty when it has nothing that the drafters have not, or gains less than `min_gain`."""
+        if not self.gain or self.gain < min_gain:
             return EMPTY_TREE
         return TokenTree(tuple(self._token_ids), tuple(self._parents), tuple(self._log_probs), (SOURCE,))
 
@@ -109,7 +110,7 @@ class Guesses:
         rate = min(MOST, self._rates.rate(kind) * self._factor)
         if path * rate < self._min_probability:
             return _Guess(token, kind, _NO_NODE)
-        self.adds_nodes = True
+        self.gain += path * rate
         return _Guess(token, kind, self._node(token, parent, math.log(rate), path * rate, None))
 
     def _node(self, token: int, parent: int, log_prob: float, path: float, drafted: int | None) -> int:

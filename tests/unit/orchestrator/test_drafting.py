@@ -319,3 +319,15 @@ def test_an_output_is_remembered_once_and_only_if_there_is_one() -> None:
         empty.drafting.close(Statistics())
     assert [(shown.rounds, shown.tokens) for shown in one.shown] == [(1, 2)]
     assert empty.shown == []
+
+
+def test_the_more_sequences_share_a_pass_the_likelier_a_guess_has_to_be() -> None:
+    sizes = []
+    for batch_size in (1, 16, 64, 1000):
+        one = Cached(drafter=False)
+        one.drafting.load = Load(batch_size=batch_size)
+        one.commit(1, 2)
+        sizes.append(len(one.sent[-1][1]) if one.sent[-1][0] == 26 else 0)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[2]
+    assert sizes[3] == 0

@@ -70,6 +70,15 @@ def test_nothing_less_likely_than_the_least_is_proposed(least: float) -> None:
     assert set(tree.paths()) < set(longer.paths())
 
 
+def test_a_tree_that_gains_too_little_is_left_out() -> None:
+    drafted = chain([1], [math.log(0.5)])
+    made = guesses(HitRates(), own(1, 2), drafted=drafted, least=0.01)
+    tree = made.tree()
+    assert made.gain == pytest.approx(math.exp(tree.path_log_probs[1]))
+    assert made.tree(min_gain=0.99 * made.gain) == tree
+    assert made.tree(min_gain=1.01 * made.gain) == EMPTY_TREE
+
+
 def test_a_number_of_nodes_is_kept_to() -> None:
     tree = guesses(HitRates(), own(1, 2, 3), own(4, 5), own(6), least=1e-9, nodes=4).tree()
     assert list(tree.paths()) == [(1,), (1, 2), (1, 2, 3), (4,)]
