@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.prefix_cache.anchors import DEPTH, SPACING, anchors
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.codec import decode_statistics, encode_continuations
+from orchestrator.prefix_cache.codec import decode_statistics, encode_continuations, encode_statistics
 from orchestrator.prefix_cache.continuations import Continuations
 from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, Realm, TenantKeys
 from orchestrator.prefix_cache.memory_store import MemoryStore
@@ -240,6 +240,24 @@ async def test_closing_does_not_wait_for_a_store_that_does_not_answer(store: Sto
     drafter.close(Statistics(rounds=10))
     async with asyncio.timeout(5):
         await cache.close()
+
+
+@pytest.mark.parametrize(("hits", "is_better"), [(0, False), (200, True)])
+async def test_what_a_prompts_beginning_has_shown_moves_the_first_draft(
+    store: Store, hits: int, is_better: bool
+) -> None:
+    cache = PrefixCache(store, CacheCounts(), REALM, VOCAB)
+    prompt = [1, 2, 3, 4, 5] * 10
+
+    def first_draft() -> float:
+        drafter = cache.drafter("tenant", prompt, len(prompt), sampled=False)
+        drafter.begin()
+        return drafter.draft(1, batch_size=1).log_probs[0]
+
+    unknown = first_draft()
+    await store.write({KEYS.beginning(prompt): encode_statistics(PrefixStatistics(50, 150, hits, 100_000))})
+    assert (first_draft() > unknown) == is_better
+    await cache.close()
 
 
 def test_statistics_add_up_and_fade() -> None:
