@@ -17,7 +17,7 @@ from orchestrator.planner import FixedPlanner
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.opening import open_cache
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
-from orchestrator.verifier_client import VerifierClient
+from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Orchestrator:
 
     address: str
     service: InferenceService
-    verifier: VerifierClient
+    verifiers: VerifierPool
     drafters: DrafterPool
     # None where CACHE_DRAFTER switches it off.
     cache: PrefixCache | None
@@ -42,30 +42,30 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
     """An orchestrator that serves while the context is open, and drains when it closes.
 
     Raises:
-        UnavailableError: the verifier was not reached in time.
+        UnavailableError: no verifier was reached in time.
         IncompatibleError: drafters are required, and one does not fit or is not there.
         ConfigError: the prefix cache cannot be where it is to be.
     """
     async with contextlib.AsyncExitStack() as stack:
-        verifier = VerifierClient(config.verifier_address, config.resume_s)
-        stack.push_async_callback(verifier.close)
-        await verifier.connect(config.connect_timeout_s)
-        fingerprint = verifier.info.tokenizer_fingerprint
+        verifiers = VerifierPool(config.verifier_addresses, config.resume_s)
+        stack.push_async_callback(verifiers.close)
+        await verifiers.connect(config.connect_timeout_s)
+        fingerprint = verifiers.info.tokenizer_fingerprint
         drafters = DrafterPool([DrafterClient(address, fingerprint) for address in config.drafter_addresses])
         stack.push_async_callback(drafters.close)
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
 
-        cache = open_cache(config, verifier.info)
+        cache = open_cache(config, verifiers.info)
         if cache is not None:
             stack.push_async_callback(cache.close)
 
-        max_nodes = min(config.max_nodes, verifier.info.max_nodes or config.max_nodes)
+        max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         service = InferenceService(
-            verifier=verifier,
+            verifiers=verifiers,
             drafters=drafters,
             planner=FixedPlanner(max_nodes, round(config.linger_ms * 1000)),
-            tokenizer=TargetTokenizer(verifier.tokenizer_json),
+            tokenizer=TargetTokenizer(verifiers.tokenizer_json),
             limits=Limits(
                 max_requests=config.max_requests,
                 max_outputs=min(config.max_outputs, config.max_requests),
@@ -78,17 +78,19 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address)
         stack.push_async_callback(server.stop, config.grace_s)
-        health = asyncio.create_task(_follow_health(server, verifier), name="health")
+        health = asyncio.create_task(_follow_health(server, verifiers), name="health")
         stack.push_async_callback(_cancel, health)
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
-        yield Orchestrator(f"{host}:{port}", service, verifier, drafters, cache)
+        yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache)
 
 
-async def _follow_health(server: Server, verifier: VerifierClient) -> None:
+async def _follow_health(server: Server, verifiers: VerifierPool) -> None:
     while True:
-        await server.set_serving(verifier.stream.connected)
-        await verifier.stream.changed()
+        is_serving = verifiers.num_usable > 0
+        await server.set_serving(is_serving)
+        while (verifiers.num_usable > 0) == is_serving:
+            await verifiers.changed()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

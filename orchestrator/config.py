@@ -25,6 +25,7 @@ class Config:
         ConfigError: a value is out of range.
     """
 
+    # One verifier, or several of the same model, separated by commas.
     verifier_address: str
     drafter_addresses: tuple[str, ...] = ()
     listen_address: str = "127.0.0.1:0"
@@ -60,7 +61,9 @@ class Config:
     cache_ttl_s: float = 86_400.0
 
     def __post_init__(self) -> None:
-        _check("VERIFIER_ADDRESS", bool(self.verifier_address), "must be set, for example 127.0.0.1:50051")
+        addresses = self.verifier_addresses
+        _check("VERIFIER_ADDRESS", bool(addresses), "must be set, for example 127.0.0.1:50051")
+        _check("VERIFIER_ADDRESS", len(set(addresses)) == len(addresses), f"names one twice: {self.verifier_address}")
         _check("MAX_NODES", 0 <= self.max_nodes <= 1024, f"must be in [0, 1024], got {self.max_nodes}")
         _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
@@ -71,6 +74,11 @@ class Config:
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
         _check("GRACE_S", self.grace_s >= 0, f"must be at least 0, got {self.grace_s}")
+
+    @property
+    def verifier_addresses(self) -> tuple[str, ...]:
+        """Every verifier's address."""
+        return _addresses(self.verifier_address)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Config:

@@ -185,6 +185,10 @@ class DrafterPool:
         """Kinds that have been connected at some time."""
         return frozenset(client.kind for client in self._clients if client.kind)
 
+    def refusals(self) -> list[str]:
+        """Why drafters are refused now."""
+        return [str(client.stream.refusal) for client in self._clients if client.stream.refusal is not None]
+
     def choose(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
         """The best replica of each given kind, or of every kind: one that is connected, then the least busy."""
         best: dict[str, DrafterClient] = {}
@@ -217,7 +221,7 @@ class DrafterPool:
         for client in self._clients:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await _settled(client, patient=require_all)
+                    await client.stream.settled(patient=require_all)
             except TimeoutError:
                 logger.warning("drafter %s has not answered, going on without it", client.address)
             if client.stream.refusal is not None:
@@ -236,10 +240,3 @@ class DrafterPool:
 
 def _rank(client: DrafterClient) -> tuple[bool, int]:
     return (not client.connected, client.num_sequences)
-
-
-async def _settled(client: DrafterClient, patient: bool) -> None:
-    """Return when it is connected or refused or, unless `patient`, when a first attempt has failed."""
-    stream = client.stream
-    while not (stream.connected or stream.refusal or (stream.num_attempts and not patient)):
-        await stream.changed()

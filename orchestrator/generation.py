@@ -12,15 +12,16 @@ import asyncio
 from types import TracebackType
 
 from coppice.errors import CoppiceError, UnavailableError
-from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2
 from orchestrator.drafting import Drafting
 from orchestrator.output import Delta, Output
+from orchestrator.planner import Load
 from orchestrator.rounds import Finish, Opening, Outcome
 from orchestrator.statistics import Clock, Statistics
 from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest
-from orchestrator.verifier_client import VerifierClient
+from orchestrator.verifier_client import Place
+from orchestrator.verifier_pool import VerifierPool
 
 # A sequence that takes the verifier down each time it is opened must not go on for ever.
 MAX_OPENINGS_WITHOUT_OUTCOME = 4
@@ -35,7 +36,7 @@ class Generation:
         transcript: Transcript,
         output: Output,
         drafting: Drafting,
-        verifier: VerifierClient,
+        verifiers: VerifierPool,
         clock: Clock,
         wake: asyncio.Event,
     ) -> None:
@@ -44,8 +45,9 @@ class Generation:
         self._transcript = transcript
         self._output = output
         self._drafting = drafting
-        self._verifier = verifier
-        self._sequence_id = 0
+        self._verifiers = verifiers
+        # Where it runs, or ran when its verifier was lost.
+        self._place: Place | None = None
         self._wake = wake
         self._openings = 0
         self.finish: Finish | None = None
@@ -56,7 +58,7 @@ class Generation:
     def __enter__(self) -> Generation:
         self._drafting.open()
         try:
-            self._sequence_id = self._verifier.join(self)
+            self._verifiers.join(self)
         except CoppiceError:
             self._drafting.close()
             raise
@@ -106,15 +108,12 @@ class Generation:
             want_features=self._drafting.wants_features,
         )
 
-    def on_opened(self, sequence_id: int) -> None:
+    def on_opened(self, place: Place) -> None:
         """Drafts may be sent from here on."""
+        self._place = place
+        self._drafting.opened(place.draft)
 
-        def send(base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
-            self._verifier.draft(sequence_id, base_length, tree, budget, linger_us)
-
-        self._drafting.opened(send)
-
-    def on_outcome(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: Outcome, load: Load) -> None:
         """Commit a round. The drafters hear of it first: they are what the next round waits for.
 
         Raises:
@@ -129,7 +128,7 @@ class Generation:
             raise CoppiceError("the verifier sent no log-probabilities")
         self._openings = 0
         self._transcript.append(outcome.token_ids)
-        self._drafting.load = self._verifier.load
+        self._drafting.load = load
         ended = self._transcript.end() is not None
         sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
         if outcome.token_ids:
@@ -168,4 +167,6 @@ class Generation:
 
     def _release(self) -> None:
         self._drafting.close(self.statistics)
-        self._verifier.leave(self._sequence_id)
+        self._verifiers.leave(self)
+        if self._place is not None:
+            self._place.leave()

@@ -82,6 +82,16 @@ class PeerStream(Generic[Request, Response]):
             self._task.cancel()
             await asyncio.wait({self._task})
 
+    def drop(self) -> None:
+        """Leave the stream that is open, if any, and connect anew."""
+        if self._call is not None:
+            self._call.cancel()
+
+    async def settled(self, *, patient: bool) -> None:
+        """Return when it is connected or refused or, unless `patient`, when a first attempt has failed."""
+        while not (self.connected or self.refusal or (self.num_attempts and not patient)):
+            await self.changed()
+
     async def changed(self) -> None:
         """Return after the next change of `connected`, `refusal` or `num_attempts`."""
         await self._changed.wait()

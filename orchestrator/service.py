@@ -29,7 +29,7 @@ from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest, validate, wanted_outputs
-from orchestrator.verifier_client import VerifierClient
+from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +52,18 @@ class Limits:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """`InferenceService` on one verifier and any number of drafters."""
+    """`InferenceService` on replicas of one verifier and any number of drafters."""
 
     def __init__(
         self,
-        verifier: VerifierClient,
+        verifiers: VerifierPool,
         drafters: DrafterPool,
         planner: Planner,
         tokenizer: TargetTokenizer,
         limits: Limits,
         cache: PrefixCache | None = None,
     ) -> None:
-        self._verifier = verifier
+        self._verifiers = verifiers
         self._cache = cache
         self._drafters = drafters
         self._planner = planner
@@ -82,7 +82,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         with self._admission(num_outputs):
             valid = await validate(
                 request,
-                self._verifier.info,
+                self._verifiers.info,
                 self._tokenizer,
                 self._drafters.known_kinds() | self._own_sources(),
                 self._sources(),
@@ -97,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GetModelInfoRequest, context: Context
     ) -> inference_pb2.GetModelInfoResponse:
         """What is served here, and its limits."""
-        info = self._verifier.info
+        info = self._verifiers.info
         return inference_pb2.GetModelInfoResponse(
             model=info.model,
             tokenizer_fingerprint=info.tokenizer_fingerprint,
@@ -110,6 +110,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             max_nodes=self._limits.max_nodes,
             max_outputs=self._limits.max_outputs,
             acceptance_rules=info.acceptance_rules,
+            num_verifiers=self._verifiers.num_usable,
+            refusals=[*self._verifiers.refusals(), *self._drafters.refusals()],
         )
 
     def _own_sources(self) -> frozenset[str]:
@@ -154,11 +156,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             generation = self._generation(one, Clock(arrival_s), wake)
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
-        is_shared = 0 < self._verifier.info.shared_block_tokens < len(request.prompt_ids)
+        is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
         return Outputs(outputs, wake, first_alone=is_shared)
 
     def _transcript(self, request: GenerationRequest) -> Transcript:
-        info = self._verifier.info
+        info = self._verifiers.info
         return Transcript(
             prompt=request.prompt_ids,
             resumed=request.resume_ids,
@@ -187,10 +189,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             sampling=request.sampling,
             requested_nodes=request.max_nodes,
             forced=request.forced,
-            vocab_size=self._verifier.info.vocab_size,
-            row_multiple=self._verifier.info.row_multiple,
+            vocab_size=self._verifiers.info.vocab_size,
+            row_multiple=self._verifiers.info.row_multiple,
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
-        return Generation(request, transcript, output, drafting, self._verifier, clock, wake)
+        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)

@@ -1,10 +1,12 @@
-"""The verifier as the orchestrator sees it: one stream for all sequences, which outlives a lost connection."""
+"""One verifier as the orchestrator sees it: one stream for all of its sequences."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,10 +27,13 @@ from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
 from orchestrator.planner import Load
 from orchestrator.rounds import Finish, Opening, Outcome
+from orchestrator.routing import Candidate
 
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
+# A verifier tells its load ten times a second while passes run; what it said longer ago than this says nothing.
+LOAD_IS_NEWS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,35 +62,66 @@ class VerifierHandler(Protocol):
     def opening(self) -> Opening | None:
         """How to open the sequence as it is now; None when its output has ended already."""
 
-    def on_opened(self, sequence_id: int) -> None:
-        """The sequence was sent to the verifier, which knows nothing else of it."""
+    def on_opened(self, place: Place) -> None:
+        """The sequence was sent to a verifier, which knows nothing else of it."""
 
-    def on_outcome(self, outcome: Outcome) -> None: ...
+    def on_outcome(self, outcome: Outcome, load: Load) -> None:
+        """A round is over; `load` is the verifier's, when it last told."""
 
     def on_finished(self, finish: Finish) -> None: ...
 
     def on_failed(self, error: CoppiceError) -> None: ...
 
 
+class VerifierOwner(Protocol):
+    """Who decides which verifiers are used, and what becomes of their sequences."""
+
+    def check(self, client: VerifierClient, info: VerifierInfo) -> None:
+        """Raise IncompatibleError to refuse what a verifier serves."""
+
+    def on_up(self, client: VerifierClient) -> None: ...
+
+    def on_down(self, client: VerifierClient, handlers: Sequence[VerifierHandler]) -> None:
+        """The verifier is lost, and with it the sequences of `handlers`."""
+
+    def on_idle(self, client: VerifierClient) -> None:
+        """A verifier that is about to stop has no sequence of ours any more."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sequence runs. What is sent there once it runs no more is dropped."""
+
+    verifier: VerifierClient
+    sequence_id: int
+
+    def draft(self, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
+        """Send the draft for the round that starts at `base_length`; an empty tree means not to wait for one."""
+        self.verifier.draft(self.sequence_id, base_length, tree, budget, linger_us)
+
+    def leave(self) -> None:
+        """Close the sequence, unless it has ended already."""
+        self.verifier.leave(self.sequence_id)
+
+
 class VerifierClient:
-    """Runs sequences on a verifier.
+    """Runs sequences on one verifier; when its stream is lost, hands them back to its owner and connects anew."""
 
-    When the stream is lost, the sequences are opened again on a new one with the tokens that they have by then; when
-    that takes longer than `resume_s`, they fail with UnavailableError.
-    """
-
-    def __init__(self, address: str, resume_s: float) -> None:
+    def __init__(self, address: str, owner: VerifierOwner) -> None:
         self.address = address
-        self._resume_s = resume_s
+        self._owner = owner
         self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
         self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
         self._ids = itertools.count(1)
         self._handlers: dict[int, VerifierHandler] = {}
-        self._giving_up: asyncio.TimerHandle | None = None
-        self._lost = False
         self._info: VerifierInfo | None = None
         self.tokenizer_json = b""
         self.load = Load()
+        self._load_came_s = -math.inf
+        # Sequences of other orchestrators, when the load came.
+        self._num_foreign = 0
+        # Whether it is about to stop.
+        self.is_draining = False
         self.stream: PeerStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyResponse] = PeerStream(
             f"verifier {address}", self._stub.Verify, self
         )
@@ -98,51 +134,35 @@ class VerifierClient:
         return self._info
 
     @property
+    def is_known(self) -> bool:
+        """Whether it has been connected at some time."""
+        return self._info is not None
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that are open now."""
         return len(self._handlers)
 
-    async def connect(self, timeout_s: float) -> None:
-        """Connect for the first time.
-
-        Raises:
-            UnavailableError: it took longer than `timeout_s`.
-        """
-        self.stream.start()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.stream.connected:
-                    await self.stream.changed()
-        except TimeoutError as error:
-            reason = self.stream.last_failure or "no answer"
-            raise UnavailableError(
-                f"the verifier {self.address} was not reached within {timeout_s:g} s ({reason})"
-            ) from error
+    def candidate(self, known_blocks: int) -> Candidate:
+        """How busy it is, as far as is known, for a sequence of whose blocks it has `known_blocks`."""
+        if time.monotonic() - self._load_came_s > LOAD_IS_NEWS_S:
+            return Candidate(self.num_sequences, known_blocks)
+        return Candidate(self.num_sequences + self._num_foreign, known_blocks, self.load.free_kv_blocks)
 
     async def close(self) -> None:
-        """Close the stream; sequences that are still open fail."""
+        """Close the stream."""
         await self.stream.stop()
-        self._give_up()
-        if self._giving_up is not None:
-            self._giving_up.cancel()
         await self._channel.close()
 
-    def join(self, handler: VerifierHandler) -> int:
-        """Open a sequence, now or as soon as the verifier is back; returns its id.
-
-        Raises:
-            UnavailableError: the verifier has been away for too long.
-        """
-        if self._lost:
-            raise UnavailableError("the verifier is not connected")
+    def open(self, handler: VerifierHandler, opening: Opening) -> None:
+        """Open a sequence."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
-        if self.stream.connected:
-            self._open(sequence_id, handler)
-        return sequence_id
+        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening)))
+        handler.on_opened(Place(self, sequence_id))
 
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
-        """Send the draft for the round that starts at `base_length`; an empty tree means not to wait for one."""
+        """Send a draft, unless the sequence has ended."""
         if sequence_id in self._handlers:
             draft = verifier_pb2.Draft(
                 base_length=base_length, tree=wire.tree_to_proto(tree), budget=budget, linger_us=linger_us
@@ -151,49 +171,38 @@ class VerifierClient:
 
     def leave(self, sequence_id: int) -> None:
         """Close a sequence, unless it has ended already."""
-        if self._handlers.pop(sequence_id, None) is not None:
+        if sequence_id in self._handlers:
             close = verifier_pb2.CloseSequence()
             self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, close=close))
+            self._forget(sequence_id)
 
     async def handshake(self) -> None:
-        """Learn what the verifier serves; later, make sure that it is still the same."""
+        """Learn what the verifier serves, and whether that is what is wanted."""
         described = await self._stub.Describe(
             verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S
         )
-        if self._info is None:
+        info = _info(described)
+        self._owner.check(self, info)
+        if not self.tokenizer_json:
             tokenizer = await self._stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
             self.tokenizer_json = tokenizer.tokenizer_json
-            self._info = _info(described)
-        elif (described.model, described.tokenizer_fingerprint) != (
-            self._info.model,
-            self._info.tokenizer_fingerprint,
-        ):
-            raise IncompatibleError(
-                f"the verifier {self.address} now serves {described.model} (tokenizer "
-                f"{described.tokenizer_fingerprint}), not {self._info.model} ({self._info.tokenizer_fingerprint})"
-            )
+        self._info = info
 
     def on_up(self) -> None:
-        """Open every sequence from where it is."""
-        self._lost = False
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-        for sequence_id, handler in list(self._handlers.items()):
-            self._open(sequence_id, handler)
+        """Take sequences."""
+        self._owner.on_up(self)
 
     def on_down(self) -> None:
-        """Keep the sequences for a while."""
-        if self._handlers:
-            logger.warning("the verifier is lost with %d sequences running", len(self._handlers))
-        self._giving_up = asyncio.get_running_loop().call_later(self._resume_s, self._give_up)
+        """Give the sequences back."""
+        handlers, self._handlers = list(self._handlers.values()), {}
+        self.load, self._load_came_s, self.is_draining = Load(), -math.inf, False
+        self._owner.on_down(self, handlers)
 
     def on_message(self, message: verifier_pb2.VerifyResponse) -> None:
         """Hand a message to its sequence; an error of one sequence stays with it."""
-        if message.WhichOneof("event") == "load":
-            self.load = _load(message.load)
-            return
         handler = self._handlers.get(message.sequence_id)
         if handler is None:
+            self._on_news(message)
             return
         try:
             self._dispatch(handler, message)
@@ -206,38 +215,45 @@ class VerifierClient:
     def _dispatch(self, handler: VerifierHandler, message: verifier_pb2.VerifyResponse) -> None:
         match message.WhichOneof("event"):
             case "outcome":
-                handler.on_outcome(_outcome(message.outcome))
+                handler.on_outcome(_outcome(message.outcome), self.load)
             case "finished":
-                self._handlers.pop(message.sequence_id, None)
+                self._forget(message.sequence_id)
                 finished = message.finished
                 match_text = finished.stop_match if finished.HasField("stop_match") else None
                 handler.on_finished(Finish(finished.reason, match_text, finished.queue_us, finished.cached_tokens))
             case "error":
                 # Closed at the verifier already.
-                self._handlers.pop(message.sequence_id, None)
+                self._forget(message.sequence_id)
                 handler.on_failed(_error(message.error))
             case "draft_rejected":
                 logger.warning("the verifier rejected a draft: %s", message.draft_rejected.message)
 
-    def _open(self, sequence_id: int, handler: VerifierHandler) -> None:
-        opening = handler.opening()
-        if opening is None:
-            self._handlers.pop(sequence_id, None)
-            return
-        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening)))
-        handler.on_opened(sequence_id)
+    def _on_news(self, message: verifier_pb2.VerifyResponse) -> None:
+        """Take what the verifier tells of itself; of sequences that have ended here nothing is news."""
+        event = message.WhichOneof("event")
+        if event == "load":
+            self.load = _load(message.load)
+            self._load_came_s = time.monotonic()
+            self._num_foreign = max(0, self.load.batch_size + self.load.queued_sequences - len(self._handlers))
+        elif event == "draining":
+            logger.info("the verifier %s is about to stop, %d sequences run there", self.address, len(self._handlers))
+            self.is_draining = True
+            self._leave_if_idle()
+
+    def _forget(self, sequence_id: int) -> None:
+        self._handlers.pop(sequence_id, None)
+        if self.is_draining:
+            self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if not self._handlers:
+            self._owner.on_idle(self)
 
     def _fail(self, sequence_id: int, error: CoppiceError) -> None:
         handler = self._handlers.get(sequence_id)
         self.leave(sequence_id)
         if handler is not None:
             handler.on_failed(error)
-
-    def _give_up(self) -> None:
-        self._lost = True
-        handlers, self._handlers = list(self._handlers.values()), {}
-        for handler in handlers:
-            handler.on_failed(UnavailableError("the verifier was lost and did not come back in time"))
 
 
 def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,14 +18,15 @@ StartFakes = Callable[..., Any]
 
 @contextlib.asynccontextmanager
 async def orchestrator_on_fakes(
-    verifier: FakeVerifier, *drafters: FakeDrafter, **settings: Any
+    verifier: FakeVerifier | Sequence[FakeVerifier], *drafters: FakeDrafter, **settings: Any
 ) -> AsyncIterator[tuple[Client, Orchestrator]]:
     """An orchestrator on real servers of the given fakes, and a client of it."""
     async with contextlib.AsyncExitStack() as stack:
-        verifier_address = await stack.enter_async_context(serving(verifier))
+        verifiers = [verifier] if isinstance(verifier, FakeVerifier) else verifier
+        verifier_addresses = [await stack.enter_async_context(serving(one)) for one in verifiers]
         drafter_addresses = [await stack.enter_async_context(serving(drafter)) for drafter in drafters]
         config = Config(
-            verifier_address=verifier_address,
+            verifier_address=",".join(verifier_addresses),
             drafter_addresses=tuple(drafter_addresses),
             # Most tests are about drafters, and know what these propose.
             **{"connect_timeout_s": 10.0, "grace_s": 0.0, "cache_drafter": False, **settings},

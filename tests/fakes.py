@@ -38,6 +38,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves a toy target. `drop_after` outcomes, it drops its stream, `drops` times."""
 
     target: Target = babble
+    model: str = MODEL
+    tokenizer_fingerprint: str = FINGERPRINT
+    exactness: sampling_pb2.Exactness = sampling_pb2.EXACTNESS_STRICT
     pass_s: float = 0.001
     drops: int = 0
     drop_after: int = 3
@@ -61,16 +64,17 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     num_closed: int = 0
     num_outcomes: int = 0
     lingers_us: list[int] = field(default_factory=list)
+    streams: set[_VerifierStream] = field(default_factory=set)
 
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierServiceDescribeResponse:  # noqa: N802
         return verifier_pb2.VerifierServiceDescribeResponse(
-            model=MODEL,
-            tokenizer_fingerprint=FINGERPRINT,
+            model=self.model,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
             vocab_size=VOCAB,
             max_context_tokens=self.max_context_tokens,
             eos_token_ids=[EOS],
             max_nodes=64,
-            exactness=sampling_pb2.EXACTNESS_STRICT,
+            exactness=self.exactness,
             version="fake",
             shared_block_tokens=self.shared_block_tokens,
             row_multiple=self.row_multiple,
@@ -78,10 +82,13 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
-        return verifier_pb2.GetTokenizerResponse(tokenizer_json=TOKENIZER_JSON, tokenizer_fingerprint=FINGERPRINT)
+        return verifier_pb2.GetTokenizerResponse(
+            tokenizer_json=TOKENIZER_JSON, tokenizer_fingerprint=self.tokenizer_fingerprint
+        )
 
     async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:  # noqa: N802
         stream = _VerifierStream(self)
+        self.streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:
             while (response := await stream.responses.get()) is not None:
@@ -92,8 +99,18 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                         self.drops -= 1
                         await context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
         finally:
+            self.streams.discard(stream)
             reader.cancel()
             stream.close()
+
+    def drain(self) -> None:
+        """Say that it is about to stop."""
+        self.tell(verifier_pb2.VerifyResponse(draining=verifier_pb2.Draining()))
+
+    def tell(self, news: verifier_pb2.VerifyResponse) -> None:
+        """Send a message that belongs to no sequence."""
+        for stream in self.streams:
+            stream.responses.put_nowait(news)
 
 
 @dataclass

@@ -38,6 +38,7 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
         await server.set_serving(True)
         print(f"ready {host}:{port}", flush=True)  # noqa: T201
         await stop_signal()
+        servicer.drain()
         await server.stop(config.grace_s)
     engine.stop()
 

@@ -59,4 +59,9 @@ class DraftRejection:
     error: InvalidRequestError
 
 
-Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection
+@dataclass(frozen=True, slots=True)
+class DrainEvent:
+    """The verifier was asked to stop."""
+
+
+Event: TypeAlias = OutcomeEvent | CompleteEvent | ErrorEvent | LoadEvent | DraftRejection | DrainEvent

@@ -8,7 +8,7 @@ from coppice.errors import InvalidRequestError
 from coppice.rpc import error_status
 from coppice.v1 import sampling_pb2, verifier_pb2
 from coppice.wire import add_log_probs
-from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, DraftRejection, DrainEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish, FinishReason
 
 _FINISH_REASONS = {
@@ -34,6 +34,8 @@ def responses(event: Event) -> Iterator[verifier_pb2.VerifyResponse]:
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, error=_error(event))
     elif isinstance(event, DraftRejection):
         yield verifier_pb2.VerifyResponse(sequence_id=event.sequence_id, draft_rejected=_rejection(event))
+    elif isinstance(event, DrainEvent):
+        yield verifier_pb2.VerifyResponse(draining=verifier_pb2.Draining())
     else:
         yield verifier_pb2.VerifyResponse(load=_load(event))
 

@@ -12,6 +12,7 @@ from coppice.rpc import errors_as_status, unary
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
 from verifier_svc.engine import Engine
+from verifier_svc.events import DrainEvent
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.verify_stream import VerifyStream
 
@@ -28,12 +29,22 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._info = info
         self._max_nodes = max_nodes
         self._streams = itertools.count()
+        self._open: set[VerifyStream] = set()
+
+    def drain(self) -> None:
+        """Tell every orchestrator that this verifier is about to stop."""
+        for stream in self._open:
+            stream.deliver([DrainEvent()])
 
     async def Verify(self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: Context) -> None:
         """One orchestrator's stream."""
         async with errors_as_status(context):
             stream = VerifyStream(self._engine, self._info, next(self._streams), context.write)
-            await stream.converse(request_iterator)
+            self._open.add(stream)
+            try:
+                await stream.converse(request_iterator)
+            finally:
+                self._open.discard(stream)
 
     @unary
     async def Describe(

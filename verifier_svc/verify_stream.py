@@ -73,15 +73,16 @@ class VerifyStream:
             try:
                 self._carry_out(key, request)
             except CoppiceError as error:
-                self._deliver([ErrorEvent(key.sequence_id, error)])
+                self.deliver([ErrorEvent(key.sequence_id, error)])
 
     def _deliver_soon(self, events: Sequence[Event]) -> None:
         """From the engine's thread, which goes on with the batch."""
         # The loop closes before the engine when the process stops; nobody is left to read then.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._deliver, list(events))
+            self._loop.call_soon_threadsafe(self.deliver, list(events))
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Tell the peer of events."""
         for event in events:
             for response in responses(event):
                 self._writer.send(response)
@@ -155,7 +156,7 @@ class VerifyStream:
         try:
             tree = self._tree(message)
         except InvalidRequestError as error:
-            self._deliver([DraftRejection(key.sequence_id, message.base_length, error)])
+            self.deliver([DraftRejection(key.sequence_id, message.base_length, error)])
             return
         self._engine.submit(key, Draft(message.base_length, tree, message.budget or None, linger_s))
 

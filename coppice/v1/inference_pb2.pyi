@@ -189,7 +189,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules", "num_verifiers", "refusals")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,8 @@ class GetModelInfoResponse(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -212,4 +214,6 @@ class GetModelInfoResponse(_message.Message):
     max_nodes: int
     max_outputs: int
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ...) -> None: ...
+    num_verifiers: int
+    refusals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., num_verifiers: _Optional[int] = ..., refusals: _Optional[_Iterable[str]] = ...) -> None: ...

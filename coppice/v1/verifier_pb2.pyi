@@ -65,20 +65,22 @@ class CloseSequence(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("sequence_id", "outcome", "finished", "error", "load", "draft_rejected")
+    __slots__ = ("sequence_id", "outcome", "finished", "error", "load", "draft_rejected", "draining")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     outcome: Outcome
     finished: SequenceFinished
     error: SequenceError
     load: Load
     draft_rejected: DraftRejected
-    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ...) -> None: ...
+    draining: Draining
+    def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "accepted_nodes", "draft_nodes", "draft_depth", "redraft", "features", "log_probs", "pass_rows", "pass_us", "linger_us", "stale_drafts", "top_token_ids", "top_log_probs", "near_ties")
@@ -161,6 +163,10 @@ class Load(_message.Message):
     queued_sequences: int
     free_kv_blocks: int
     def __init__(self, batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class VerifierServiceDescribeRequest(_message.Message):
     __slots__ = ()

@@ -75,7 +75,7 @@ async def test_output_is_plain_decoding_whatever_the_drafters_do(start_fakes: St
 async def nothing_left(orchestrator: Orchestrator, verifier: FakeVerifier, *drafters: FakeDrafter) -> None:
     await eventually(lambda: not verifier.active and not any(drafter.active for drafter in drafters))
     await eventually(lambda: orchestrator.service.num_requests == 0)
-    assert orchestrator.verifier.num_sequences == 0
+    assert orchestrator.verifiers.num_sequences == 0
     assert not any(client.num_sequences for client in orchestrator.drafters.clients)
 
 
@@ -240,7 +240,7 @@ async def test_a_verifier_that_stays_away_makes_requests_fail_as_unavailable(sta
         assert caught.value.code == grpc.StatusCode.UNAVAILABLE
         assert await health(orchestrator.address) == health_pb2.HealthCheckResponse.NOT_SERVING
         async with serving(verifier, address):
-            await eventually(lambda: orchestrator.verifier.stream.connected)
+            await eventually(lambda: orchestrator.verifiers.num_usable == 1)
             rest = Options(max_tokens=COUNT, seed=7, resume_token_ids=tuple(received))
             assert received + list((await client.generate(PROMPT, rest)).token_ids) == EXPECTED
     finally:

@@ -23,7 +23,7 @@ SEEDS = [output_seed(7, index) for index in range(3)]
 async def nothing_left(orchestrator: Orchestrator, verifier: FakeVerifier, *drafters: FakeDrafter) -> None:
     await eventually(lambda: not verifier.active and not any(drafter.active for drafter in drafters))
     await eventually(lambda: orchestrator.service.num_requests == 0)
-    assert orchestrator.verifier.num_sequences == 0
+    assert orchestrator.verifiers.num_sequences == 0
     assert not any(client.num_sequences for client in orchestrator.drafters.clients)
 
 

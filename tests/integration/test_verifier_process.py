@@ -71,7 +71,7 @@ def test_near_ties_are_counted_in_fast_mode_alone(
 
 
 async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
-    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1"}
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "300"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -87,8 +87,10 @@ async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
             peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
             await peer.open()
             assert len((await peer.run())[0]) == 12
+            process.send_signal(signal.SIGTERM)
+            assert (await peer.next()).HasField("draining")
+            # What is left of its grace is not waited for once nobody uses it.
             peer.call.cancel()
-        process.send_signal(signal.SIGTERM)
         await process.stderr.read()
         assert await process.wait() == 0
 

@@ -16,6 +16,11 @@ def test_defaults_need_only_a_verifier() -> None:
     assert config.drafter_addresses == ()
 
 
+def test_several_verifiers_are_separated_by_commas() -> None:
+    assert Config.from_env({"VERIFIER_ADDRESS": "v:1"}).verifier_addresses == ("v:1",)
+    assert Config.from_env({"VERIFIER_ADDRESS": " v:1, w:2,"}).verifier_addresses == ("v:1", "w:2")
+
+
 def test_every_variable_is_read() -> None:
     env = {
         "VERIFIER_ADDRESS": "v:1",
@@ -51,6 +56,8 @@ def test_secrets_do_not_show() -> None:
     ("name", "value"),
     [
         ("VERIFIER_ADDRESS", " "),
+        ("VERIFIER_ADDRESS", ","),
+        ("VERIFIER_ADDRESS", "v:1, v:1"),
         ("MAX_NODES", "many"),
         ("MAX_OUTPUTS", "0"),
         ("MAX_NODES", "-1"),

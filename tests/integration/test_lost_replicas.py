@@ -1,0 +1,79 @@
+"""Two verifiers with a real model, one of which goes under load: outputs are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from coppice import rpc
+from coppice.client import Client, Options
+from coppice.v1 import verifier_pb2_grpc
+from orchestrator.app import running
+from orchestrator.config import Config
+from tests.tiny_checkpoint import write_tiny_llama
+from verifier_svc.config import VerifierConfig
+from verifier_svc.engine import Engine
+from verifier_svc.loading import load_probed_target
+from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.service import VerifierServicer
+
+VOCAB = 61
+MAX_NODES = 8
+NUM_TOKENS = 120
+PROMPTS = [(4, 8, 15, 16, 23, seed) for seed in range(6)]
+
+
+@contextlib.asynccontextmanager
+async def verifier(checkpoint: Path) -> AsyncIterator[tuple[str, Engine]]:
+    """A real verifier with an engine of its own; leaving the context kills it."""
+    target, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=4))
+    engine = Engine(target, info, SchedulerLimits(max_sequences=8, max_queued=8, prefill_chunk=64), MAX_NODES)
+    engine.start()
+    server = rpc.Server(["coppice.v1.VerifierService"])
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(VerifierServicer(engine, info, MAX_NODES), server.grpc)
+    try:
+        yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", engine
+    finally:
+        await server.stop(0)
+        await asyncio.to_thread(engine.stop)
+
+
+async def outputs(client: Client, temperature: float) -> list[tuple[int, ...]]:
+    calls = [
+        client.generate(
+            prompt, Options(max_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True), timeout_s=60
+        )
+        for prompt in PROMPTS
+    ]
+    return [completion.token_ids for completion in await asyncio.gather(*calls)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_outputs_are_those_of_the_undisturbed_run(temperature: float, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_tiny_llama(tmp_path, vocab_size=VOCAB, max_context_tokens=256)
+    async with contextlib.AsyncExitStack() as stack:
+        mortal = await stack.enter_async_context(contextlib.AsyncExitStack())
+        first, dying = await mortal.enter_async_context(verifier(tmp_path))
+        second, surviving = await stack.enter_async_context(verifier(tmp_path))
+        config = Config(f"{first},{second}", connect_timeout_s=10, grace_s=0)
+        orchestrator = await stack.enter_async_context(running(config))
+        client = await stack.enter_async_context(Client(orchestrator.address))
+        undisturbed = await outputs(client, temperature)
+        counts = [engine.num_tokens for engine in (dying, surviving)]
+        assert counts == [NUM_TOKENS * len(PROMPTS) // 2] * 2
+
+        again = asyncio.create_task(outputs(client, temperature))
+        while dying.num_tokens < counts[0] + 60:  # noqa: ASYNC110 - the engine sets no event of ours
+            await asyncio.sleep(0)
+        await mortal.aclose()
+        assert await again == undisturbed
+        # It went in the middle, and what it had not done was done by the other.
+        assert dying.num_tokens < 2 * counts[0]
+        assert surviving.num_tokens > 2 * counts[1]
+        assert orchestrator.verifiers.num_sequences == 0
