@@ -32,6 +32,9 @@ class DraftHandler(Protocol):
     def on_drafters_changed(self) -> None:
         """A drafter of this sequence came or went."""
 
+    def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
+        """A drafter of this sequence went, and another of its kind is to follow it."""
+
 
 class DrafterClient:
     """Follows sequences on one drafter, which is refused unless its tokenizer is the target's."""
@@ -43,6 +46,8 @@ class DrafterClient:
         self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
+        # Those that may be of the same kind.
+        self.others: Sequence[DrafterClient] = ()
         # Known once the drafter has been connected.
         self.kind = ""
         self.needs_features = False
@@ -116,15 +121,19 @@ class DrafterClient:
         self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
 
     def on_up(self) -> None:
-        """Open every sequence from where it is."""
+        """Open every sequence from where it is, and take over those of replicas that are not there."""
         for sequence_id, handler in list(self._handlers.items()):
             self._open(sequence_id, handler)
             handler.on_drafters_changed()
+        for other in self.others:
+            if not other.connected and other._can_be_replaced_by(self):
+                other._hand_over()
 
     def on_down(self) -> None:
-        """Tell the sequences that nothing will come for now."""
+        """Give the sequences to another replica, or tell them that nothing will come for now."""
         if self._handlers:
-            logger.warning("drafter %s lost, %d sequences go on without it", self.kind, len(self._handlers))
+            logger.warning("drafter %s at %s lost with %d sequences", self.kind, self.address, len(self._handlers))
+        self._hand_over()
         for handler in list(self._handlers.values()):
             handler.on_drafters_changed()
 
@@ -146,6 +155,20 @@ class DrafterClient:
         except Exception:
             logger.exception("a tree of drafter %s could not be used", self.kind)
             self._drop(message.sequence_id, "internal error")
+
+    def _hand_over(self) -> None:
+        """Give each sequence to the least busy replica that is there, if any."""
+        replicas = [other for other in self.others if other.connected and self._can_be_replaced_by(other)]
+        if replicas:
+            for handler in list(self._handlers.values()):
+                handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
+
+    def _can_be_replaced_by(self, other: DrafterClient) -> bool:
+        return (other.kind, other.needs_features, other.samples_trees) == (
+            self.kind,
+            self.needs_features,
+            self.samples_trees,
+        )
 
     def _drop(self, sequence_id: int, reason: str) -> None:
         logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason)
@@ -171,6 +194,8 @@ class DrafterPool:
 
     def __init__(self, clients: Sequence[DrafterClient]) -> None:
         self._clients = tuple(clients)
+        for client in self._clients:
+            client.others = [other for other in self._clients if other is not client]
 
     @property
     def clients(self) -> tuple[DrafterClient, ...]:

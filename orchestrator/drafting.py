@@ -205,6 +205,12 @@ class Drafting:
         """Wait for drafts again, or no longer."""
         self._sync_linger()
 
+    def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
+        """Have another drafter of the same kind follow the request."""
+        gone.leave(self._members.pop(gone))
+        self._members[other] = other.join(self)
+        self._sync_linger()
+
     def _is_current(self, base_length: int, assumed: tuple[int, ...]) -> bool:
         tokens = self._transcript.tokens
         return base_length + len(assumed) == len(tokens) and (not assumed or tuple(tokens[base_length:]) == assumed)
