@@ -158,10 +158,14 @@ class Stream:
 
 
 class Client:
-    """Talks to one orchestrator over one channel; close it, or use it as an async context manager."""
+    """Talks to one orchestrator over one channel; close it, or use it as an async context manager.
 
-    def __init__(self, address: str) -> None:
+    Places are shared fairly among tenants; requests without one are a tenant's, too.
+    """
+
+    def __init__(self, address: str, tenant: str = "") -> None:
         self.address = address
+        self._metadata = (("x-tenant-id", tenant),) if tenant else None
         self._channel = open_channel(address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -229,7 +233,7 @@ class Client:
     def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Stream:
         """As `stream`, for a request of any shape."""
         num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
-        return Stream(self._stub.Generate(request, timeout=timeout_s), num_outputs)
+        return Stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), num_outputs)
 
     async def model_info(self, timeout_s: float = 30.0) -> inference_pb2.GetModelInfoResponse:
         """What is served, and its limits.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coppice.rpc import Server
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2_grpc
+from orchestrator.admission import Admission
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.planner import FixedPlanner
@@ -66,8 +67,8 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             drafters=drafters,
             planner=FixedPlanner(max_nodes, round(config.linger_ms * 1000)),
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
+            admission=Admission(config.max_requests, config.max_queued, dict(config.tenant_weights)),
             limits=Limits(
-                max_requests=config.max_requests,
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
                 default_timeout_s=config.default_timeout_s,

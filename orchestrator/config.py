@@ -36,7 +36,7 @@ class Config:
     max_nodes: int = 15
     # Longest wait for a round's draft.
     linger_ms: float = 40.0
-    # Requests running at once, each output of a request counted; more are turned away with RESOURCE_EXHAUSTED.
+    # Requests running at once, each output of a request counted.
     max_requests: int = 256
     # For calls whose client sets no deadline.
     default_timeout_s: float = 600.0
@@ -59,6 +59,10 @@ class Config:
     cache_mib: int = 64
     # How long something is remembered.
     cache_ttl_s: float = 86_400.0
+    # Outputs that may wait for a place; more are turned away with RESOURCE_EXHAUSTED.
+    max_queued: int = 256
+    # Shares of the places, for tenants that are to have more than one: pairs of name and weight, as in "a=2,b=3".
+    tenant_weights: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -68,6 +72,8 @@ class Config:
         _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
         _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
+        _check("MAX_QUEUED", self.max_queued >= 0, f"must be at least 0, got {self.max_queued}")
+        _check("TENANT_WEIGHTS", all(weight >= 1 for _, weight in self.tenant_weights), "must be at least 1 each")
         _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
@@ -106,6 +112,8 @@ class Config:
             cache_secret=env.get("CACHE_SECRET", ""),
             cache_mib=_read(env, "CACHE_MIB", int, cls.cache_mib),
             cache_ttl_s=_read(env, "CACHE_TTL_S", _number, cls.cache_ttl_s),
+            max_queued=_read(env, "MAX_QUEUED", int, cls.max_queued),
+            tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
         )
 
 
@@ -121,6 +129,11 @@ def _read(env: Mapping[str, str], name: str, parse: Callable[[str], Value], defa
 
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _weights(text: str) -> tuple[tuple[str, int], ...]:
+    pairs = [part.rpartition("=") for part in _addresses(text)]
+    return tuple((name.strip(), int(weight)) for name, _, weight in pairs)
 
 
 def _number(text: str) -> float:

@@ -141,7 +141,7 @@ class Generation:
 
     def on_finished(self, finish: Finish) -> None:
         """The verifier has ended the output."""
-        self.clock.queue_ms = finish.queue_us / 1000
+        self.clock.queue_ms += finish.queue_us / 1000
         self._end(finish)
 
     def on_failed(self, error: CoppiceError) -> None:

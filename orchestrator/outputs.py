@@ -51,6 +51,11 @@ class Outputs:
     ) -> None:
         self._running.close()
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the longest output so far."""
+        return max(output.generation.num_generated for output in self._outputs)
+
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Every output's messages as they come, until all outputs have ended.
 

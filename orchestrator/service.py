@@ -16,8 +16,10 @@ from coppice.rpc import streaming, unary
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
+from orchestrator.admission import Admission, Ticket
 from orchestrator.drafter_client import DrafterPool
 from orchestrator.drafting import Drafting
+from orchestrator.fair_queue import Claim
 from orchestrator.generation import Generation
 from orchestrator.output import Output
 from orchestrator.outputs import OneOutput, Outputs
@@ -28,13 +30,12 @@ from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.transcript import Transcript
-from orchestrator.validation import GenerationRequest, validate, wanted_outputs
+from orchestrator.validation import GenerationRequest, certain_tokens, validate, wanted_outputs, wanted_tenant
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-RETRY_AFTER_S = 1.0
 # How long a client that does not read may keep its call once the deadline has passed.
 UNREAD_GRACE_S = 5.0
 
@@ -45,7 +46,6 @@ Context = Any  # grpc.aio.ServicerContext, whose type parameters say nothing her
 class Limits:
     """Bounds of the public edge."""
 
-    max_requests: int
     max_outputs: int
     max_nodes: int
     default_timeout_s: float
@@ -60,6 +60,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         drafters: DrafterPool,
         planner: Planner,
         tokenizer: TargetTokenizer,
+        admission: Admission,
         limits: Limits,
         cache: PrefixCache | None = None,
     ) -> None:
@@ -69,8 +70,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._planner = planner
         self._tokenizer = tokenizer
         self._limits = limits
-        # Requests that run now, each output of a request counted.
-        self.num_requests = 0
+        self.admission = admission
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait now, each output of a request counted."""
+        return self.admission.num_running + self.admission.num_waiting
 
     @streaming
     async def Generate(
@@ -78,8 +83,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Complete one prompt."""
         arrival_s = time.monotonic()
+        deadline_s = arrival_s + self._timeout_s(context)
         num_outputs = wanted_outputs(request, self._limits.max_outputs)
-        with self._admission(num_outputs):
+        claim = Claim(wanted_tenant(context.invocation_metadata()), num_outputs, request.priority)
+        with self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket:
             valid = await validate(
                 request,
                 self._verifiers.info,
@@ -87,10 +94,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 self._drafters.known_kinds() | self._own_sources(),
                 self._sources(),
             )
-            outputs = self._outputs(valid, num_outputs, arrival_s)
-            with outputs, self._deadline(outputs, context):
-                async for message in outputs.messages():
-                    yield message
+            await _admitted(ticket, deadline_s)
+            outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
+            try:
+                with outputs, _deadline(outputs, arrival_s, deadline_s):
+                    async for message in outputs.messages():
+                        yield message
+            except OverloadedError as error:
+                # The verifier's; how soon it has room again is what our own requests show.
+                raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
+            finally:
+                ticket.num_tokens = outputs.num_generated
 
     @unary
     async def GetModelInfo(
@@ -120,40 +134,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def _sources(self) -> list[str]:
         return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
 
-    @contextlib.contextmanager
-    def _admission(self, num_outputs: int) -> Iterator[None]:
-        if self.num_requests + num_outputs > self._limits.max_requests:
-            raise OverloadedError(f"{self.num_requests} requests are running already", RETRY_AFTER_S)
-        self.num_requests += num_outputs
-        try:
-            yield
-        finally:
-            self.num_requests -= num_outputs
+    def _timeout_s(self, context: Context) -> float:
+        remaining_s: float | None = context.time_remaining()
+        return self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
 
-    @contextlib.contextmanager
-    def _deadline(self, outputs: Outputs, context: Context) -> Iterator[None]:
-        """Ends the outputs at the deadline: what they hold at the back ends must not wait for their reader."""
-        remaining_s = context.time_remaining()
-        timeout_s = self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        error = DeadlineError(f"not finished within {timeout_s:.3g} s")
-        timers = [loop.call_later(timeout_s, outputs.fail, error)]
-        if task is not None:
-            timers.append(loop.call_later(timeout_s + UNREAD_GRACE_S, task.cancel))
-        try:
-            yield
-        finally:
-            for timer in timers:
-                timer.cancel()
-
-    def _outputs(self, request: GenerationRequest, number: int, arrival_s: float) -> Outputs:
+    def _outputs(self, request: GenerationRequest, number: int, arrival_s: float, waited_s: float) -> Outputs:
         wake = asyncio.Event()
         outputs: list[OneOutput] = []
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            generation = self._generation(one, Clock(arrival_s), wake)
+            generation = self._generation(one, Clock(arrival_s, waited_s), wake)
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
@@ -196,3 +187,31 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)
+
+
+async def _admitted(ticket: Ticket, deadline_s: float) -> None:
+    """Return once a request has its places; its time must not be spent on nothing but waiting."""
+    if ticket.started_s is not None:
+        return
+    try:
+        async with asyncio.timeout(deadline_s - time.monotonic()):
+            await ticket.admitted()
+    except TimeoutError as error:
+        raise DeadlineError(f"had no place within {deadline_s - ticket.entered_s:.3g} s") from error
+
+
+@contextlib.contextmanager
+def _deadline(outputs: Outputs, arrival_s: float, deadline_s: float) -> Iterator[None]:
+    """Ends the outputs at the deadline: what they hold at the back ends must not wait for their reader."""
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    error = DeadlineError(f"not finished within {deadline_s - arrival_s:.3g} s")
+    left_s = max(deadline_s - time.monotonic(), 0.0)
+    timers = [loop.call_later(left_s, outputs.fail, error)]
+    if task is not None:
+        timers.append(loop.call_later(left_s + UNREAD_GRACE_S, task.cancel))
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()

@@ -76,12 +76,15 @@ class Statistics:
 
 
 class Clock:
-    """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`."""
+    """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`.
 
-    def __init__(self, arrival_s: float) -> None:
+    `waited_s` of these it had to wait at the door.
+    """
+
+    def __init__(self, arrival_s: float, waited_s: float = 0.0) -> None:
         self._arrival_s = arrival_s
         self.ttft_ms = 0.0
-        self.queue_ms = 0.0
+        self.queue_ms = waited_s * 1000
 
     def elapsed_ms(self) -> float:
         """Time since the arrival."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from coppice import wire
@@ -18,6 +18,8 @@ from orchestrator.verifier_client import VerifierInfo
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 128
+TENANT_KEY = "x-tenant-id"
+MAX_TENANT_CHARACTERS = 128
 # No vocabulary that we know has longer tokens, so a longer prompt cannot fit the context; checked before tokenizing.
 MAX_BYTES_PER_TOKEN = 512
 # Tokenizing this much takes about a millisecond; more is done off the event loop.
@@ -120,6 +122,29 @@ def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> 
             "num_outputs", "must be 1 with resume_token_ids: resume each output by itself, with its own seed"
         )
     return wanted
+
+
+def certain_tokens(message: inference_pb2.GenerateRequest) -> int:
+    """How many tokens an output has at least, unless something goes wrong; of requests that are wrong, any number."""
+    stopping = message.stopping
+    may_stop = not stopping.ignore_eos or stopping.stop_strings or stopping.stop_token_ids
+    if may_stop or message.sampling.HasField("grammar") or not stopping.HasField("max_tokens"):
+        wanted = stopping.min_tokens
+    else:
+        wanted = stopping.max_tokens
+    return max(1, wanted - len(message.resume_token_ids))
+
+
+def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Whom a call is for: its metadata `x-tenant-id`, empty where there is none.
+
+    Raises:
+        InvalidRequestError: the name is too long.
+    """
+    tenant = next((value for key, value in metadata if key == TENANT_KEY and isinstance(value, str)), "")
+    if len(tenant) > MAX_TENANT_CHARACTERS:
+        raise InvalidRequestError(TENANT_KEY, f"must have at most {MAX_TENANT_CHARACTERS} characters")
+    return tenant
 
 
 def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:

@@ -288,7 +288,7 @@ async def test_deadlines_reach_both_back_ends(start_fakes: StartFakes, by: str) 
 
 
 async def test_more_requests_than_admitted_are_told_when_to_retry(start_fakes: StartFakes) -> None:
-    async with start_fakes(FakeVerifier(pass_s=0.02), max_requests=2) as (client, orchestrator):
+    async with start_fakes(FakeVerifier(pass_s=0.02), max_requests=2, max_queued=0) as (client, orchestrator):
         streams = [client.stream(PROMPT, Options(max_tokens=200)) for _ in range(2)]
         chunks = [aiter(stream) for stream in streams]
         for one in chunks:

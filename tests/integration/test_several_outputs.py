@@ -142,7 +142,7 @@ async def test_the_deadline_ends_all(start_fakes: StartFakes, shared_block_token
 
 
 async def test_every_output_counts_as_a_request(start_fakes: StartFakes) -> None:
-    async with start_fakes(FakeVerifier(pass_s=0.02), max_requests=4) as (client, orchestrator):
+    async with start_fakes(FakeVerifier(pass_s=0.02), max_requests=4, max_queued=0) as (client, orchestrator):
         assert (await client.model_info()).max_outputs == 4
         with pytest.raises(RequestFailedError, match=r"num_outputs: must be in \[1, 4\]"):
             await client.generate_all(PROMPT, replace(OPTIONS, num_outputs=5))

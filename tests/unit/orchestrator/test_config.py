@@ -41,10 +41,12 @@ def test_every_variable_is_read() -> None:
         "CACHE_SECRET": " of all ",
         "CACHE_MIB": "8",
         "CACHE_TTL_S": "9",
+        "MAX_QUEUED": "8",
+        "TENANT_WEIGHTS": "a=2, b = 3",
     }
-    cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
-    assert Config.from_env(env) == Config(*edge, *cache)
+    cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
+    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)))
 
 
 def test_secrets_do_not_show() -> None:
@@ -63,6 +65,10 @@ def test_secrets_do_not_show() -> None:
         ("MAX_NODES", "-1"),
         ("LINGER_MS", "nan"),
         ("MAX_REQUESTS", "0"),
+        ("MAX_QUEUED", "-1"),
+        ("TENANT_WEIGHTS", "a=0"),
+        ("TENANT_WEIGHTS", "a"),
+        ("TENANT_WEIGHTS", "a=many"),
         ("REQUIRE_DRAFTERS", "perhaps"),
         ("DEFAULT_TIMEOUT_S", "0"),
         ("GRACE_S", "-1"),

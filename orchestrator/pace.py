@@ -1,0 +1,72 @@
+"""How fast requests got through lately: what a request that has to wait may expect."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# What is remembered, and for how long it says something of the present.
+MAX_KEPT = 256
+MAX_AGE_S = 60.0
+# Fewer than this say nothing certain.
+MIN_SEEN = 16
+# Of a shorter output most of the time is that of its prompt.
+MIN_TOKENS = 8
+# The delay that is named where nothing is known, and the bounds of any other.
+DEFAULT_RETRY_S = 1.0
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
+
+
+class Pace:
+    """Learns from requests as they give their places back. Times are seconds of any one clock."""
+
+    def __init__(self) -> None:
+        # When places were given back while somebody waited, one entry for each.
+        self._given_back_s: deque[float] = deque(maxlen=MAX_KEPT)
+        # For how long the requests that ended last had had their places.
+        self._held_s: deque[float] = deque(maxlen=MAX_KEPT)
+        # When longer outputs ended, and their seconds per token.
+        self._per_token_s: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
+
+    def ended(self, now_s: float, held_s: float, num_tokens: int) -> None:
+        """A request has ended, its longest output after `num_tokens` tokens."""
+        self._held_s.append(held_s)
+        if num_tokens >= MIN_TOKENS:
+            self._per_token_s.append((now_s, held_s / num_tokens))
+
+    def given_back(self, now_s: float, num_places: int) -> None:
+        """Places became free that others wait for."""
+        self._given_back_s.extend([now_s] * num_places)
+
+    def nobody_waits(self) -> None:
+        """From here on places are free because nobody wants them, which says nothing of the pace."""
+        self._given_back_s.clear()
+
+    def retry_after_s(self, num_wanted: int, num_places: int) -> float:
+        """When `num_wanted` of all `num_places` will have been given back, as requests went lately."""
+        if not self._held_s:
+            return DEFAULT_RETRY_S
+        mean_s = sum(self._held_s) / len(self._held_s)
+        return min(max(num_wanted * mean_s / num_places, MIN_RETRY_S), MAX_RETRY_S)
+
+    def at_least_s(self, now_s: float, num_wanted: int, num_tokens: int) -> float:
+        """How long it takes at the best pace of the last minute to get `num_wanted` places, then `num_tokens` tokens.
+
+        What cannot be said with certainty counts as nothing.
+        """
+        return self._places_s(now_s, num_wanted) + self._tokens_s(now_s, num_tokens)
+
+    def _places_s(self, now_s: float, num_wanted: int) -> float:
+        """The shortest time in which so many were given back in a row; the first may come at any moment."""
+        given_back = [at_s for at_s in self._given_back_s if at_s >= now_s - MAX_AGE_S]
+        if len(given_back) < MIN_SEEN or num_wanted < 1:
+            return 0.0
+        # A longer row than half of what was seen did not come often enough to judge by.
+        row = min(num_wanted, len(given_back) // 2)
+        quickest_s = min(last_s - first_s for first_s, last_s in zip(given_back, given_back[row - 1 :], strict=False))
+        return quickest_s * (num_wanted // row)
+
+    def _tokens_s(self, now_s: float, num_tokens: int) -> float:
+        """The time of so many tokens, had they come as fast as the fastest output's."""
+        per_token = [one_s for at_s, one_s in self._per_token_s if at_s >= now_s - MAX_AGE_S]
+        return num_tokens * min(per_token) if len(per_token) >= MIN_SEEN else 0.0

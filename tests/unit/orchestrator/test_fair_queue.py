@@ -1,0 +1,174 @@
+"""Whose turn it is: compared with a slow queue that is written as the rule reads, and by what comes of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.fair_queue import Claim, FairQueue
+
+WEIGHTS = {"b": 2, "c": 3}
+
+
+@dataclass
+class SlowQueue:
+    """The rule, word for word: one list of all that wait, searched anew each time."""
+
+    num_places: int
+    waiting: list[Claim] = field(default_factory=list)
+    running: list[Claim] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    taken: Counter[str] = field(default_factory=Counter)
+
+    def weight(self, tenant: str) -> int:
+        return WEIGHTS.get(tenant, 1)
+
+    def in_use(self, tenant: str) -> int:
+        return sum(claim.num_places for claim in self.running if claim.tenant == tenant)
+
+    def wait(self, claim: Claim) -> None:
+        if claim.tenant not in self.turns:
+            self.turns.append(claim.tenant)
+        self.waiting.append(claim)
+
+    def withdraw(self, claim: Claim) -> None:
+        self.waiting.remove(claim)
+        if not any(other.tenant == claim.tenant for other in self.waiting):
+            self.turns.remove(claim.tenant)
+            self.taken.pop(claim.tenant, None)
+
+    def take_next(self) -> Claim | None:
+        shares = {tenant: self.in_use(tenant) / self.weight(tenant) for tenant in self.turns}
+        fewest = [tenant for tenant in self.turns if shares[tenant] == min(shares.values())]
+        if not fewest:
+            return None
+        own = [claim for claim in self.waiting if claim.tenant == fewest[0]]
+        claim = next(claim for claim in own if claim.priority == max(other.priority for other in own))
+        if sum(other.num_places for other in self.running) + claim.num_places > self.num_places:
+            return None
+        self.taken[claim.tenant] += claim.num_places
+        self.running.append(claim)
+        self.withdraw(claim)
+        if claim.tenant in self.turns and self.taken[claim.tenant] >= self.weight(claim.tenant):
+            self.taken[claim.tenant] = 0
+            self.turns.remove(claim.tenant)
+            self.turns.append(claim.tenant)
+        return claim
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("wait"), st.sampled_from("abc"), st.integers(1, 3), st.integers(0, 1)),
+    st.tuples(st.just("end"), st.integers(0, 99)),
+    st.tuples(st.just("withdraw"), st.integers(0, 99)),
+)
+
+
+@given(num_places=st.integers(3, 6), events=st.lists(EVENTS, max_size=60))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_claims_start_in_the_order_of_the_slow_queue(num_places: int, events: list[tuple]) -> None:  # type: ignore[type-arg]
+    fast, slow = FairQueue(WEIGHTS), SlowQueue(num_places)
+    for event in events:
+        if event[0] == "wait":
+            claim = Claim(*event[1:])
+            fast.wait(claim)
+            slow.wait(claim)
+        elif event[0] == "end" and slow.running:
+            claim = slow.running.pop(event[1] % len(slow.running))
+            fast.end(claim)
+        elif event[0] == "withdraw" and slow.waiting:
+            claim = slow.waiting[event[1] % len(slow.waiting)]
+            fast.withdraw(claim)
+            slow.withdraw(claim)
+        while (claim := slow.take_next()) is not None:
+            assert fast.take_next(num_places - fast.num_running) is claim
+        assert fast.take_next(num_places - fast.num_running) is None
+        assert fast.num_running == sum(claim.num_places for claim in slow.running)
+        assert fast.num_waiting == sum(claim.num_places for claim in slow.waiting)
+    assert set(fast._tenants) == {claim.tenant for claim in (*slow.running, *slow.waiting)}
+
+
+def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
+    queue = FairQueue(WEIGHTS)
+    for tenant in "abc":
+        for _ in range(12):
+            queue.wait(Claim(tenant, 1))
+    order = ""
+    for _ in range(24):
+        claim = queue.take_next(1)
+        assert claim is not None
+        order += claim.tenant
+        queue.end(claim)
+    assert order == "abbccc" * 4
+
+
+def test_a_tenant_that_holds_all_places_gets_none_until_another_has_as_many() -> None:
+    queue = FairQueue()
+    held = [Claim("greedy", 1) for _ in range(8)]
+    for claim in held:
+        queue.start(claim)
+    for _ in range(50):
+        queue.wait(Claim("greedy", 1))
+    for _ in range(50):
+        queue.wait(Claim("modest", 1))
+    started = []
+    for claim in held:
+        queue.end(claim)
+        started.append(queue.take_next(1))
+    tenants = [claim.tenant for claim in started if claim is not None]
+    assert tenants == ["modest"] * 4 + ["greedy"] * 4
+
+
+def test_long_requests_do_not_creep_into_all_places() -> None:
+    queue, num_places = FairQueue(), 6
+    running: list[tuple[int, Claim]] = []
+    for tenant in ("long", "short"):
+        queue.wait(Claim(tenant, 1))
+    for step in range(300):
+        for claim in [claim for ends, claim in running if ends <= step]:
+            queue.end(claim)
+        running = [(ends, claim) for ends, claim in running if ends > step]
+        while (claim := queue.take_next(num_places - len(running))) is not None:
+            queue.wait(Claim(claim.tenant, 1))
+            running.append((step + (100 if claim.tenant == "long" else 1), claim))
+        counts = Counter(claim.tenant for _, claim in running)
+        assert counts == {"long": 3, "short": 3}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([0, 5, -5])))
+def test_within_a_tenant_priority_goes_first_then_arrival(order: tuple[int, ...]) -> None:
+    queue = FairQueue()
+    claims = [Claim("", 1, priority) for priority in (*order, *order)]
+    for claim in claims:
+        queue.wait(claim)
+    taken = [queue.take_next(9) for _ in claims]
+    assert taken == sorted(claims, key=lambda claim: -claim.priority)
+
+
+def test_what_is_ahead_are_the_tenants_own_claims_of_no_less_priority() -> None:
+    queue = FairQueue()
+    for claim in (Claim("a", 3, 1), Claim("a", 2, 0), Claim("a", 1, -1), Claim("b", 7, 9)):
+        queue.wait(claim)
+    assert [queue.ahead_of(Claim("a", 1, priority)) for priority in (2, 1, 0, -1)] == [0, 3, 5, 6]
+    assert queue.ahead_of(Claim("c", 1)) == 0
+
+
+def test_the_crowd_is_the_end_of_the_longest_queues_and_never_of_a_shorter_one_than_ones_own() -> None:
+    queue = FairQueue(WEIGHTS)
+    first = [Claim("a", 1) for _ in range(4)]
+    for claim in first:
+        queue.wait(claim)
+    assert queue.crowd(Claim("d", 1), 2) == [first[3], first[2]]
+    # After two of them, "a" would wait for as little as "d".
+    assert queue.crowd(Claim("d", 2), 3) == []
+    assert queue.crowd(Claim("a", 1), 1) == []
+    # A tenant of weight 2 may wait for twice as much.
+    second = [Claim("b", 1) for _ in range(6)]
+    for claim in second:
+        queue.wait(claim)
+    assert queue.crowd(Claim("d", 1), 1) == [first[3]]
+    assert queue.num_waiting == 10
