@@ -32,7 +32,8 @@ from orchestrator.routing import Candidate
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
-# A verifier tells its load ten times a second while passes run; what it said longer ago than this says nothing.
+# A verifier tells its load ten times a second while passes run; what it said, or refused, longer ago than this says
+# nothing.
 LOAD_IS_NEWS_S = 1.0
 
 
@@ -84,6 +85,9 @@ class VerifierOwner(Protocol):
     def on_down(self, client: VerifierClient, handlers: Sequence[VerifierHandler]) -> None:
         """The verifier is lost, and with it the sequences of `handlers`."""
 
+    def on_refused(self, handler: VerifierHandler, error: OverloadedError) -> None:
+        """A verifier has no room for a sequence that it was to open."""
+
     def on_idle(self, client: VerifierClient) -> None:
         """A verifier that is about to stop has no sequence of ours any more."""
 
@@ -118,6 +122,7 @@ class VerifierClient:
         self.tokenizer_json = b""
         self.load = Load()
         self._load_came_s = -math.inf
+        self._refused_s = -math.inf
         # Sequences of other orchestrators, when the load came.
         self._num_foreign = 0
         # Whether it is about to stop.
@@ -148,6 +153,11 @@ class VerifierClient:
         if time.monotonic() - self._load_came_s > LOAD_IS_NEWS_S:
             return Candidate(self.num_sequences, known_blocks)
         return Candidate(self.num_sequences + self._num_foreign, known_blocks, self.load.free_kv_blocks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has turned a sequence away just now."""
+        return time.monotonic() - self._refused_s <= LOAD_IS_NEWS_S
 
     async def close(self) -> None:
         """Close the stream."""
@@ -195,7 +205,7 @@ class VerifierClient:
     def on_down(self) -> None:
         """Give the sequences back."""
         handlers, self._handlers = list(self._handlers.values()), {}
-        self.load, self._load_came_s, self.is_draining = Load(), -math.inf, False
+        self.load, self._load_came_s, self._refused_s, self.is_draining = Load(), -math.inf, -math.inf, False
         self._owner.on_down(self, handlers)
 
     def on_message(self, message: verifier_pb2.VerifyResponse) -> None:
@@ -224,7 +234,12 @@ class VerifierClient:
             case "error":
                 # Closed at the verifier already.
                 self._forget(message.sequence_id)
-                handler.on_failed(_error(message.error))
+                error = _error(message.error)
+                if isinstance(error, OverloadedError):
+                    self._refused_s = time.monotonic()
+                    self._owner.on_refused(handler, error)
+                else:
+                    handler.on_failed(error)
             case "draft_rejected":
                 logger.warning("the verifier rejected a draft: %s", message.draft_rejected.message)
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 
-from coppice.errors import IncompatibleError, UnavailableError
+from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
 from orchestrator.rounds import Opening
 from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost, prefix_digests
 from orchestrator.verifier_client import VerifierClient, VerifierHandler, VerifierInfo
@@ -130,6 +130,10 @@ class VerifierPool:
 
     def on_up(self, client: VerifierClient) -> None:
         """Use a verifier, first of all for the sequences that wait."""
+        if self._info is not None and _differences(client.info, self._info):
+            # What is served here was settled between its handshake and now; its next handshake says why.
+            client.stream.drop()
+            return
         self._lost = False
         if self._giving_up is not None:
             self._giving_up.cancel()
@@ -151,6 +155,13 @@ class VerifierPool:
         for handler in handlers:
             self._place(handler)
         self._announce()
+
+    def on_refused(self, handler: VerifierHandler, error: OverloadedError) -> None:
+        """Try another verifier, unless all of them are full."""
+        if all(client.is_full for client in self._usable):
+            handler.on_failed(error)
+        else:
+            self._place(handler)
 
     def on_idle(self, client: VerifierClient) -> None:
         """Let go of a verifier that is about to stop, so that it need not wait for us, if there are others."""
@@ -179,9 +190,9 @@ class VerifierPool:
         digests = prefix_digests(opening.token_ids, block_tokens, opening.cache_salt)
         num_blocks = -(-len(opening.token_ids) // (block_tokens or DEFAULT_BLOCK_TOKENS))
 
-        def rank(client: VerifierClient) -> tuple[bool, int, int]:
+        def rank(client: VerifierClient) -> tuple[bool, bool, int, int]:
             candidate = client.candidate(self._prefixes[client].num_known(digests))
-            return client.is_draining, cost(candidate, num_blocks), self._turns[client]
+            return client.is_draining, client.is_full, cost(candidate, num_blocks), self._turns[client]
 
         best = min(self._usable, key=rank)
         self._prefixes[best].add(digests)

@@ -68,6 +68,7 @@ class TopologySpec:
     kv_cache_mib: int = 0
     # Where the prefix cache is kept; empty leaves it in the orchestrator.
     redis: str = ""
+    verifiers: int = 1
 
 
 class Topology:
@@ -86,18 +87,20 @@ class Topology:
         Raises:
             ChildError: one of them did not start; the message has its last words.
         """
-        verifier = await self._launch("verifier", "verifier_svc", self._verifier_env())
+        count = self._spec.verifiers
+        names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
+        verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
         drafters = [
             await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
-        await _all_ready([verifier, *drafters], timeout_s)
+        await _all_ready([*verifiers, *drafters], timeout_s)
         orchestrator = await self._launch(
             "orchestrator",
             "orchestrator",
             {
                 "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
-                "VERIFIER_ADDRESS": verifier.address,
+                "VERIFIER_ADDRESS": ",".join(child.address for child in verifiers),
                 "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
                 "REQUIRE_DRAFTERS": "true",
                 "GRACE_S": f"{GRACE_S:g}",

@@ -27,13 +27,15 @@ def up(
     tensor_parallel: Annotated[
         int, typer.Option(min=0, metavar="N", help="Processes that hold a part of the target each. Default: one.")
     ] = 0,
+    verifiers: Annotated[int, typer.Option(min=1, metavar="N", help="Verifiers, each with the whole target.")] = 1,
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
 
     Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
     start or ends by itself.
     """
-    spec = replace(topology_spec(target, drafter, port, device, threads), tensor_parallel=tensor_parallel, redis=redis)
+    spec = topology_spec(target, drafter, port, device, threads)
+    spec = replace(spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers)
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)

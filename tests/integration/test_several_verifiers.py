@@ -54,6 +54,8 @@ async def fleet(
         config = Config(address, tuple(drafters), connect_timeout_s=10, grace_s=0, resume_s=resume_s, linger_ms=20)
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
+        # A call that its server has not begun yet is sent to the next server unseen.
+        await eventually(lambda: all(verifier.streams for verifier in verifiers))
         yield made, client, orchestrator
 
 
@@ -105,6 +107,7 @@ async def test_what_others_do_to_a_verifier_counts_while_it_is_news(
 
         async def taken(busy: verifier_pb2.VerifyResponse) -> list[int]:
             before = [len(verifier.opened) for verifier in verifiers]
+            await eventually(lambda: bool(verifiers[0].streams))
             verifiers[0].tell(busy)
             await eventually(lambda: orchestrator.verifiers.clients[0].load.pass_us == busy.load.pass_us)
             for seed in range(4):
@@ -147,8 +150,55 @@ async def test_a_killed_verifiers_sequences_go_on_elsewhere_without_a_lost_or_re
     assert not drafter.errors
 
 
+async def test_a_verifier_without_room_is_passed_over(start_fakes: StartFakes) -> None:
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    verifiers = [FakeVerifier(fails_with=exhausted.value[0]), FakeVerifier()]
+    async with start_fakes(verifiers) as (client, orchestrator):
+        for seed in range(4):
+            completion = await client.generate(PROMPT, Options(max_tokens=9, seed=seed))
+            assert list(completion.token_ids) == plain(babble, PROMPT, 9, seed)
+        assert [len(verifier.opened) for verifier in verifiers] == [1, 4]
+        verifiers[1].fails_with = exhausted.value[0]
+        with pytest.raises(RequestFailedError) as caught:
+            await client.generate(PROMPT, Options(max_tokens=9))
+        assert caught.value.code == exhausted
+        assert caught.value.retry_after_s is not None
+        assert orchestrator.verifiers.num_sequences == 0
+
+
+async def test_the_policy_of_a_request_holds_wherever_it_runs(start_fakes: StartFakes) -> None:
+    verifiers = [FakeVerifier(pass_s=0.01) for _ in range(2)]
+    drafters = [FakeDrafter(kind=kind, propose=wrong(after=2, depth=6)) for kind in ("a", "a", "b")]
+    policies = {
+        "auto": Options(max_tokens=20, seed=1),
+        "off": Options(max_tokens=20, seed=2, speculation="off"),
+        "forced": Options(max_tokens=20, seed=3, speculation="a,b"),
+        "only b": Options(max_tokens=20, seed=4, speculation="b"),
+        "capped": Options(max_tokens=20, seed=5, max_nodes=2),
+        "none": Options(max_tokens=20, seed=6, max_nodes=0),
+    }
+    async with start_fakes(verifiers, *drafters, linger_ms=500) as (client, _):
+        for options in policies.values():
+            # On both verifiers, since turns are taken.
+            both = [await client.generate(PROMPT, options) for _ in range(2)]
+            assert [list(one.token_ids) for one in both] == [plain(babble, PROMPT, 20, options.seed or 0)] * 2
+            for one in both:
+                expected = {"off": set(), "none": set(), "only b": {"b"}}
+                [name] = [name for name, other in policies.items() if other is options]
+                assert set(one.speculation.sources) <= expected.get(name, {"a", "b"})
+                assert bool(one.speculation.draft_tokens) == (name not in ("off", "none"))
+    for verifier in verifiers:
+        assert sorted(opening.sampling.seed for opening in verifier.opened) == [1, 2, 3, 4, 5, 6]
+        budgets = {draft.budget for draft in verifier.drafts}
+        assert budgets == {2, 15}
+    assert sorted({opening.sampling.seed for opening in drafters[2].opened}) == [1, 3, 4, 5]
+    seeds = [opening.sampling.seed for drafter in drafters[:2] for opening in drafter.opened]
+    # Each request has one of the two.
+    assert sorted(seeds) == [1, 1, 3, 3, 5, 5]
+
+
 async def test_verifiers_that_go_one_after_another_lose_nothing() -> None:
-    verifiers = [FakeVerifier(pass_s=0.003, drops=2, drop_after=7 + 4 * index) for index in range(3)]
+    verifiers = [FakeVerifier(pass_s=0.003, drops=2, drop_after=30 + 11 * index) for index in range(3)]
     async with fleet(*verifiers) as (_, client, orchestrator):
         calls = [client.generate(PROMPT, Options(max_tokens=COUNT, seed=seed)) for seed in range(9)]
         completions = await asyncio.gather(*calls)

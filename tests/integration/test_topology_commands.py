@@ -156,6 +156,24 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
     assert err.index("[drafter small-lm] drained") < err.index("[verifier] drained")
 
 
+def test_up_starts_several_verifiers_and_ends_when_one_does(services: Path) -> None:
+    arguments = ["up", "--target", "toy", "--verifiers", "2", "--drafter", "small-lm=toy", "--drafter", "small-lm=toy"]
+    process = start(services, *arguments)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().split()[1]
+        code, out, err = generate(services, address, "--prompt", "def ", "--max-tokens", "20", "--seed", "7")
+        assert (code, out) == (0, bytes(EXPECTED).decode() + "\n"), err
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert err.count("[drafter small-lm] drained") == 2
+    assert "[verifier 1] drained" in err
+    assert "[verifier 2] drained" in err
+
+
 def test_killing_up_takes_its_services_along(up: tuple[subprocess.Popen[str], str]) -> None:
     process, _ = up
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -228,6 +246,7 @@ def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
         ["up", "--drafter", "none", "--drafter", "small-lm"],
         ["up", "--drafter", "=x"],
         ["up", "--device", "abacus"],
+        ["up", "--verifiers", "0"],
     ],
     ids=" ".join,
 )
