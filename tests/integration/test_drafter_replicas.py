@@ -106,12 +106,14 @@ async def test_without_a_replica_left_requests_go_on_and_the_first_that_comes_ta
     async with replicas(*drafters) as (services, client, orchestrator):
         calls = [asyncio.create_task(generate(client, seed)) for seed in range(4)]
         await eventually(lambda: all(drafter.num_trees > 5 for drafter in drafters))
-        for index in (0, 1):
-            await services.kill(index)
+        await services.kill(0)
+        await eventually(lambda: len(drafters[1].active) == 4)
+        await services.kill(1)
         await eventually(lambda: orchestrator.drafters.connected_kinds() == ())
         assert all(not call.done() for call in calls)
-        await services.revive(1)
-        await eventually(lambda: len(drafters[1].active) == 4)
+        # The other than the one that had all of them.
+        await services.revive(0)
+        await eventually(lambda: len(drafters[0].active) == 4)
         assert await asyncio.gather(*calls) == [plain(babble, PROMPT, COUNT, seed) for seed in range(4)]
 
 

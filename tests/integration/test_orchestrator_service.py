@@ -339,6 +339,9 @@ async def test_model_information_names_the_connected_drafters(start_fakes: Start
     assert info.model == "toy"
     assert info.tokenizer_fingerprint == FINGERPRINT
     assert list(info.sources) == ["small-lm"]
+    assert len(info.refusals) == 1
+    assert "drafter foreign" in info.refusals[0]
+    assert info.num_verifiers == 1
     assert info.max_nodes == 9
     assert info.vocab_size == VOCAB
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -85,9 +86,10 @@ async def test_sequences_are_shared_out_evenly(start_fakes: StartFakes) -> None:
 async def test_prompts_that_begin_alike_go_where_their_beginning_was_computed(start_fakes: StartFakes) -> None:
     verifiers = [FakeVerifier(shared_block_tokens=8) for _ in range(2)]
     families = [[family] * 80 for family in b"abcd"]
+    chooser = random.Random(1)
     async with start_fakes(verifiers) as (client, _):
         for turn in range(5):
-            for family in families:
+            for family in families if turn == 0 else chooser.sample(families, len(families)):
                 await client.generate([*family, *b"turn", turn], Options(max_tokens=2))
         homes = [{opening.prompt_token_ids[0] for opening in verifier.opened} for verifier in verifiers]
         assert not homes[0] & homes[1]
