@@ -136,7 +136,8 @@ def library_top_scores(
 ) -> tuple[npt.NDArray[np.int64], FloatArray, npt.NDArray[np.int64]]:
     """What `top_scores.top_scores` computes, in calls of numpy."""
     vocab_size = scores.shape[-1]
-    top = np.argpartition(scores, vocab_size - limit, axis=-1)[:, vocab_size - limit :]
+    # In order of tokens, so that ties stay in it.
+    top = np.sort(np.argpartition(scores, vocab_size - limit, axis=-1)[:, vocab_size - limit :], axis=-1)
     values = np.take_along_axis(scores, top, -1)
     order = np.argsort(-values, axis=-1, kind="stable")
     values = np.take_along_axis(values, order, -1)

@@ -40,9 +40,10 @@ async def test_one_whose_handshake_came_before_it_was_settled_what_is_served_is_
 async def test_a_verifier_may_offer_more_rules_than_the_others_and_not_fewer() -> None:
     rules = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
     pool = VerifierPool(["127.0.0.1:1", "127.0.0.1:2"], resume_s=1.0)
-    pool._settle_on(known(pool, 0, INFO))
-    known(pool, 1, replace(INFO, acceptance_rules=rules))
+    fewer, more = replace(INFO, acceptance_rules=rules[:1]), replace(INFO, acceptance_rules=rules)
+    pool._settle_on(known(pool, 0, fewer))
+    known(pool, 1, more)
     pool._settle_on(pool.clients[1])
     with pytest.raises(IncompatibleError, match="without acceptance_rules"):
-        pool.check(pool.clients[0], INFO)
+        pool.check(pool.clients[0], fewer)
     await pool.close()
