@@ -13,7 +13,8 @@ from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2_grpc
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
-from orchestrator.planner import FixedPlanner
+from orchestrator.planner import FixedPlanner, Planner
+from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
 from orchestrator.verifier_client import VerifierClient
 
@@ -55,7 +56,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         service = InferenceService(
             verifier=verifier,
             drafters=drafters,
-            planner=FixedPlanner(max_nodes, round(config.linger_ms * 1000)),
+            planner=_planner(config, max_nodes),
             tokenizer=TargetTokenizer(verifier.tokenizer_json),
             limits=Limits(
                 max_requests=config.max_requests,
@@ -73,6 +74,11 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
         yield Orchestrator(f"{host}:{port}", service, verifier, drafters)
+
+
+def _planner(config: Config, max_nodes: int) -> Planner:
+    kind = AdaptivePlanner if config.planner == "adaptive" else FixedPlanner
+    return kind(max_nodes, round(config.linger_ms * 1000))
 
 
 async def _follow_health(server: Server, verifier: VerifierClient) -> None:

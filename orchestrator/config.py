@@ -13,6 +13,9 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+PLANNERS = ("adaptive", "fixed")
+
+
 class ConfigError(ValueError):
     """A variable is missing or has a bad value; the message names it."""
 
@@ -45,6 +48,8 @@ class Config:
     resume_s: float = 5.0
     # Most outputs of one request, where MAX_REQUESTS is not fewer.
     max_outputs: int = 16
+    # How rounds are planned: "adaptive" learns what pays, within MAX_NODES and LINGER_MS; "fixed" always spends these.
+    planner: str = "adaptive"
 
     def __post_init__(self) -> None:
         _check("VERIFIER_ADDRESS", bool(self.verifier_address), "must be set, for example 127.0.0.1:50051")
@@ -52,6 +57,7 @@ class Config:
         _check("LINGER_MS", 0 <= self.linger_ms <= 10_000, f"must be in [0, 10000], got {self.linger_ms}")
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
         _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
+        _check("PLANNER", self.planner in PLANNERS, f"must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
@@ -77,6 +83,7 @@ class Config:
             grace_s=_read(env, "GRACE_S", _number, cls.grace_s),
             resume_s=_read(env, "RESUME_S", _number, cls.resume_s),
             max_outputs=_read(env, "MAX_OUTPUTS", int, cls.max_outputs),
+            planner=_read(env, "PLANNER", str, cls.planner),
         )
 
 

@@ -137,6 +137,8 @@ class Generation:
         self._output.push(outcome.token_ids, outcome.log_probs)
         self._wake.set()
         self.statistics.record(outcome, sent)
+        # Last of all: nobody waits for what is learned.
+        self._drafting.learn(outcome, sent)
 
     def on_finished(self, finish: Finish) -> None:
         """The verifier has ended the output."""

@@ -30,8 +30,11 @@ def test_every_variable_is_read() -> None:
         "GRACE_S": "0",
         "RESUME_S": "6",
         "MAX_OUTPUTS": "2",
+        "PLANNER": "fixed",
     }
-    assert Config.from_env(env) == Config("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
+    assert Config.from_env(env) == Config(
+        "v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2, "fixed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,7 @@ def test_every_variable_is_read() -> None:
         ("REQUIRE_DRAFTERS", "perhaps"),
         ("DEFAULT_TIMEOUT_S", "0"),
         ("GRACE_S", "-1"),
+        ("PLANNER", "clever"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
