@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from coppice.tree import EMPTY_TREE, TokenTree
 from orchestrator.planner import FixedPlanner, RoundPlan, Situation
 from orchestrator.planning.budget import best_budget
-from orchestrator.planning.cost_model import CostModel, PassRecord
-from orchestrator.planning.exploration import PROBE_ROUNDS, Exploration
+from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
+from orchestrator.planning.exploration import TRIAL_ROUNDS, Exploration
 from orchestrator.planning.linger import worthwhile_linger_s
 from orchestrator.planning.pass_log import PassLog
 from orchestrator.planning.value_model import ValueModel
@@ -35,6 +35,7 @@ _RATE = 0.05
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
 _MOST_RELATIVE_GAIN = 4.0
+_FEWEST_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Stance:
 
     `threshold` is the least gain, relative to that of a usual draft, with which a request's drafts pay. Of a usual
     draft, `gain` and `nodes` count what is worth at least `price` tokens per row. `rate` is in tokens per second.
+    `pays_jointly` says whether it would pay if everybody drafted.
     """
 
     threshold: float = 0.0
@@ -50,6 +52,7 @@ class Stance:
     gain: float = 0.0
     nodes: float = 0.0
     rate: float = 0.0
+    pays_jointly: bool = True
 
     @property
     def log_price(self) -> float:
@@ -78,9 +81,14 @@ class AdaptivePlanner:
         # Requests that have had a round, and those of them that wait for their first tree.
         self.num_running = 0
         self.num_newcomers = 0
-        # Running means: passes that a request misses while it waits for a draft; gain of a class of requests, greedy or
+        self._last_join = 0
+        # Running means: passes that a request misses while it waits for a draft, where only some ask for one and where
+        # everybody does; gain of a class of requests, greedy or
         # not, relative to that of a usual draft; committed tokens per round.
         self._missed = 0.0
+        self._missed_jointly = 0.0
+        self._is_joint = True
+        self._measured = _Rate()
         self._class_gain = {True: 1.0, False: 1.0}
         self._mean_gain = 1.0
         self._context = 0.0
@@ -100,8 +108,15 @@ class AdaptivePlanner:
         return self._class_gain[is_greedy]
 
     def may_join(self) -> bool:
-        """Whether drafters can take another request in."""
+        """Whether another request may begin to draft: where it pays for a few only, one after another."""
+        if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
+            return False
         return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
+
+    def joins(self) -> None:
+        """A request begins to draft."""
+        self.num_newcomers += 1
+        self._last_join = self.pass_number
 
     def looks_at(self, number: int) -> bool:
         """Whether the value model has time for the trees of this request in this pass."""
@@ -111,7 +126,11 @@ class AdaptivePlanner:
         """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
         record = self._passes.add(outcome, last_pass, asked)
         if asked and last_pass:
-            self._missed += _RATE * (min(8, self.pass_number - last_pass - 1) - self._missed)
+            missed = min(8, self.pass_number - last_pass - 1)
+            if self._is_joint:
+                self._missed_jointly += _RATE * (missed - self._missed_jointly)
+            else:
+                self._missed += _RATE * (missed - self._missed)
         if record is not None:
             self._pass_over(record)
         return self.pass_number
@@ -129,33 +148,75 @@ class AdaptivePlanner:
 
     def _pass_over(self, record: PassRecord) -> None:
         self._context += _RATE * (record.context / record.num_rounds - self._context)
-        self.exploration.next_pass(self.num_running, record.num_asked)
-        if self._costs.add(record):
-            self.replan()
+        self._is_joint = record.is_joint
+        self._measured.add(record)
+        seconds = record.pass_s + (record.gap_s or 0.0)
+        trial_is_over = self.exploration.next_pass(self.num_running, record.num_asked, seconds)
+        if self._costs.add(record) or trial_is_over:
+            self._replan()
+        if trial_is_over:
+            self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
 
-    def replan(self) -> None:
+    def _replan(self) -> None:
         """Draw conclusions from what is known."""
         if not self._costs.is_known or not self.values.has_seen_trees or not self.num_running:
             return
         costs, running = self._costs.costs, float(self.num_running)
-        plain_rate = running / self._costs.plain_round_s(running, running * self._context)
-        # Where everybody drafts, so many are there for a pass.
-        present = running / (1 + self._missed)
-        plain_s = self._costs.plain_round_s(present, present * self._context)
-        nodes = self.values.nodes_at_hand()
-        drafting_s = plain_s + present * costs.asking_s
-        scaled = [(value, present * count) for value, count in nodes]
-        best = best_budget(scaled, present, drafting_s, costs.row_s)
-        drafted_rate = (present + self._mean_gain * best.gain) / (drafting_s + costs.row_s * best.rows)
-        rate = max(plain_rate, drafted_rate)
+        plain_rate = running / self._plain_round_s(running)
+        joint_rate = self._joint_rate()
+        # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
+        rate = max(plain_rate, self._measured.tokens_per_s)
         price = rate * costs.row_s
-        worth = [(value, count) for value, count in nodes if value > price]
+        worth = [(value, count) for value, count in self.values.nodes_at_hand() if value > price]
         gain = sum(value * count for value, count in worth)
         num_nodes = sum(count for _, count in worth)
+        # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
+        pays_jointly = joint_rate > (plain_rate if self._is_joint else rate)
+        is_joint = pays_jointly or self._is_joint
+        asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
+        missed = self._missed_jointly if is_joint else self._missed
         # A request that waits for its draft misses tokens of its own, and spares the others its row.
-        overhead = self._missed * max(0.0, 1 - rate * costs.round_s) + rate * (costs.asking_s + costs.row_s * num_nodes)
+        overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
         threshold = overhead / gain if gain > 0 else math.inf
-        self.stance = Stance(threshold, price, gain, num_nodes, rate)
+        self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
+
+    def _joint_rate(self) -> float:
+        """Tokens per second if every request drafted."""
+        costs = self._costs.costs
+        # So many are there for a pass.
+        present = self.num_running / (1 + self._missed_jointly)
+        drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
+        nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
+        best = best_budget(nodes, present, drafting_s, costs.row_s)
+        return (present + self._mean_gain * best.gain) / (drafting_s + costs.row_s * best.rows)
+
+    def _plain_round_s(self, num_rounds: float) -> float:
+        return self._costs.plain_round_s(num_rounds, num_rounds * self._context)
+
+
+class _Rate:
+    """Tokens per second of the last passes, while the load is about the same."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+        self._num_rounds = 0.0
+        self._num_passes = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 while there are too few passes to tell."""
+        return self._tokens / self._seconds if self._num_passes >= _FEWEST_PASSES else 0.0
+
+    def add(self, record: PassRecord) -> None:
+        """Take a pass in."""
+        if record.gap_s is None:
+            return
+        if abs(record.num_rounds - self._num_rounds) > self._num_rounds / 2:
+            self._tokens = self._seconds = 0.0
+            self._num_passes, self._num_rounds = 0, record.num_rounds
+        self._tokens += record.num_tokens - _RATE * self._tokens
+        self._seconds += record.pass_s + record.gap_s - _RATE * self._seconds
+        self._num_passes += 1
 
 
 class AdaptiveRequest:
@@ -168,7 +229,7 @@ class AdaptiveRequest:
         self._last_pass = 0
         self._is_drafting = False
         self._is_newcomer = False
-        self._probe_left = 0
+        self._alone_left = 0
         self._is_closed = False
         # Gain of its drafts relative to a usual one's, from so many rounds.
         self._gain = planner.usual_gain(is_greedy)
@@ -226,10 +287,10 @@ class AdaptiveRequest:
         self._last_pass = planner.round_over(outcome, self._last_pass, asked and not is_first)
         if asked and not is_first:
             self._learn(outcome, sent)
-        if self._probe_left:
-            self._probe_left -= 1
-            if not self._probe_left:
-                self._end_probe()
+        if self._alone_left:
+            self._alone_left -= 1
+            if not self._alone_left:
+                self._end_alone()
 
     def close(self) -> None:
         """The request has ended."""
@@ -237,38 +298,38 @@ class AdaptiveRequest:
             return
         self._is_closed = True
         self._is_known()
-        if self._probe_left:
-            self._end_probe()
+        if self._alone_left:
+            self._end_alone()
         if self._last_pass:
             self._planner.request_ended()
 
     def _drafts(self) -> bool:
         """Whether the next round asks for a draft."""
-        planner = self._planner
-        if planner.exploration.is_pausing:
+        exploration = self._planner.exploration
+        if exploration.is_pausing:
             return False
-        if self._pays():
-            if not self._is_drafting and planner.may_join():
-                self._begin()
-            return self._is_drafting
-        if not self._probe_left and not planner.exploration.begins_probe(planner.num_running):
-            self._is_drafting = False
-            self._is_known()
-            return False
-        if not self._probe_left:
-            self._probe_left = PROBE_ROUNDS
+        if exploration.is_trying:
             self._begin()
-        return True
+        elif self._pays():
+            if not self._is_drafting and self._planner.may_join():
+                self._begin()
+        elif not self._alone_left:
+            if exploration.tries_alone():
+                self._alone_left = TRIAL_ROUNDS
+                self._begin()
+            else:
+                self._is_drafting = False
+                self._is_known()
+        return self._is_drafting
 
     def _pays(self) -> bool:
         margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
         return self._gain >= margin * self._planner.stance.threshold
 
     def _begin(self) -> None:
-        self._is_drafting = True
-        if not self._is_newcomer:
-            self._is_newcomer = True
-            self._planner.num_newcomers += 1
+        if not self._is_drafting:
+            self._is_drafting = self._is_newcomer = True
+            self._planner.joins()
 
     def _is_known(self) -> None:
         """A tree has come, so that the drafters are up to date."""
@@ -276,9 +337,10 @@ class AdaptiveRequest:
             self._is_newcomer = False
             self._planner.num_newcomers -= 1
 
-    def _end_probe(self) -> None:
-        self._probe_left = 0
-        self._planner.exploration.probe_over(found_gain=self._pays())
+    def _end_alone(self) -> None:
+        self._alone_left = 0
+        self._planner.exploration.tried_alone()
+        self._planner.exploration.trial_over(found_gain=self._pays())
 
     def _learn(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
         planner = self._planner

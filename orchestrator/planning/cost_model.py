@@ -13,11 +13,14 @@ RECENT_PASSES = 48
 LASTING_PASSES = 2000
 # Passes between two fits while the load is about the same.
 PASSES_PER_FIT = 4
+# A pass waits for drafts where at least this share of its rounds do.
+JOINT_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One pass: of how many sequences it was a round, of these how many had asked for drafts, and its rows in all.
+    """One pass: of how many sequences it was a round, of these how many had asked for drafts, the tokens that it
+    committed, and its rows in all.
 
     `context` is the committed tokens of those sequences together. `gap_s` is the time since the pass before it ended
     that was not spent in the pass itself: lingering, messages, the drafters' share of the machine. None where the
@@ -26,19 +29,30 @@ class PassRecord:
 
     num_rounds: int
     num_asked: int
+    num_tokens: int
     num_rows: int
     context: int
     pass_s: float
     gap_s: float | None
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether about everyone had asked for drafts, so that the pass waited for all of them."""
+        return self.num_asked >= JOINT_SHARE * self.num_rounds
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Marginal times in seconds: of a further row, sequence, and sequence that asks for drafts (its rows aside)."""
+    """Marginal times in seconds: of a further row, sequence, and sequence that asks for drafts (its rows aside).
+
+    Where everyone asks, a pass waits for the drafts, and one that asks costs `asking_jointly_s`. Where only some do,
+    the others go on without them.
+    """
 
     row_s: float = 0.0
     round_s: float = 0.0
     asking_s: float = 0.0
+    asking_jointly_s: float = 0.0
 
 
 class CostModel:
@@ -52,8 +66,8 @@ class CostModel:
     def __init__(self) -> None:
         # Constant, sequences, further rows, thousands of context tokens, asking.
         self._pass = RobustRegression(5, RECENT_PASSES, LASTING_PASSES)
-        # Constant, sequences, asking.
-        self._gap = RobustRegression(3, RECENT_PASSES, LASTING_PASSES)
+        # Constant, sequences, asking, asking jointly.
+        self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES)
         self._since_fit = 0
         self._fitted_rounds = 0
         self.costs = Costs()
@@ -70,7 +84,8 @@ class CostModel:
             np.array([1.0, record.num_rounds, further, record.context / 1000, record.num_asked]), record.pass_s
         )
         if record.gap_s is not None:
-            self._gap.add(np.array([1.0, record.num_rounds, record.num_asked]), record.gap_s)
+            joint = record.num_asked if record.is_joint else 0
+            self._gap.add(np.array([1.0, record.num_rounds, record.num_asked, joint]), record.gap_s)
         self._since_fit += 1
         is_due = (
             self._since_fit >= PASSES_PER_FIT or abs(record.num_rounds - self._fitted_rounds) > record.num_rounds / 4
@@ -83,7 +98,7 @@ class CostModel:
     def plain_round_s(self, num_rounds: float, context: float) -> float:
         """The interval between passes of so many sequences and no drafts."""
         seconds = self._pass.coefficients @ np.array([1.0, num_rounds, 0.0, context / 1000, 0.0])
-        return max(1e-6, float(seconds + self._gap.coefficients @ np.array([1.0, num_rounds, 0.0])))
+        return max(1e-6, float(seconds + self._gap.coefficients @ np.array([1.0, num_rounds, 0.0, 0.0])))
 
     def _fit(self) -> None:
         in_pass, around = self._pass.solve().tolist(), self._gap.solve().tolist()
@@ -91,4 +106,5 @@ class CostModel:
             row_s=max(0.0, in_pass[2]),
             round_s=max(0.0, in_pass[1] + around[1]),
             asking_s=max(0.0, in_pass[4] + around[2]),
+            asking_jointly_s=max(0.0, in_pass[4] + around[2] + around[3]),
         )

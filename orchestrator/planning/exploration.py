@@ -10,20 +10,23 @@ PAUSE_PASSES = 3
 FIRST_PAUSE_AFTER = 32
 FIRST_PAUSE_IN_COMPANY_AFTER = 12
 LONGEST_BETWEEN_PAUSES = 384
-# Where it does not: a request tries so many rounds in a row with it. It begins with this chance per round, which falls
-# to the lower one while trying shows no gain; one in so many running requests tries at a time.
-PROBE_ROUNDS = 6
-FIRST_PROBE_CHANCE = 1 / 96
-LOWEST_PROBE_CHANCE = 1 / 768
-RUNNING_PER_PROBE = 16
+# Where it does not pay: it is tried for so many rounds in a row, as often as this share of the time allows, which falls
+# to the lower one while trials show no gain. Up to so many running requests try together, since drafts that everybody
+# waits for are another thing than drafts that one request misses passes for. Of more, one tries alone, because drafters
+# would have to catch up with all of them; it is charged for as many as would have tried together.
+TRIAL_ROUNDS = 8
+FIRST_TRIAL_SHARE = 0.03
+LOWEST_TRIAL_SHARE = 0.0075
+MOST_TOGETHER = 16
 # A load that has changed by this factor is another one.
 OTHER_LOAD = 4.0
 
 
 class Exploration:
-    """Decides when to pause drafting and when to try it again: at most about 6 % of rounds, soon about 1 %.
+    """Decides when to pause drafting and when to try it again.
 
-    Probes go to requests at random, so that no request is written off for good whatever its record.
+    Pauses take at most 9 % of passes, soon less than 1 %; trials 3 % of the time, soon less than 1 %. Who tries alone
+    is drawn by lot, so that no request is written off for good, whatever its record.
     """
 
     def __init__(self, seed: int) -> None:
@@ -32,36 +35,73 @@ class Exploration:
         self._between_pauses = 0.0
         self._until_pause = 0.0
         self._pause_left = 0
-        self._probe_chance = FIRST_PROBE_CHANCE
-        self._num_probing = 0
+        self._trial_left = 0
+        self._trial_share = FIRST_TRIAL_SHARE
+        # Time that trials may take; at first, and when the load has changed, one may begin at once.
+        self._credit_s = 0.0
+        self._owes_trial = True
+        self._alone_chance = 0.0
+        self._num_alone = 0
 
     @property
     def is_pausing(self) -> bool:
         """Whether nobody drafts now."""
         return self._pause_left > 0
 
-    def next_pass(self, num_running: int, num_asked: int) -> None:
-        """A pass has ended in which so many rounds had asked for drafts."""
-        if not 1 / OTHER_LOAD < num_running / self._load < OTHER_LOAD:
+    @property
+    def is_trying(self) -> bool:
+        """Whether everybody drafts now."""
+        return self._trial_left > 0
+
+    def next_pass(self, num_running: int, num_asked: int, seconds: float) -> bool:
+        """A pass that took so long has ended, in which so many rounds had asked for drafts.
+
+        Returns whether a trial of all has ended with it.
+        """
+        if num_running and not 1 / OTHER_LOAD < num_running / self._load < OTHER_LOAD:
             self._load = float(num_running)
-            self._probe_chance = FIRST_PROBE_CHANCE
+            self._trial_share = FIRST_TRIAL_SHARE
+            self._owes_trial = True
             self._between_pauses = 0.0
-        if self._pause_left > 0:
+        self._credit_s += self._trial_share * seconds
+        if self._trial_left > 0:
+            self._credit_s -= seconds
+            self._trial_left -= 1
+            return self._trial_left == 0
+        self._alone_chance = 0.0
+        if self._num_alone > 0:
+            self._credit_s -= seconds / MOST_TOGETHER
+        elif self._pause_left > 0:
             self._pause_left -= 1
         elif num_asked:
             self._count_down(num_running)
+        elif self._owes_trial or self._random.random() < self._credit_s / (TRIAL_ROUNDS * seconds):
+            self._begin_trial(num_running)
+        return False
 
-    def begins_probe(self, num_running: int) -> bool:
-        """Whether a request that does not draft tries it for its next rounds."""
-        if self._num_probing * RUNNING_PER_PROBE >= max(1, num_running) or self._random.random() >= self._probe_chance:
+    def tries_alone(self) -> bool:
+        """Whether a request that does not draft tries it for its next rounds; asked once in each of its rounds."""
+        if self._num_alone > 0 or self._random.random() >= self._alone_chance:
             return False
-        self._num_probing += 1
+        self._owes_trial = False
+        self._num_alone += 1
         return True
 
-    def probe_over(self, found_gain: bool) -> None:
-        """A probe has ended, or its request has."""
-        self._num_probing -= 1
-        self._probe_chance = FIRST_PROBE_CHANCE if found_gain else max(LOWEST_PROBE_CHANCE, self._probe_chance / 2)
+    def tried_alone(self) -> None:
+        """The request that tried alone is done, or has ended."""
+        self._num_alone -= 1
+
+    def trial_over(self, found_gain: bool) -> None:
+        """Try again soon, or rather later."""
+        self._trial_share = FIRST_TRIAL_SHARE if found_gain else max(LOWEST_TRIAL_SHARE, self._trial_share / 2)
+
+    def _begin_trial(self, num_running: int) -> None:
+        if num_running <= MOST_TOGETHER:
+            self._owes_trial = False
+            self._credit_s = min(self._credit_s, 0.0)
+            self._trial_left = TRIAL_ROUNDS
+        else:
+            self._alone_chance = 1 / num_running
 
     def _count_down(self, num_running: int) -> None:
         if self._between_pauses == 0:

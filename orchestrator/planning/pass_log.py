@@ -20,6 +20,7 @@ class PassLog:
         self._rows_and_time = (0, 0)
         self._num_rounds = 0
         self._num_asked = 0
+        self._num_tokens = 0
         self._context = 0
         self._ended_s = 0.0
         self._gap_s: float | None = None
@@ -39,6 +40,7 @@ class PassLog:
             record = self._begin(outcome)
         self._num_rounds += 1
         self._num_asked += asked
+        self._num_tokens += len(outcome.token_ids)
         self._context += outcome.base_length
         return record
 
@@ -54,11 +56,13 @@ class PassLog:
         self._ended_s = now_s
         self.pass_number += 1
         self._rows_and_time = (outcome.pass_rows, outcome.pass_us)
-        self._num_rounds = self._num_asked = self._context = 0
+        self._num_rounds = self._num_asked = self._num_tokens = self._context = 0
         return record
 
     def _record(self) -> PassRecord | None:
         if self._num_rounds == 0:
             return None
         rows, pass_us = self._rows_and_time
-        return PassRecord(self._num_rounds, self._num_asked, rows, self._context, pass_us / 1e6, self._gap_s)
+        return PassRecord(
+            self._num_rounds, self._num_asked, self._num_tokens, rows, self._context, pass_us / 1e6, self._gap_s
+        )
