@@ -4,60 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from coppice.tree import EMPTY_TREE, TokenTree
-from orchestrator.planner import FixedPlanner, RoundPlan, Situation
+from orchestrator.planner import FixedPlanner
 from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
-from orchestrator.planning.exploration import TRIAL_ROUNDS, Exploration
-from orchestrator.planning.linger import worthwhile_linger_s
+from orchestrator.planning.exploration import Exploration
+from orchestrator.planning.measured_rate import MeasuredRate
+from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
+from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.stance import Stance
 from orchestrator.planning.value_model import ValueModel
 from orchestrator.rounds import Outcome
-from orchestrator.statistics import verified_tree
 
-# Nodes are cut only below this share of the price: both the price and their values are estimates.
-CLEARLY = 0.8
-# A request changes between drafting and not only when it is this clear that it should.
-HYSTERESIS = 0.05
 # Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run.
-LOOKED_AT_PER_PASS = 4
+LOOKED_AT_PER_PASS = 2
 # Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
 # dearest work of drafters.
 NEWCOMERS = 4
 RUNNING_PER_NEWCOMER = 8
-# Nodes that drafters are asked for, in units of those that were worth their rows lately.
-SPARE_NODES = 1.5
-# Weight of an observation in the planner's running means, and the least in a request's own.
+# Drafters have caught up when at most one in so many that ask waits for a first tree. That is waited for, but not for
+# longer than so many passes.
+ASKING_PER_UNSETTLED = 4
+LONGEST_UNSETTLED = 64
+# How far below the threshold a request may stay where drafting pays for all together.
+LEAST_SHARE_OF_THRESHOLD = 0.6
+# Weight of an observation in running means.
 _RATE = 0.05
-_OWN_RATE = 0.03
-_PRIOR_ROUNDS = 8
-_MOST_RELATIVE_GAIN = 4.0
-_FEWEST_PASSES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Stance:
-    """What the planner thinks of drafting now; until costs and values are known, that it is free and pays.
-
-    `threshold` is the least gain, relative to that of a usual draft, with which a request's drafts pay. Of a usual
-    draft, `gain` and `nodes` count what is worth at least `price` tokens per row. `rate` is in tokens per second.
-    `pays_jointly` says whether it would pay if everybody drafted.
-    """
-
-    threshold: float = 0.0
-    price: float = 0.0
-    gain: float = 0.0
-    nodes: float = 0.0
-    rate: float = 0.0
-    pays_jointly: bool = True
-
-    @property
-    def log_price(self) -> float:
-        """The logarithm of a path probability below which a node is clearly not worth its row."""
-        return math.log(CLEARLY * self.price) if self.price > 0 else -math.inf
 
 
 class AdaptivePlanner:
@@ -77,20 +51,20 @@ class AdaptivePlanner:
         self.stance = Stance()
         self._costs = CostModel()
         self._passes = PassLog(clock)
+        self._missed = MissedPasses()
+        self._measured = MeasuredRate()
+        # Requests that have begun, of these the ones that have had a round, and those that wait for their first tree.
         self._num_requests = 0
-        # Requests that have had a round, and those of them that wait for their first tree.
         self.num_running = 0
         self.num_newcomers = 0
         self._last_join = 0
-        # Running means: passes that a request misses while it waits for a draft, where only some ask for one and where
-        # everybody does; gain of a class of requests, greedy or
-        # not, relative to that of a usual draft; committed tokens per round.
-        self._missed = 0.0
-        self._missed_jointly = 0.0
-        self._is_joint = True
-        self._measured = _Rate()
-        self._class_gain = {True: 1.0, False: 1.0}
+        self._was_joint = True
+        self._num_unsettled_passes = 0
+        # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
+        # greedy requests and others; committed tokens of a sequence.
+        self._asked = 0.0
         self._mean_gain = 1.0
+        self._class_gain = {True: 1.0, False: 1.0}
         self._context = 0.0
 
     @property
@@ -122,17 +96,13 @@ class AdaptivePlanner:
         """Whether the value model has time for the trees of this request in this pass."""
         return (self.pass_number + number) % max(1, -(-self.num_running // LOOKED_AT_PER_PASS)) == 0
 
-    def round_over(self, outcome: Outcome, last_pass: int, asked: bool) -> int:
+    def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
         """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
         record = self._passes.add(outcome, last_pass, asked)
-        if asked and last_pass:
-            missed = min(8, self.pass_number - last_pass - 1)
-            if self._is_joint:
-                self._missed_jointly += _RATE * (missed - self._missed_jointly)
-            else:
-                self._missed += _RATE * (missed - self._missed)
         if record is not None:
             self._pass_over(record)
+        if asked and not is_newcomer:
+            self._missed.count(self.pass_number - last_pass)
         return self.pass_number
 
     def gained(self, relative_gain: float, is_greedy: bool) -> None:
@@ -148,10 +118,17 @@ class AdaptivePlanner:
 
     def _pass_over(self, record: PassRecord) -> None:
         self._context += _RATE * (record.context / record.num_rounds - self._context)
-        self._is_joint = record.is_joint
+        self._asked += _RATE * (record.num_asked - self._asked)
+        self._was_joint = record.is_joint
         self._measured.add(record)
+        is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
+        self._num_unsettled_passes = 0 if is_settled else self._num_unsettled_passes + 1
+        # While drafters read prompts they are late for everyone; that is no measure of what drafts miss, unless it goes
+        # on and on.
+        is_typical = is_settled or self._num_unsettled_passes > LONGEST_UNSETTLED
+        self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         seconds = record.pass_s + (record.gap_s or 0.0)
-        trial_is_over = self.exploration.next_pass(self.num_running, record.num_asked, seconds)
+        trial_is_over = self.exploration.next_pass(self.num_running, record.num_asked, seconds, is_settled)
         if self._costs.add(record) or trial_is_over:
             self._replan()
         if trial_is_over:
@@ -161,9 +138,9 @@ class AdaptivePlanner:
         """Draw conclusions from what is known."""
         if not self._costs.is_known or not self.values.has_seen_trees or not self.num_running:
             return
+        self._missed.solve()
         costs, running = self._costs.costs, float(self.num_running)
         plain_rate = running / self._plain_round_s(running)
-        joint_rate = self._joint_rate()
         # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
         rate = max(plain_rate, self._measured.tokens_per_s)
         price = rate * costs.row_s
@@ -171,20 +148,23 @@ class AdaptivePlanner:
         gain = sum(value * count for value, count in worth)
         num_nodes = sum(count for _, count in worth)
         # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
-        pays_jointly = joint_rate > (plain_rate if self._is_joint else rate)
-        is_joint = pays_jointly or self._is_joint
+        pays_jointly = self._joint_rate() > (plain_rate if self._was_joint else rate)
+        is_joint = pays_jointly or self._was_joint
+        missed = self._missed.of_one_more(self._asked, is_joint)
         asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
-        missed = self._missed_jointly if is_joint else self._missed
         # A request that waits for its draft misses tokens of its own, and spares the others its row.
         overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
         threshold = overhead / gain if gain > 0 else math.inf
+        if pays_jointly and self._was_joint:
+            # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
+            threshold *= max(LEAST_SHARE_OF_THRESHOLD, plain_rate / rate)
         self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
 
     def _joint_rate(self) -> float:
         """Tokens per second if every request drafted."""
         costs = self._costs.costs
         # So many are there for a pass.
-        present = self.num_running / (1 + self._missed_jointly)
+        present = self.num_running / (1 + self._missed.jointly(self.num_running))
         drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
         nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
         best = best_budget(nodes, present, drafting_s, costs.row_s)
@@ -192,167 +172,3 @@ class AdaptivePlanner:
 
     def _plain_round_s(self, num_rounds: float) -> float:
         return self._costs.plain_round_s(num_rounds, num_rounds * self._context)
-
-
-class _Rate:
-    """Tokens per second of the last passes, while the load is about the same."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-        self._num_rounds = 0.0
-        self._num_passes = 0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 while there are too few passes to tell."""
-        return self._tokens / self._seconds if self._num_passes >= _FEWEST_PASSES else 0.0
-
-    def add(self, record: PassRecord) -> None:
-        """Take a pass in."""
-        if record.gap_s is None:
-            return
-        if abs(record.num_rounds - self._num_rounds) > self._num_rounds / 2:
-            self._tokens = self._seconds = 0.0
-            self._num_passes, self._num_rounds = 0, record.num_rounds
-        self._tokens += record.num_tokens - _RATE * self._tokens
-        self._seconds += record.pass_s + record.gap_s - _RATE * self._seconds
-        self._num_passes += 1
-
-
-class AdaptiveRequest:
-    """One request's part of the plan."""
-
-    def __init__(self, planner: AdaptivePlanner, is_greedy: bool, number: int) -> None:
-        self._planner = planner
-        self._number = number
-        self._is_greedy = is_greedy
-        self._last_pass = 0
-        self._is_drafting = False
-        self._is_newcomer = False
-        self._alone_left = 0
-        self._is_closed = False
-        # Gain of its drafts relative to a usual one's, from so many rounds.
-        self._gain = planner.usual_gain(is_greedy)
-        self._num_asked = 0
-        # Tokens that verified trees had promised, and those accepted.
-        self._promised = self._accepted = 2.0
-        self._multiple = 1
-
-    def plan(self, situation: Situation) -> RoundPlan:
-        """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
-        fixed = self._planner.fixed.plan(situation)
-        self._multiple = fixed.row_multiple
-        if situation.forced or not situation.has_drafter or fixed.max_nodes == 0:
-            return fixed
-        if not self._drafts():
-            return RoundPlan(0, 0)
-        stance, running = self._planner.stance, self._planner.num_running
-        if not stance.rate or not stance.gain:
-            return fixed
-        linger_us = fixed.linger_us
-        linger_s = worthwhile_linger_s(max(self._gain, 1.0) * stance.gain, stance.rate, max(1, running))
-        linger_us = min(linger_us, round(1e6 * linger_s))
-        nodes = fixed.max_nodes
-        if running > 1:
-            nodes = min(nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
-        return RoundPlan(nodes, linger_us, fixed.row_multiple if running <= 1 else 1)
-
-    def select(self, tree: TokenTree) -> TokenTree:
-        """The nodes that are worth their rows, and where the request is alone those that fill up the last ones."""
-        planner = self._planner
-        self._is_known()
-        if not len(tree):
-            return tree
-        if planner.looks_at(self._number):
-            planner.values.note(tree)
-        if planner.stance.price <= 0:
-            return tree
-        least = planner.stance.log_price - math.log(self._accepted / self._promised)
-        logs = planner.values.path_logs(tree)
-        kept = [node for node, value in enumerate(logs) if value >= least]
-        if self._multiple > 1 and kept:
-            rows = -(-(1 + len(kept)) // self._multiple) * self._multiple
-            return tree.prune(rows - 1)
-        return tree.select(kept) if kept else EMPTY_TREE
-
-    def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
-        """Learn from a round."""
-        planner = self._planner
-        is_first = self._last_pass == 0
-        if self._is_closed:
-            return
-        if is_first:
-            planner.num_running += 1
-        # The first round is the prompt's, which waits for nobody.
-        self._last_pass = planner.round_over(outcome, self._last_pass, asked and not is_first)
-        if asked and not is_first:
-            self._learn(outcome, sent)
-        if self._alone_left:
-            self._alone_left -= 1
-            if not self._alone_left:
-                self._end_alone()
-
-    def close(self) -> None:
-        """The request has ended."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._is_known()
-        if self._alone_left:
-            self._end_alone()
-        if self._last_pass:
-            self._planner.request_ended()
-
-    def _drafts(self) -> bool:
-        """Whether the next round asks for a draft."""
-        exploration = self._planner.exploration
-        if exploration.is_pausing:
-            return False
-        if exploration.is_trying:
-            self._begin()
-        elif self._pays():
-            if not self._is_drafting and self._planner.may_join():
-                self._begin()
-        elif not self._alone_left:
-            if exploration.tries_alone():
-                self._alone_left = TRIAL_ROUNDS
-                self._begin()
-            else:
-                self._is_drafting = False
-                self._is_known()
-        return self._is_drafting
-
-    def _pays(self) -> bool:
-        margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
-        return self._gain >= margin * self._planner.stance.threshold
-
-    def _begin(self) -> None:
-        if not self._is_drafting:
-            self._is_drafting = self._is_newcomer = True
-            self._planner.joins()
-
-    def _is_known(self) -> None:
-        """A tree has come, so that the drafters are up to date."""
-        if self._is_newcomer:
-            self._is_newcomer = False
-            self._planner.num_newcomers -= 1
-
-    def _end_alone(self) -> None:
-        self._alone_left = 0
-        self._planner.exploration.tried_alone()
-        self._planner.exploration.trial_over(found_gain=self._pays())
-
-    def _learn(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
-        planner = self._planner
-        if planner.stance.gain > 0 and not self._is_newcomer:
-            relative = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / planner.stance.gain)
-            self._num_asked += 1
-            self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (relative - self._gain)
-            planner.gained(relative, self._is_greedy)
-        if sent and outcome.draft_nodes and planner.looks_at(self._number):
-            promised = planner.values.learn(
-                verified_tree(sent, outcome.draft_nodes),
-                outcome.token_ids[: outcome.num_accepted],
-            )
-            self._promised = 0.9 * self._promised + promised
-            self._accepted = 0.9 * self._accepted + outcome.num_accepted

@@ -11,6 +11,8 @@ from orchestrator.planning.regression import RobustRegression
 # After how many passes an observation weighs half, for what follows the load and for what lasts.
 RECENT_PASSES = 48
 LASTING_PASSES = 2000
+# A difference of this many seconds is nothing unusual for a pass or the time between two.
+_NORMAL_ERROR_S = 0.0005
 # Passes between two fits while the load is about the same.
 PASSES_PER_FIT = 4
 # A pass waits for drafts where at least this share of its rounds do.
@@ -65,9 +67,9 @@ class CostModel:
 
     def __init__(self) -> None:
         # Constant, sequences, further rows, thousands of context tokens, asking.
-        self._pass = RobustRegression(5, RECENT_PASSES, LASTING_PASSES)
+        self._pass = RobustRegression(5, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
         # Constant, sequences, asking, asking jointly.
-        self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES)
+        self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
         self._since_fit = 0
         self._fitted_rounds = 0
         self.costs = Costs()

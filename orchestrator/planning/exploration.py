@@ -10,11 +10,12 @@ PAUSE_PASSES = 3
 FIRST_PAUSE_AFTER = 32
 FIRST_PAUSE_IN_COMPANY_AFTER = 12
 LONGEST_BETWEEN_PAUSES = 384
-# Where it does not pay: it is tried for so many rounds in a row, as often as this share of the time allows, which falls
-# to the lower one while trials show no gain. Up to so many running requests try together, since drafts that everybody
-# waits for are another thing than drafts that one request misses passes for. Of more, one tries alone, because drafters
-# would have to catch up with all of them; it is charged for as many as would have tried together.
+# Where it does not pay: it is tried for so many rounds in a row, behind those in which drafters catch up, as often as
+# this share of the time allows, which falls to the lower one while trials show no gain. Up to so many running requests
+# try together, since drafts that everybody waits for are another thing than drafts that one request misses passes for.
+# Of more, one tries alone, because drafters would have to catch up with all of them, and is charged as one of so many.
 TRIAL_ROUNDS = 8
+LONGEST_TRIAL = 24
 FIRST_TRIAL_SHARE = 0.03
 LOWEST_TRIAL_SHARE = 0.0075
 MOST_TOGETHER = 16
@@ -35,7 +36,7 @@ class Exploration:
         self._between_pauses = 0.0
         self._until_pause = 0.0
         self._pause_left = 0
-        self._trial_left = 0
+        self._trial_left = self._trial_passes = 0
         self._trial_share = FIRST_TRIAL_SHARE
         # Time that trials may take; at first, and when the load has changed, one may begin at once.
         self._credit_s = 0.0
@@ -53,9 +54,10 @@ class Exploration:
         """Whether everybody drafts now."""
         return self._trial_left > 0
 
-    def next_pass(self, num_running: int, num_asked: int, seconds: float) -> bool:
+    def next_pass(self, num_running: int, num_asked: int, seconds: float, is_settled: bool) -> bool:
         """A pass that took so long has ended, in which so many rounds had asked for drafts.
 
+        `is_settled` says that drafters have caught up with those who ask.
         Returns whether a trial of all has ended with it.
         """
         if num_running and not 1 / OTHER_LOAD < num_running / self._load < OTHER_LOAD:
@@ -66,7 +68,8 @@ class Exploration:
         self._credit_s += self._trial_share * seconds
         if self._trial_left > 0:
             self._credit_s -= seconds
-            self._trial_left -= 1
+            self._trial_passes += 1
+            self._trial_left = 0 if self._trial_passes == LONGEST_TRIAL else self._trial_left - is_settled
             return self._trial_left == 0
         self._alone_chance = 0.0
         if self._num_alone > 0:
@@ -99,7 +102,7 @@ class Exploration:
         if num_running <= MOST_TOGETHER:
             self._owes_trial = False
             self._credit_s = min(self._credit_s, 0.0)
-            self._trial_left = TRIAL_ROUNDS
+            self._trial_left, self._trial_passes = TRIAL_ROUNDS, 0
         else:
             self._alone_chance = 1 / num_running
 

@@ -11,7 +11,7 @@ Vector = npt.NDArray[np.float64]
 
 # Errors beyond this many times the usual one count as that many: a pass that was held up says nothing about passes.
 _OUTLIER = 4.0
-# Errors up to this share of what was expected are never outliers, so that times that hardly vary can change, too.
+# Nor are errors up to this share of what was expected.
 _NORMAL_SHARE = 0.15
 # Weight of an observation in the usual error.
 _ERROR_RATE = 0.1
@@ -57,13 +57,17 @@ class RobustRegression:
     the effect that it had when it did.
     """
 
-    def __init__(self, num_features: int, recent: float, lasting: float) -> None:
-        """`recent` and `lasting` are after how many observations one weighs half."""
+    def __init__(self, num_features: int, recent: float, lasting: float, normal_error: float) -> None:
+        """`recent` and `lasting` are after how many observations one weighs half.
+
+        Errors up to `normal_error` are never outliers, so that what was the same for long can change, too.
+        """
         # The constant has no anchor: until something varies, it explains everything and all effects are 0.
         weights = [0.0] + [1.0] * (num_features - 1)
         self._lasting = AgeWeightedRegression(num_features, 0.5 ** (1 / lasting), [0.02 * weight for weight in weights])
         self._recent = AgeWeightedRegression(num_features, 0.5 ** (1 / recent), [4.0 * weight for weight in weights])
         self._nothing: Vector = np.zeros(num_features)
+        self._normal_error = normal_error
         self._usual_error = 0.0
         self.num_observations = 0
 
@@ -78,7 +82,7 @@ class RobustRegression:
         expected = float(features @ self.coefficients)
         error = abs(target - expected)
         if self.num_observations > 8:
-            limit = _OUTLIER * self._usual_error + _NORMAL_SHARE * abs(expected)
+            limit = _OUTLIER * self._usual_error + _NORMAL_SHARE * abs(expected) + self._normal_error
             target = min(max(target, expected - limit), expected + limit)
             # Held to the limit too: a single outlier must not open the door to the next, a lasting change has to.
             error = min(error, limit)

@@ -9,8 +9,8 @@ from coppice.tree import ROOT, TokenTree
 
 # Nodes deeper than this share the correction of this depth.
 DEEPEST = 16
-# Rounds of which a correction remembers about as many, and those that stand for "no correction" at the beginning.
-_MEMORY = 256
+# What is left of a tree's weight in a correction with each further one, and the tokens that speak for no correction.
+_FADE = 1 - 1 / 256
 _PRIOR_TOKENS = 4.0
 # Corrections are kept between these, as logarithms: a drafter that lies may lose all its rows, and never gain many.
 _LOWEST, _HIGHEST = -3.0, 0.7
@@ -48,18 +48,14 @@ class ValueModel:
             if parent == ROOT:
                 break
             accepted.add(parent)
-        promised = 0.0
-        logs = self.path_logs(tree)
-        for name in tree.source_names:
+        promised = sum(math.exp(min(0.0, value)) for value in self.path_logs(tree))
+        for bit, name in enumerate(tree.source_names):
             correction = self._corrections.setdefault(name, _SourceCorrection())
-            correction.fade()
-        for node, path_log_prob in enumerate(tree.path_log_probs):
-            depth = min(tree.depths[node], DEEPEST)
-            for name in tree.sources_of(node):
-                self._corrections[name].count(depth, math.exp(path_log_prob), node in accepted)
-            promised += math.exp(min(0.0, logs[node]))
-        for name in tree.source_names:
-            self._corrections[name].update()
+            nodes = range(len(tree))
+            own = [node for node in nodes if tree.sources[node] >> bit & 1] if tree.sources else nodes
+            correction.count(
+                [(tree.depths[node], math.exp(tree.path_log_probs[node]), node in accepted) for node in own]
+            )
         return promised
 
     def path_logs(self, tree: TokenTree) -> list[float]:
@@ -72,6 +68,20 @@ class ValueModel:
             path + by_mask[mask][depth]
             for path, depth, mask in zip(tree.path_log_probs, tree.depths, tree.sources, strict=True)
         ]
+
+    def worth(self, tree: TokenTree, least_log: float) -> Sequence[int] | None:
+        """The nodes whose worth has at least this logarithm, parents included; None when all of them have."""
+        paths = tree.path_log_probs
+        if not tree.sources:
+            logs = self._logs(tree.source_names, tree.depth)
+            # Corrections fall with depth, so that the last one is the lowest.
+            if min(paths) + logs[tree.depth] >= least_log:
+                return None
+            floors = [least_log - log for log in logs]
+            kept = [node for node, depth in enumerate(tree.depths) if paths[node] >= floors[depth]]
+        else:
+            kept = [node for node, value in enumerate(self.path_logs(tree)) if value >= least_log]
+        return None if len(kept) == len(tree) else kept
 
     def note(self, tree: TokenTree) -> None:
         """Count a tree's nodes among those at hand."""
@@ -105,25 +115,22 @@ class _SourceCorrection:
     """Tokens that one source promised, and those that were accepted, by depth."""
 
     def __init__(self) -> None:
-        self._promised = [_PRIOR_TOKENS] * (DEEPEST + 1)
-        self._accepted = [_PRIOR_TOKENS] * (DEEPEST + 1)
+        self._promised = [0.0] * (DEEPEST + 1)
+        self._accepted = [0.0] * (DEEPEST + 1)
         self.logs = [0.0] * (DEEPEST + 1)
 
-    def fade(self) -> None:
-        """Let go of a little of the past."""
-        fade = 1 - 1 / _MEMORY
-        self._promised = [fade * value for value in self._promised]
-        self._accepted = [fade * value for value in self._accepted]
-
-    def count(self, depth: int, promised: float, is_accepted: bool) -> None:
-        """Count one node of a verified tree."""
-        self._promised[depth] += promised
-        self._accepted[depth] += is_accepted
-
-    def update(self) -> None:
-        """Draw the conclusion."""
+    def count(self, nodes: Sequence[tuple[int, float, bool]]) -> None:
+        """Count the nodes of a verified tree: depth, path probability, whether it was accepted."""
+        promised, accepted = self._promised, self._accepted
+        for depth in range(1, DEEPEST + 1):
+            promised[depth] *= _FADE
+            accepted[depth] *= _FADE
+        for depth, probability, is_accepted in nodes:
+            depth = min(depth, DEEPEST)
+            promised[depth] += probability
+            accepted[depth] += is_accepted
         lowest = _HIGHEST
         for depth in range(1, DEEPEST + 1):
-            ratio = (self._accepted[depth] + _PRIOR_TOKENS) / (self._promised[depth] + _PRIOR_TOKENS)
+            ratio = (accepted[depth] + _PRIOR_TOKENS) / (promised[depth] + _PRIOR_TOKENS)
             lowest = min(lowest, max(_LOWEST, math.log(ratio)))
             self.logs[depth] = lowest

@@ -40,8 +40,8 @@ def pass_s(num_rows: int) -> float:
 class Machine:
     """What things take in the model. `contention`: seconds that a second of drafting adds to the pass beside it."""
 
-    draft_s: float = 0.0012
-    draft_node_s: float = 0.0002
+    draft_s: float = 0.002
+    draft_node_s: float = 0.0001
     read_token_s: float = 0.0001
     message_s: float = 0.0003
     sequence_s: float = 0.0001
@@ -157,7 +157,7 @@ class Deployment:
         self.drafting_s = 0.0
         # By number of the pass: how much slower than usual it is.
         self.slow_passes: dict[int, float] = {}
-        self._requests: list[ModelledRequest] = []
+        self.requests: list[ModelledRequest] = []
         self._random = random.Random(seed)
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -169,15 +169,15 @@ class Deployment:
 
     def set_load(self, num_requests: int, text: Text | None = None) -> None:
         """Start or end requests until so many run."""
-        for request in self._requests[num_requests:]:
+        for request in self.requests[num_requests:]:
             request.is_running = False
             request.planner.close()
-        self._requests = self._requests[:num_requests]
-        while len(self._requests) < num_requests:
+        self.requests = self.requests[:num_requests]
+        while len(self.requests) < num_requests:
             request = ModelledRequest(
                 self.planner.follow(is_greedy=True), text or self.text, self._random.getrandbits(32), self.now_s
             )
-            self._requests.append(request)
+            self.requests.append(request)
             self._plan(request)
         self._later(0.0, self._look)
 
@@ -195,16 +195,16 @@ class Deployment:
 
     def _look(self) -> None:
         """Start a pass if one may start."""
-        if self._in_pass or not self._requests:
+        if self._in_pass or not self.requests:
             return
-        if all(request.has_draft for request in self._requests):
+        if all(request.has_draft for request in self.requests):
             start_s = self.now_s
         else:
-            start_s = min(request.deadline_s for request in self._requests)
+            start_s = min(request.deadline_s for request in self.requests)
         if start_s > self.now_s + 1e-9:
             self._later(start_s - self.now_s, self._look)
             return
-        ready = [request for request in self._requests if request.has_draft or request.deadline_s <= self.now_s + 1e-9]
+        ready = [request for request in self.requests if request.has_draft or request.deadline_s <= self.now_s + 1e-9]
         self._in_pass = [
             (
                 request,
