@@ -10,7 +10,7 @@ from orchestrator.planner import FixedPlanner
 from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.exploration import Exploration
-from orchestrator.planning.measured_rate import MeasuredRate
+from orchestrator.planning.measured_rate import MeasuredRates
 from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
 from orchestrator.planning.request import AdaptiveRequest
@@ -28,6 +28,8 @@ RUNNING_PER_NEWCOMER = 8
 # longer than so many passes.
 ASKING_PER_UNSETTLED = 4
 LONGEST_UNSETTLED = 64
+# The power of the shortfall behind plain decoding with which the threshold rises.
+DOUBT = 4
 # How far below the threshold a request may stay where drafting pays for all together.
 LEAST_SHARE_OF_THRESHOLD = 0.6
 # Weight of an observation in running means.
@@ -52,13 +54,14 @@ class AdaptivePlanner:
         self._costs = CostModel()
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
-        self._measured = MeasuredRate()
+        self._measured = MeasuredRates()
         # Requests that have begun, of these the ones that have had a round, and those that wait for their first tree.
         self._num_requests = 0
         self.num_running = 0
         self.num_newcomers = 0
         self._last_join = 0
         self._was_joint = True
+        self._was_trying = False
         self._num_unsettled_passes = 0
         # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
         # greedy requests and others; committed tokens of a sequence.
@@ -120,8 +123,8 @@ class AdaptivePlanner:
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._was_joint = record.is_joint
-        self._measured.add(record)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
+        self._measured.add(record, self.num_running, is_settled)
         self._num_unsettled_passes = 0 if is_settled else self._num_unsettled_passes + 1
         # While drafters read prompts they are late for everyone; that is no measure of what drafts miss, unless it goes
         # on and on.
@@ -129,6 +132,9 @@ class AdaptivePlanner:
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         seconds = record.pass_s + (record.gap_s or 0.0)
         trial_is_over = self.exploration.next_pass(self.num_running, record.num_asked, seconds, is_settled)
+        if self.exploration.is_trying and not self._was_trying:
+            self._measured.joint.forget()
+        self._was_trying = self.exploration.is_trying
         if self._costs.add(record) or trial_is_over:
             self._replan()
         if trial_is_over:
@@ -139,25 +145,30 @@ class AdaptivePlanner:
         if not self._costs.is_known or not self.values.has_seen_trees or not self.num_running:
             return
         self._missed.solve()
-        costs, running = self._costs.costs, float(self.num_running)
-        plain_rate = running / self._plain_round_s(running)
+        costs, running = self._costs.costs, self.num_running
+        reached = self._measured.all.tokens_per_s(running) or 0.0
+        plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
+        joint_rate = self._measured.joint.tokens_per_s(running) or self._joint_rate()
         # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
-        rate = max(plain_rate, self._measured.tokens_per_s)
+        rate = max(plain_rate, reached)
         price = rate * costs.row_s
         worth = [(value, count) for value, count in self.values.nodes_at_hand() if value > price]
         gain = sum(value * count for value, count in worth)
         num_nodes = sum(count for _, count in worth)
         # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
-        pays_jointly = self._joint_rate() > (plain_rate if self._was_joint else rate)
+        pays_jointly = joint_rate > (plain_rate if self._was_joint else rate)
         is_joint = pays_jointly or self._was_joint
-        missed = self._missed.of_one_more(self._asked, is_joint)
+        missed = self._missed.of_one_more(running if is_joint else self._asked, is_joint)
         asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
         # A request that waits for its draft misses tokens of its own, and spares the others its row.
         overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
         threshold = overhead / gain if gain > 0 else math.inf
         if pays_jointly and self._was_joint:
             # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
-            threshold *= max(LEAST_SHARE_OF_THRESHOLD, plain_rate / rate)
+            threshold = min(1.0, threshold) * max(LEAST_SHARE_OF_THRESHOLD, plain_rate / joint_rate)
+        elif self._asked > 0 and reached > 0:
+            # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
+            threshold *= max(1.0, plain_rate / reached) ** DOUBT
         self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
 
     def _joint_rate(self) -> float:

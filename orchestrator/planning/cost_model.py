@@ -67,7 +67,7 @@ class CostModel:
 
     def __init__(self) -> None:
         # Constant, sequences, further rows, thousands of context tokens, asking.
-        self._pass = RobustRegression(5, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
+        self._pass = RobustRegression(5, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S, slow=[3])
         # Constant, sequences, asking, asking jointly.
         self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
         self._since_fit = 0

@@ -19,8 +19,10 @@ class MissedPasses:
     """
 
     def __init__(self) -> None:
-        # Constant, asking, asking jointly.
-        self._regression = RobustRegression(3, RECENT_PASSES, LASTING_PASSES, normal_error=1.0)
+        # Of passes that go on without those who wait, and of passes that wait for everybody. Constant, asking.
+        self._regressions = {
+            is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
+        }
         self._missed = self._num_rounds = 0
 
     def count(self, num_passes: int) -> None:
@@ -31,23 +33,20 @@ class MissedPasses:
     def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
         """Learn from what was counted for a pass, if it is typical."""
         if self._num_rounds and is_typical:
-            features = np.array([1.0, num_asked, num_asked if is_joint else 0.0])
-            self._regression.add(features, self._missed / self._num_rounds)
+            self._regressions[is_joint].add(np.array([1.0, num_asked]), self._missed / self._num_rounds)
         self._missed = self._num_rounds = 0
 
     def solve(self) -> None:
         """Fit again."""
-        self._regression.solve()
+        for regression in self._regressions.values():
+            regression.solve()
 
     def jointly(self, num_asked: float) -> float:
         """Per round, where so many ask and everybody else does, too."""
-        constant, slope, joint_slope = self._coefficients()
-        return max(0.0, constant + (slope + joint_slope) * num_asked)
+        constant, slope = map(float, self._regressions[True].coefficients)
+        return max(0.0, constant + slope * num_asked)
 
     def of_one_more(self, num_asked: float, is_joint: bool) -> float:
         """In all, when one more asks beside so many."""
-        constant, slope, joint_slope = self._coefficients()
-        return max(0.0, constant + 2 * max(0.0, slope + joint_slope * is_joint) * num_asked)
-
-    def _coefficients(self) -> tuple[float, ...]:
-        return tuple(map(float, self._regression.coefficients))
+        constant, slope = map(float, self._regressions[is_joint].coefficients)
+        return max(0.0, constant + (2 if slope > 0 else 1) * slope * num_asked)

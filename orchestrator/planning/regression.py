@@ -13,6 +13,8 @@ Vector = npt.NDArray[np.float64]
 _OUTLIER = 4.0
 # Nor are errors up to this share of what was expected.
 _NORMAL_SHARE = 0.15
+# How many times the anchor of a slow feature outweighs that of others.
+_SLOW_WEIGHT = 1000.0
 # Weight of an observation in the usual error.
 _ERROR_RATE = 0.1
 
@@ -57,13 +59,18 @@ class RobustRegression:
     the effect that it had when it did.
     """
 
-    def __init__(self, num_features: int, recent: float, lasting: float, normal_error: float) -> None:
+    def __init__(
+        self, num_features: int, recent: float, lasting: float, normal_error: float, slow: Sequence[int] = ()
+    ) -> None:
         """`recent` and `lasting` are after how many observations one weighs half.
 
-        Errors up to `normal_error` are never outliers, so that what was the same for long can change, too.
+        Features in `slow` drift with time, and only the lasting regression learns what they do: a recent trend is not
+        theirs. Errors up to `normal_error` are never outliers, so that what was the same for long can change, too.
         """
         # The constant has no anchor: until something varies, it explains everything and all effects are 0.
         weights = [0.0] + [1.0] * (num_features - 1)
+        for feature in slow:
+            weights[feature] = _SLOW_WEIGHT
         self._lasting = AgeWeightedRegression(num_features, 0.5 ** (1 / lasting), [0.02 * weight for weight in weights])
         self._recent = AgeWeightedRegression(num_features, 0.5 ** (1 / recent), [4.0 * weight for weight in weights])
         self._nothing: Vector = np.zeros(num_features)
