@@ -25,9 +25,9 @@ LOOKED_AT_PER_PASS = 2
 NEWCOMERS = 4
 RUNNING_PER_NEWCOMER = 8
 # Drafters have caught up when at most one in so many that ask waits for a first tree. That is waited for, but not for
-# longer than so many passes.
+# longer than so many seconds.
 ASKING_PER_UNSETTLED = 4
-LONGEST_UNSETTLED = 64
+LONGEST_UNSETTLED_S = 0.25
 # The power of the shortfall behind plain decoding with which the threshold rises.
 DOUBT = 4
 # How far below the threshold a request may stay where drafting pays for all together.
@@ -62,7 +62,7 @@ class AdaptivePlanner:
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
-        self._num_unsettled_passes = 0
+        self._unsettled_s = 0.0
         # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
         # greedy requests and others; committed tokens of a sequence.
         self._asked = 0.0
@@ -125,17 +125,19 @@ class AdaptivePlanner:
         self._was_joint = record.is_joint
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         self._measured.add(record, self.num_running, is_settled)
-        self._num_unsettled_passes = 0 if is_settled else self._num_unsettled_passes + 1
-        # While drafters read prompts they are late for everyone; that is no measure of what drafts miss, unless it goes
-        # on and on.
-        is_typical = is_settled or self._num_unsettled_passes > LONGEST_UNSETTLED
-        self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         seconds = record.pass_s + (record.gap_s or 0.0)
-        trial_is_over = self.exploration.next_pass(self.num_running, record.num_asked, seconds, is_settled)
+        self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
+        # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
+        # on and on.
+        is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
+        self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
+        trial_is_over = self.exploration.next_pass(
+            self.num_running, record.num_asked, record.num_rounds, seconds, is_settled
+        )
         if self.exploration.is_trying and not self._was_trying:
             self._measured.joint.forget()
         self._was_trying = self.exploration.is_trying
-        if self._costs.add(record) or trial_is_over:
+        if (is_typical and self._costs.add(record)) or trial_is_over:
             self._replan()
         if trial_is_over:
             self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
@@ -148,7 +150,8 @@ class AdaptivePlanner:
         costs, running = self._costs.costs, self.num_running
         reached = self._measured.all.tokens_per_s(running) or 0.0
         plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
-        joint_rate = self._measured.joint.tokens_per_s(running) or self._joint_rate()
+        measured_joint_rate = self._measured.joint.tokens_per_s(running)
+        joint_rate = measured_joint_rate or self._joint_rate()
         # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
         rate = max(plain_rate, reached)
         price = rate * costs.row_s
@@ -163,7 +166,7 @@ class AdaptivePlanner:
         # A request that waits for its draft misses tokens of its own, and spares the others its row.
         overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
         threshold = overhead / gain if gain > 0 else math.inf
-        if pays_jointly and self._was_joint:
+        if pays_jointly and (self._was_joint or measured_joint_rate):
             # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
             threshold = min(1.0, threshold) * max(LEAST_SHARE_OF_THRESHOLD, plain_rate / joint_rate)
         elif self._asked > 0 and reached > 0:
