@@ -147,6 +147,7 @@ class Drafting:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
         self._check(tree)
+        self._planner.tree_arrived()
         if not self._is_current(base_length, assumed):
             self._on_late_tree(source, base_length, tree)
             return

@@ -54,6 +54,9 @@ class RequestPlanner(Protocol):
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits."""
 
+    def tree_arrived(self) -> None:
+        """A draft has come, in time or late."""
+
     def select(self, tree: TokenTree) -> TokenTree:
         """The nodes of a draft that are worth their rows. Not for sampled trees, which travel whole."""
 
@@ -93,6 +96,9 @@ class FixedPlanner:
         # In company a sequence shares its multiple with others, and what fills it is not free.
         multiple = situation.row_multiple if situation.load.batch_size <= 1 else 1
         return RoundPlan(nodes, self._linger_us if waits else 0, multiple)
+
+    def tree_arrived(self) -> None:
+        """Nothing is learned."""
 
     def select(self, tree: TokenTree) -> TokenTree:
         """All of it."""

@@ -20,7 +20,7 @@ LONGEST_BETWEEN_PAUSES = 384
 # Of more, one tries alone, because drafters would have to catch up with all of them.
 # What one that tries alone is charged, as a share of the time: it holds up the others a little.
 TRIAL_ROUNDS = 8
-LONGEST_TRIAL = 24
+LONGEST_TRIAL = 128
 FIRST_TRIAL_SHARE = 0.03
 LOWEST_TRIAL_SHARE = 0.0075
 MOST_TOGETHER = 16

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HYSTERESIS = 0.05
 # Nodes that drafters are asked for, in units of those that were worth their rows lately.
 SPARE_NODES = 1.5
+# Tokens that drafts are taken to gain, at least, when it is tried whether they do.
+TRIAL_GAIN = 4.0
 # Least weight of a round in a request's own gain, and the rounds that its class's gain stands for at first.
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
@@ -44,6 +46,8 @@ class AdaptiveRequest:
         self._is_drafting = False
         # Whether drafters owe it the first tree since it began to draft.
         self._is_newcomer = False
+        # Whether they have to read more for it than a round's tokens.
+        self._catches_up = False
         self._alone_left = 0
         self._is_closed = False
         # Gain of its drafts relative to usual ones, from so many rounds.
@@ -64,19 +68,28 @@ class AdaptiveRequest:
         if not self._drafts():
             return RoundPlan(0, 0)
         stance, running = self._planner.stance, max(1, self._planner.num_running)
-        if not stance.is_known or stance.gain == 0:
+        if not stance.is_known:
             return fixed
-        if running == 1:
-            nodes = fixed.max_nodes
-        else:
+        gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
+        if running > 1:
             self._row_multiple = 1
-            nodes = min(fixed.max_nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
-        linger_s = worthwhile_linger_s(max(1.0, self._gain) * stance.gain, stance.rate, running)
+        if self._planner.exploration.is_trying or self._alone_left:
+            # What is known may be out of date, and nothing is learned from drafts that are not waited for.
+            gain = max(gain, TRIAL_GAIN)
+        elif running > 1:
+            nodes = min(nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
+        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it.
+        linger_s = 0.0 if self._catches_up else worthwhile_linger_s(gain, stance.rate, running)
         return RoundPlan(nodes, min(fixed.linger_us, round(1e6 * linger_s)), self._row_multiple)
+
+    def tree_arrived(self) -> None:
+        """Drafters owe the request nothing."""
+        if self._is_newcomer:
+            self._is_newcomer = self._catches_up = False
+            self._planner.num_newcomers -= 1
 
     def select(self, tree: TokenTree) -> TokenTree:
         """The nodes that are worth their rows and, where the request is alone, those that fill up the last ones."""
-        self._is_known()
         if not len(tree):
             return tree
         self._at_hand = tree
@@ -113,7 +126,7 @@ class AdaptiveRequest:
         if self._is_closed:
             return
         self._is_closed = True
-        self._is_known()
+        self.tree_arrived()
         if self._alone_left:
             self._planner.exploration.tried_alone()
         if self._last_pass:
@@ -135,7 +148,7 @@ class AdaptiveRequest:
                 self._begin()
             else:
                 self._is_drafting = False
-                self._is_known()
+                self.tree_arrived()
         return self._is_drafting
 
     def _pays(self) -> bool:
@@ -145,13 +158,8 @@ class AdaptiveRequest:
     def _begin(self) -> None:
         if not self._is_drafting:
             self._is_drafting = self._is_newcomer = True
+            self._catches_up = self._last_pass > 0
             self._planner.joins()
-
-    def _is_known(self) -> None:
-        """Drafters owe the request nothing."""
-        if self._is_newcomer:
-            self._is_newcomer = False
-            self._planner.num_newcomers -= 1
 
     def _learn(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
         usual, values = self._planner.stance.gain, self._planner.values

@@ -291,6 +291,7 @@ class Deployment:
     def _on_tree(self, request: ModelledRequest, base: int, tree: TokenTree) -> None:
         if not request.is_running or not request.plan.max_nodes:
             return
+        request.planner.tree_arrived()
         request.put(base, request.planner.select(tree) if base == request.length else tree)
         self._look()
 

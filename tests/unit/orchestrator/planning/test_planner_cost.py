@@ -72,6 +72,7 @@ def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
             for step in range(5):
                 now_s += 0.01
                 request.plan(Situation(has_drafter=True))
+                request.tree_arrived()
                 request.select(tree)
                 request.round_over(Outcome(9, (1, 2), 1, 32, 3, 0, b"", 33, 9000 + step, 0, 0), [tree], True)
             request.close()
