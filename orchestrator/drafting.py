@@ -200,7 +200,8 @@ class Drafting:
             Situation(
                 has_drafter=has_drafter,
                 requested_nodes=self._requested_nodes,
-                forced=self._forced,
+                # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
+                forced=self._forced or self._samples,
                 load=self.load,
                 row_multiple=self._row_multiple,
             )
