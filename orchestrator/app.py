@@ -14,7 +14,8 @@ from coppice.v1 import inference_pb2_grpc
 from orchestrator.admission import Admission
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
-from orchestrator.planner import FixedPlanner
+from orchestrator.planner import FixedPlanner, Planner
+from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.opening import open_cache
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
@@ -65,7 +66,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,
-            planner=FixedPlanner(max_nodes, round(config.linger_ms * 1000)),
+            planner=_planner(config, max_nodes),
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
             admission=Admission(config.max_requests, config.max_queued, dict(config.tenant_weights)),
             limits=Limits(
@@ -84,6 +85,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
         yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache)
+
+
+def _planner(config: Config, max_nodes: int) -> Planner:
+    """What an adaptive planner learns is of one verifier, so that several have fixed plans."""
+    is_adaptive = config.planner == "adaptive" and len(config.verifier_addresses) == 1
+    return (AdaptivePlanner if is_adaptive else FixedPlanner)(max_nodes, round(config.linger_ms * 1000))
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

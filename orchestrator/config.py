@@ -13,6 +13,9 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+PLANNERS = ("adaptive", "fixed")
+
+
 class ConfigError(ValueError):
     """A variable is missing or has a bad value; the message names it."""
 
@@ -63,6 +66,8 @@ class Config:
     max_queued: int = 256
     # Shares of the places, for tenants that are to have more than one: pairs of name and weight, as in "a=2,b=3".
     tenant_weights: tuple[tuple[str, int], ...] = ()
+    # How rounds are planned: "adaptive" learns what pays, within MAX_NODES and LINGER_MS; "fixed" always spends these.
+    planner: str = "adaptive"
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -76,6 +81,7 @@ class Config:
         _check("TENANT_WEIGHTS", all(weight >= 1 for _, weight in self.tenant_weights), "must be at least 1 each")
         _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
+        _check("PLANNER", self.planner in PLANNERS, f"must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
@@ -114,6 +120,7 @@ class Config:
             cache_ttl_s=_read(env, "CACHE_TTL_S", _number, cls.cache_ttl_s),
             max_queued=_read(env, "MAX_QUEUED", int, cls.max_queued),
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
+            planner=_read(env, "PLANNER", str, cls.planner),
         )
 
 

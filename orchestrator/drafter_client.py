@@ -48,6 +48,8 @@ class DrafterClient:
         self._handlers: dict[int, DraftHandler] = {}
         # Those that may be of the same kind.
         self.others: Sequence[DrafterClient] = ()
+        # Tokens of each sequence that the drafter knows.
+        self._lengths: dict[int, int] = {}
         # Known once the drafter has been connected.
         self.kind = ""
         self.needs_features = False
@@ -88,11 +90,16 @@ class DrafterClient:
     def outcome(
         self, sequence_id: int, outcome: Outcome, max_nodes: int | None, row_multiple: int | None = None
     ) -> None:
-        """Tell what a round committed and, when they change, the next one's most nodes and multiple of rows."""
-        if sequence_id in self._handlers:
+        """Tell what was committed and, when they change, the next round's most nodes and multiple of rows.
+
+        It may be that of several rounds; what the drafter was opened with since is left out.
+        """
+        if sequence_id in self._lengths:
+            known = self._lengths[sequence_id] - outcome.base_length
+            self._lengths[sequence_id] = outcome.base_length + len(outcome.token_ids)
             message = drafter_pb2.DraftOutcome(
-                base_length=outcome.base_length,
-                token_ids=outcome.token_ids,
+                base_length=outcome.base_length + known,
+                token_ids=outcome.token_ids[known:],
                 features=outcome.features if self.needs_features else b"",
                 max_nodes=max_nodes,
                 row_multiple=row_multiple,
@@ -101,6 +108,7 @@ class DrafterClient:
 
     def leave(self, sequence_id: int) -> None:
         """Stop following a sequence."""
+        self._lengths.pop(sequence_id, None)
         if self._handlers.pop(sequence_id, None) is not None:
             close = drafter_pb2.CloseDraft()
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
@@ -179,6 +187,7 @@ class DrafterClient:
 
     def _open(self, sequence_id: int, handler: DraftHandler) -> None:
         opening = handler.draft_opening()
+        self._lengths[sequence_id] = len(opening.token_ids)
         message = drafter_pb2.OpenDraft(
             prompt_token_ids=opening.token_ids,
             sampling=wire.sampling_to_proto(opening.sampling),

@@ -12,7 +12,7 @@ from coppice.v1 import sampling_pb2
 from coppice.wire import samples_drafts
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
-from orchestrator.planner import Load, Planner, RoundPlan, Situation
+from orchestrator.planner import Load, RequestPlanner, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.rounds import DraftOpening, Outcome
 from orchestrator.statistics import Statistics
@@ -36,7 +36,7 @@ class Drafting:
     def __init__(
         self,
         clients: Sequence[DrafterClient],
-        planner: Planner,
+        planner: RequestPlanner,
         transcript: Transcript,
         sampling: SamplingParams,
         requested_nodes: int | None,
@@ -58,7 +58,10 @@ class Drafting:
         self._row_multiple = row_multiple
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
+        # Drafters that follow the request; they are asked to when a plan first wants a draft.
         self._members: dict[DrafterClient, int] = {}
+        # From where on the drafters were not told what was committed, since no draft was wanted.
+        self._withheld_from: int | None = None
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -67,6 +70,9 @@ class Drafting:
         # What the drafters were told last: nodes, and the multiple of rows.
         self._told_nodes = 0
         self._told_multiple = 1
+        # The current round's plan, and whether drafters were asked for this round and for the one before.
+        self._plan = RoundPlan(0, 0)
+        self._asked = self._asked_before = False
         self.load = Load()
         self.stale_drafts = 0
 
@@ -76,13 +82,15 @@ class Drafting:
         return any(client.needs_features for client in self._clients)
 
     def open(self) -> None:
-        """Ask every drafter to follow the request."""
-        for client in self._clients:
-            self._members[client] = client.join(self)
+        """Plan the first round, and ask every drafter to follow the request, if it wants a draft."""
+        self._replan()
+        if self._plan.max_nodes:
+            self._join()
 
     def close(self, statistics: Statistics | None = None) -> None:
-        """Let go of every drafter, and of the verifier; an output that has `statistics` is remembered."""
+        """Let go of drafters, planner and verifier; an output that has `statistics` is remembered."""
         self._send = None
+        self._planner.close()
         if self._cache is not None:
             self._cache.close(statistics)
         members, self._members = self._members, {}
@@ -91,14 +99,14 @@ class Drafting:
 
     def opening_linger_us(self) -> int:
         """The linger that the verifier is told as the sequence opens."""
-        self._told_linger_us = self._plan().linger_us
+        self._told_linger_us = self._plan.linger_us
         return self._told_linger_us
 
     def opened(self, send: SendDraft) -> None:
         """The verifier has the sequence now, and only that; a tree that is there already is sent again."""
         self._send = send
         if self._sent:
-            self._forward(self._sent[-1], self._plan())
+            self._forward(self._sent[-1])
         if self._cache is not None:
             self._cache.on_news = self._draft_alone
             self._cache.begin()
@@ -107,7 +115,7 @@ class Drafting:
     def draft_opening(self) -> DraftOpening:
         """The request as a drafter that begins to follow it has to know it."""
         # The drafter that asks may be the first.
-        plan = self._plan(has_drafter=True)
+        plan = self._replan(has_drafter=True)
         self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         tokens = tuple(self._transcript.tokens)
         return DraftOpening(tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple)
@@ -118,15 +126,13 @@ class Drafting:
             # The pass itself fills the last place, so there is nothing to draft and nothing to wait for.
             sent = self.round_ended()
             if self._told_linger_us:
-                self._forward(EMPTY_TREE, self._plan())
+                self._forward(EMPTY_TREE)
             return sent
-        plan = self._plan()
-        new_nodes = plan.max_nodes if plan.max_nodes != self._told_nodes else None
-        new_multiple = plan.row_multiple if plan.row_multiple != self._told_multiple else None
-        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
-        for client, sequence_id in self._members.items():
-            client.outcome(sequence_id, outcome, new_nodes, new_multiple)
+        asked = self._asked
+        self._replan()
+        self._tell_drafters(outcome)
         sent = self.round_ended()
+        self._asked_before = asked
         # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
         if sent and not self._samples and len(left := sent[-1].descend(outcome.token_ids)):
             self._sent.append(left)
@@ -139,8 +145,13 @@ class Drafting:
             self._cache.commit(outcome.token_ids)
             self._draft_alone()
 
+    def learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
+        """Let the planner learn from the round that is over now."""
+        self._planner.round_over(outcome, sent, self._asked_before)
+
     def round_ended(self) -> list[TokenTree]:
         """Forget the round's trees; returns those that had been sent."""
+        self._asked_before = self._asked
         sent, self._sent = self._sent, []
         self._trees.clear()
         return sent
@@ -152,32 +163,31 @@ class Drafting:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
         self._check(tree)
+        self._planner.tree_arrived()
         if not self._is_current(base_length, assumed):
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
         if not len(tree) and len(self._trees) < self._num_following():
             return
-        plan = self._plan()
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
-            drafted = merge([drafted, self._cache.draft_beside(drafted, plan.max_nodes, self.load.batch_size)])
+            drafted = merge([drafted, self._cache.draft_beside(drafted, self._plan.max_nodes, self.load.batch_size)])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
-            best = best.prune(BUDGETS_SENT * plan.max_nodes)
+            best = self._planner.select(best.prune(BUDGETS_SENT * self._plan.max_nodes))
         self._sent.append(best)
-        self._forward(best, plan)
+        self._forward(best)
 
     def _draft_alone(self) -> None:
         """Send the cache's tree where no drafter's will follow; else it waits for that, and is merged with it."""
         if self._cache is None or self._send is None or self._num_following():
             return
-        plan = self._plan()
-        tree = self._cache.draft(BUDGETS_SENT * plan.max_nodes, self.load.batch_size)
-        tree = tree.up_to_depth(self._transcript.room - 1)
+        tree = self._cache.draft(BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size)
+        tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)
-            self._forward(tree, plan)
+            self._forward(tree)
 
     def _check(self, tree: TokenTree) -> None:
         named = [tree.token_ids]
@@ -190,7 +200,7 @@ class Drafting:
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
-        if self._samples:
+        if self._samples or not self._plan.max_nodes:
             self.stale_drafts += 1
             return
         left = tree.descend(self._transcript.tokens[base_length:])
@@ -199,10 +209,11 @@ class Drafting:
             return
         if not self._trees:
             self._sent.append(labelled(left, source))
-        self._send(base_length, tree, self._plan().max_nodes, None)
+        self._send(base_length, tree, self._plan.max_nodes, None)
 
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""
+        self._replan()
         self._sync_linger()
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
@@ -218,26 +229,62 @@ class Drafting:
     def _num_following(self) -> int:
         return sum(client.follows(sequence_id) for client, sequence_id in self._members.items())
 
-    def _plan(self, has_drafter: bool = False) -> RoundPlan:
-        return self._planner.plan(
+    def _replan(self, has_drafter: bool = False) -> RoundPlan:
+        has_drafter = has_drafter or self._has_drafter()
+        self._plan = self._planner.plan(
             Situation(
-                has_drafter=has_drafter or self._num_following() > 0,
+                has_drafter=has_drafter,
                 requested_nodes=self._requested_nodes,
-                forced=self._forced,
+                # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
+                forced=self._forced or self._samples,
                 load=self.load,
                 row_multiple=self._row_multiple,
             )
         )
+        self._asked = has_drafter and self._plan.max_nodes > 0
+        return self._plan
+
+    def _has_drafter(self) -> bool:
+        if self._members:
+            return self._num_following() > 0
+        return any(client.connected for client in self._clients)
+
+    def _join(self) -> None:
+        for client in self._clients:
+            self._members[client] = client.join(self)
+
+    def _tell_drafters(self, outcome: Outcome) -> None:
+        """Ask for drafts behind the outcome; while none are wanted, drafters have no work with the request at all.
+
+        Those that need features are told of every outcome, since features come only once.
+        """
+        plan = self._plan
+        if plan.max_nodes and not self._members:
+            self._join()
+            return
+        if not plan.max_nodes and not self.wants_features:
+            if self._withheld_from is None:
+                self._withheld_from = outcome.base_length
+            return
+        if self._withheld_from is not None:
+            start, self._withheld_from = self._withheld_from, None
+            outcome = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
+        new_nodes = plan.max_nodes if plan.max_nodes != self._told_nodes else None
+        new_multiple = plan.row_multiple if plan.row_multiple != self._told_multiple else None
+        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
+        for client, sequence_id in self._members.items():
+            client.outcome(sequence_id, outcome, new_nodes, new_multiple)
 
     def _sync_linger(self) -> None:
-        plan = self._plan()
-        if plan.linger_us != self._told_linger_us:
+        """Tell the verifier at once whether to wait; how long exactly, it is told with the next tree."""
+        if bool(self._plan.linger_us) != bool(self._told_linger_us):
             # With the tree that the round has, if any: a draft without one would replace it.
-            self._forward(self._sent[-1] if self._sent else EMPTY_TREE, plan)
+            self._forward(self._sent[-1] if self._sent else EMPTY_TREE)
 
-    def _forward(self, tree: TokenTree, plan: RoundPlan) -> None:
+    def _forward(self, tree: TokenTree) -> None:
         if self._send is None:
             return
-        changed = plan.linger_us if plan.linger_us != self._told_linger_us else None
-        self._told_linger_us = plan.linger_us
-        self._send(self._transcript.length, tree, plan.max_nodes, changed)
+        linger_us = self._plan.linger_us
+        changed = linger_us if linger_us != self._told_linger_us else None
+        self._told_linger_us = linger_us
+        self._send(self._transcript.length, tree, self._plan.max_nodes, changed)

@@ -138,6 +138,8 @@ class Generation:
         self.statistics.record(outcome, sent)
         if not ended:
             self._drafting.round_passed(outcome)
+        # Last of all: nobody waits for what is learned.
+        self._drafting.learn(outcome, sent)
 
     def on_finished(self, finish: Finish) -> None:
         """The verifier has ended the output."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from coppice.tree import TokenTree
+from orchestrator.rounds import Outcome
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,40 @@ class Situation:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed."""
+    """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed.
+
+    With `max_nodes` 0 drafters are not asked for anything.
+    """
 
     max_nodes: int
     linger_us: int
     row_multiple: int = 1
 
 
-class Planner(Protocol):
-    """Plans a request's next round; called once per round, so it has to be quick."""
+class RequestPlanner(Protocol):
+    """Plans one request's rounds; called several times per round, so it has to be quick."""
 
-    def plan(self, situation: Situation) -> RoundPlan: ...
+    def plan(self, situation: Situation) -> RoundPlan:
+        """The next round's limits."""
+
+    def tree_arrived(self) -> None:
+        """A draft has come, in time or late."""
+
+    def select(self, tree: TokenTree) -> TokenTree:
+        """The nodes of a draft that are worth their rows. Not for sampled trees, which travel whole."""
+
+    def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
+        """Learn from a round: the trees sent for it, and whether drafters had been asked for one."""
+
+    def close(self) -> None:
+        """The request has ended."""
+
+
+class Planner(Protocol):
+    """Plans every request of one verifier."""
+
+    def follow(self, is_greedy: bool) -> RequestPlanner:
+        """The plans of a request that begins now."""
 
 
 class FixedPlanner:
@@ -57,6 +84,10 @@ class FixedPlanner:
         self._max_nodes = max_nodes
         self._linger_us = linger_us
 
+    def follow(self, is_greedy: bool) -> FixedPlanner:
+        """Every request is planned alike."""
+        return self
+
     def plan(self, situation: Situation) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""
         requested = situation.requested_nodes
@@ -65,3 +96,16 @@ class FixedPlanner:
         # In company a sequence shares its multiple with others, and what fills it is not free.
         multiple = situation.row_multiple if situation.load.batch_size <= 1 else 1
         return RoundPlan(nodes, self._linger_us if waits else 0, multiple)
+
+    def tree_arrived(self) -> None:
+        """Nothing is learned."""
+
+    def select(self, tree: TokenTree) -> TokenTree:
+        """All of it."""
+        return tree
+
+    def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
+        """Nothing is learned."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -59,7 +59,7 @@ class Statistics:
         passes.count += 1
         passes.total_us += outcome.pass_us
         if outcome.draft_nodes and sent:
-            self._attribute(outcome, _verified(sent, outcome.draft_nodes))
+            self._attribute(outcome, verified_tree(sent, outcome.draft_nodes))
 
     def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
         for node in range(len(tree)):
@@ -96,7 +96,7 @@ class Clock:
             self.ttft_ms = self.elapsed_ms()
 
 
-def _verified(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
+def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
     """The tree that the verifier took: it may have started before the last was there, and cuts to its budget."""
     exact = next((tree for tree in reversed(sent) if len(tree) == draft_nodes), None)
     return exact or sent[-1].prune(draft_nodes)

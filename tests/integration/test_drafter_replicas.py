@@ -47,7 +47,9 @@ async def replicas(*drafters: FakeDrafter) -> AsyncIterator[tuple[Replicas, Clie
             made.servers.append(server)
             made.addresses.append(await server.enter_async_context(serving(drafter)))
         address = await stack.enter_async_context(serving(made.verifier))
-        config = Config(address, tuple(made.addresses), connect_timeout_s=10, grace_s=0, linger_ms=200, cache_drafter=False)
+        config = Config(
+            address, tuple(made.addresses), connect_timeout_s=10, grace_s=0, linger_ms=200, cache_drafter=False
+        )
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
         yield made, client, orchestrator

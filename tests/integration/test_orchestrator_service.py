@@ -81,7 +81,7 @@ async def nothing_left(orchestrator: Orchestrator, verifier: FakeVerifier, *draf
 
 async def test_statistics_add_up(start_fakes: StartFakes) -> None:
     drafter = FakeDrafter(propose=perfect(depth=3))
-    async with start_fakes(FakeVerifier(), drafter, linger_ms=500) as (client, _):
+    async with start_fakes(FakeVerifier(), drafter, linger_ms=500, planner="fixed") as (client, _):
         completion = await client.generate(PROMPT, OPTIONS)
     stats, timing = completion.speculation, completion.timing
     assert stats.rounds == COUNT // 4

@@ -43,10 +43,11 @@ def test_every_variable_is_read() -> None:
         "CACHE_TTL_S": "9",
         "MAX_QUEUED": "8",
         "TENANT_WEIGHTS": "a=2, b = 3",
+        "PLANNER": "fixed",
     }
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
-    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)))
+    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed")
 
 
 def test_secrets_do_not_show() -> None:
@@ -76,6 +77,7 @@ def test_secrets_do_not_show() -> None:
         ("REDIS_TIMEOUT_MS", "0"),
         ("CACHE_MIB", "0"),
         ("CACHE_TTL_S", "-1"),
+        ("PLANNER", "clever"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:

@@ -36,6 +36,7 @@ class Round:
         rule = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL if sampled else sampling_pb2.ACCEPTANCE_RULE_UNSPECIFIED
         sampling = SamplingParams(temperature=1.0)
         self.drafting = Drafting((), planner, self.transcript, sampling, None, False, VOCAB, acceptance=rule)
+        self.drafting.open()
         self.sent: list[tuple[int, TokenTree]] = []
         self.drafting.opened(lambda base, tree, budget, linger_us: self.sent.append((base, tree)))
 

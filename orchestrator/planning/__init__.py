@@ -1,0 +1,1 @@
+"""The adaptive planner: what passes cost, what drafts are worth, and what follows for the next round."""

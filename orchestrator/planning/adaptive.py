@@ -1,0 +1,188 @@
+"""The planner that learns: speculates as far as it pays for all requests together, and not at all where it does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from orchestrator.planner import FixedPlanner
+from orchestrator.planning.budget import best_budget
+from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
+from orchestrator.planning.exploration import Exploration
+from orchestrator.planning.measured_rate import MeasuredRates
+from orchestrator.planning.missed_passes import MissedPasses
+from orchestrator.planning.pass_log import PassLog
+from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.stance import Stance
+from orchestrator.planning.value_model import ValueModel
+from orchestrator.rounds import Outcome
+
+# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run.
+LOOKED_AT_PER_PASS = 2
+# Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
+# dearest work of drafters.
+NEWCOMERS = 4
+RUNNING_PER_NEWCOMER = 8
+# Drafters have caught up when at most one in so many that ask waits for a first tree. That is waited for, but not for
+# longer than so many seconds.
+ASKING_PER_UNSETTLED = 4
+LONGEST_UNSETTLED_S = 0.25
+# The power of the shortfall behind plain decoding with which the threshold rises.
+DOUBT = 4
+# How far below the threshold a request may stay where drafting pays for all together.
+LEAST_SHARE_OF_THRESHOLD = 0.6
+# Weight of an observation in running means.
+_RATE = 0.05
+
+
+class AdaptivePlanner:
+    """Plans all requests of one verifier by one price, which every request applies to its own trees.
+
+    What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
+    second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
+    below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too.
+    """
+
+    def __init__(
+        self, max_nodes: int, linger_us: int, seed: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.fixed = FixedPlanner(max_nodes, linger_us)
+        self.values = ValueModel()
+        self.exploration = Exploration(seed)
+        self.stance = Stance()
+        self._costs = CostModel()
+        self._passes = PassLog(clock)
+        self._missed = MissedPasses()
+        self._measured = MeasuredRates()
+        # Requests that have begun, of these the ones that have had a round, and those that wait for their first tree.
+        self._num_requests = 0
+        self.num_running = 0
+        self.num_newcomers = 0
+        self._last_join = 0
+        self._was_joint = True
+        self._was_trying = False
+        self._unsettled_s = 0.0
+        # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
+        # greedy requests and others; committed tokens of a sequence.
+        self._asked = 0.0
+        self._mean_gain = 1.0
+        self._class_gain = {True: 1.0, False: 1.0}
+        self._context = 0.0
+
+    @property
+    def pass_number(self) -> int:
+        """Counts passes."""
+        return self._passes.pass_number
+
+    def follow(self, is_greedy: bool) -> AdaptiveRequest:
+        """The plans of a request that begins now."""
+        self._num_requests += 1
+        return AdaptiveRequest(self, is_greedy, self._num_requests)
+
+    def usual_gain(self, is_greedy: bool) -> float:
+        """Relative gain that a request of a class is expected to have."""
+        return self._class_gain[is_greedy]
+
+    def may_join(self) -> bool:
+        """Whether another request may begin to draft: where it pays for a few only, one after another."""
+        if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
+            return False
+        return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
+
+    def joins(self) -> None:
+        """A request begins to draft."""
+        self.num_newcomers += 1
+        self._last_join = self.pass_number
+
+    def looks_at(self, number: int) -> bool:
+        """Whether the value model has time for the trees of this request in this pass."""
+        return (self.pass_number + number) % max(1, -(-self.num_running // LOOKED_AT_PER_PASS)) == 0
+
+    def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
+        """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
+        record = self._passes.add(outcome, last_pass, asked)
+        if record is not None:
+            self._pass_over(record)
+        if asked and not is_newcomer:
+            self._missed.count(self.pass_number - last_pass)
+        return self.pass_number
+
+    def gained(self, relative_gain: float, is_greedy: bool) -> None:
+        """A round that had asked for drafts accepted so much, relative to a usual draft."""
+        self._class_gain[is_greedy] += _RATE * (relative_gain - self._class_gain[is_greedy])
+        self._mean_gain += _RATE * (relative_gain - self._mean_gain)
+
+    def request_ended(self) -> None:
+        """A request that had had a round has ended."""
+        self.num_running -= 1
+        if self.num_running == 0:
+            self._passes.idle()
+
+    def _pass_over(self, record: PassRecord) -> None:
+        self._context += _RATE * (record.context / record.num_rounds - self._context)
+        self._asked += _RATE * (record.num_asked - self._asked)
+        self._was_joint = record.is_joint
+        is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
+        self._measured.add(record, self.num_running, is_settled)
+        seconds = record.pass_s + (record.gap_s or 0.0)
+        self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
+        # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
+        # on and on.
+        is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
+        self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
+        trial_is_over = self.exploration.next_pass(
+            self.num_running, record.num_asked, record.num_rounds, seconds, is_settled
+        )
+        if self.exploration.is_trying and not self._was_trying:
+            self._measured.joint.forget()
+        self._was_trying = self.exploration.is_trying
+        if (is_typical and self._costs.add(record)) or trial_is_over:
+            self._replan()
+        if trial_is_over:
+            self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
+
+    def _replan(self) -> None:
+        """Draw conclusions from what is known."""
+        if not self._costs.is_known or not self.values.has_seen_trees or not self.num_running:
+            return
+        self._missed.solve()
+        costs, running = self._costs.costs, self.num_running
+        reached = self._measured.all.tokens_per_s(running) or 0.0
+        plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
+        measured_joint_rate = self._measured.joint.tokens_per_s(running)
+        joint_rate = measured_joint_rate or self._joint_rate()
+        # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
+        rate = max(plain_rate, reached)
+        price = rate * costs.row_s
+        worth = [(value, count) for value, count in self.values.nodes_at_hand() if value > price]
+        gain = sum(value * count for value, count in worth)
+        num_nodes = sum(count for _, count in worth)
+        # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
+        pays_jointly = joint_rate > (plain_rate if self._was_joint else rate)
+        is_joint = pays_jointly or self._was_joint
+        missed = self._missed.of_one_more(running if is_joint else self._asked, is_joint)
+        asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
+        # A request that waits for its draft misses tokens of its own, and spares the others its row.
+        overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
+        threshold = overhead / gain if gain > 0 else math.inf
+        if pays_jointly and (self._was_joint or measured_joint_rate):
+            # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
+            threshold = min(1.0, threshold) * max(LEAST_SHARE_OF_THRESHOLD, plain_rate / joint_rate)
+        elif self._asked > 0 and reached > 0:
+            # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
+            threshold *= max(1.0, plain_rate / reached) ** DOUBT
+        self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
+
+    def _joint_rate(self) -> float:
+        """Tokens per second if every request drafted."""
+        costs = self._costs.costs
+        # So many are there for a pass.
+        present = self.num_running / (1 + self._missed.jointly(self.num_running))
+        drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
+        nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
+        best = best_budget(nodes, present, drafting_s, costs.row_s)
+        return (present + self._mean_gain * best.gain) / (drafting_s + costs.row_s * best.rows)
+
+    def _plain_round_s(self, num_rounds: float) -> float:
+        return self._costs.plain_round_s(num_rounds, num_rounds * self._context)

@@ -1,0 +1,52 @@
+"""Passes that go by without a request while it waits for its draft."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from orchestrator.planning.cost_model import LASTING_PASSES, RECENT_PASSES
+from orchestrator.planning.regression import RobustRegression
+
+# More than this is no wait for a draft but something else.
+_MOST = 8
+
+
+class MissedPasses:
+    """Missed passes per round that asks for a draft, linear in how many ask: drafters serve them one after another.
+
+    One more that asks waits itself, and makes all the others wait longer. So what it costs is not the mean, but the
+    mean and once more what grows with the number.
+    """
+
+    def __init__(self) -> None:
+        # Of passes that go on without those who wait, and of passes that wait for everybody. Constant, asking.
+        self._regressions = {
+            is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
+        }
+        self._missed = self._num_rounds = 0
+
+    def count(self, num_passes: int) -> None:
+        """A round that had asked for a draft ended so many passes after the one before it."""
+        self._missed += min(_MOST, num_passes - 1)
+        self._num_rounds += 1
+
+    def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
+        """Learn from what was counted for a pass, if it is typical."""
+        if self._num_rounds and is_typical:
+            self._regressions[is_joint].add(np.array([1.0, num_asked]), self._missed / self._num_rounds)
+        self._missed = self._num_rounds = 0
+
+    def solve(self) -> None:
+        """Fit again."""
+        for regression in self._regressions.values():
+            regression.solve()
+
+    def jointly(self, num_asked: float) -> float:
+        """Per round, where so many ask and everybody else does, too."""
+        constant, slope = map(float, self._regressions[True].coefficients)
+        return max(0.0, constant + slope * num_asked)
+
+    def of_one_more(self, num_asked: float, is_joint: bool) -> float:
+        """In all, when one more asks beside so many."""
+        constant, slope = map(float, self._regressions[is_joint].coefficients)
+        return max(0.0, constant + (2 if slope > 0 else 1) * slope * num_asked)

@@ -1,0 +1,102 @@
+"""Age-weighted linear regression, as ProPD fits times to tree sizes, with an anchor for what the data leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+# Errors beyond this many times the usual one count as that many: a pass that was held up says nothing about passes.
+_OUTLIER = 4.0
+# Nor are errors up to this share of what was expected.
+_NORMAL_SHARE = 0.15
+# How many times the anchor of a slow feature outweighs that of others.
+_SLOW_WEIGHT = 1000.0
+# Weight of an observation in the usual error.
+_ERROR_RATE = 0.1
+
+
+class AgeWeightedRegression:
+    """Fits target = coefficients . features; an observation that is `n` others old weighs `decay` ** n.
+
+    Only weighted sums are kept, so that an observation costs the same however many there were. `anchor_weights` say for
+    how many typical observations of a feature the anchor stands; where features do not vary, it decides. The first
+    feature is the constant.
+    """
+
+    def __init__(self, num_features: int, decay: float, anchor_weights: Sequence[float]) -> None:
+        self._decay = decay
+        self._anchor_weights = np.array(anchor_weights)
+        self._products = np.zeros((num_features, num_features))
+        self._moments = np.zeros(num_features)
+        self.coefficients: Vector = np.zeros(num_features)
+
+    def add(self, features: Vector, target: float) -> None:
+        """Take an observation in; `solve` makes it count."""
+        self._products *= self._decay
+        self._moments *= self._decay
+        self._products += np.multiply.outer(features, features)
+        self._moments += features * target
+
+    def solve(self, anchor: Vector) -> Vector:
+        """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
+        total = self._products[0, 0]
+        if total == 0:
+            return self.coefficients
+        # In units of a typical observation of each feature, so that it does not matter what these are measured in.
+        strength = self._anchor_weights * np.diagonal(self._products) / total + 1e-9
+        self.coefficients = np.linalg.solve(self._products + np.diag(strength), self._moments + strength * anchor)
+        return self.coefficients
+
+
+class RobustRegression:
+    """A regression of recent observations, anchored to one with a long memory; neither trusts outliers.
+
+    The recent one follows load and machine. What does not vary for a while, such as whether drafters are asked, keeps
+    the effect that it had when it did.
+    """
+
+    def __init__(
+        self, num_features: int, recent: float, lasting: float, normal_error: float, slow: Sequence[int] = ()
+    ) -> None:
+        """`recent` and `lasting` are after how many observations one weighs half.
+
+        Features in `slow` drift with time, and only the lasting regression learns what they do: a recent trend is not
+        theirs. Errors up to `normal_error` are never outliers, so that what was the same for long can change, too.
+        """
+        # The constant has no anchor: until something varies, it explains everything and all effects are 0.
+        weights = [0.0] + [1.0] * (num_features - 1)
+        for feature in slow:
+            weights[feature] = _SLOW_WEIGHT
+        self._lasting = AgeWeightedRegression(num_features, 0.5 ** (1 / lasting), [0.02 * weight for weight in weights])
+        self._recent = AgeWeightedRegression(num_features, 0.5 ** (1 / recent), [4.0 * weight for weight in weights])
+        self._nothing: Vector = np.zeros(num_features)
+        self._normal_error = normal_error
+        self._usual_error = 0.0
+        self.num_observations = 0
+
+    @property
+    def coefficients(self) -> Vector:
+        """As of the last `solve`."""
+        return self._recent.coefficients
+
+    def add(self, features: Vector, target: float) -> None:
+        """Take an observation in, as far as it can be believed."""
+        self.num_observations += 1
+        expected = float(features @ self.coefficients)
+        error = abs(target - expected)
+        if self.num_observations > 8:
+            limit = _OUTLIER * self._usual_error + _NORMAL_SHARE * abs(expected) + self._normal_error
+            target = min(max(target, expected - limit), expected + limit)
+            # Held to the limit too: a single outlier must not open the door to the next, a lasting change has to.
+            error = min(error, limit)
+        self._usual_error += max(_ERROR_RATE, 1 / self.num_observations) * (error - self._usual_error)
+        self._lasting.add(features, target)
+        self._recent.add(features, target)
+
+    def solve(self) -> Vector:
+        """Fit again; returns the coefficients."""
+        return self._recent.solve(self._lasting.solve(self._nothing))
