@@ -135,7 +135,8 @@ async def test_log_probabilities_are_those_of_the_target_alone(bundled: Client) 
     prompt = CODE_PROMPTS[1]
     for temperature in (0.0, 1.0):
         options = Options(temperature=temperature, seed=8, max_tokens=48, ignore_eos=True, top_log_probs=4)
-        on = await bundled.generate(prompt, options)
+        # Forced: on a busy machine the planner may well do without drafts.
+        on = await bundled.generate(prompt, replace(options, speculation="small-lm"))
         off = await bundled.generate(prompt, replace(options, speculation="off"))
         assert on.speculation.accepted_tokens > 0
         # The same bits.

@@ -45,7 +45,7 @@ class Following:
         self.messages: list[Any] = []
         self.client = DrafterClient("127.0.0.1:1", "fingerprint")
         self.client.stream.send = self.messages.append  # type: ignore[method-assign]
-        self.client.stream._outbox = []  # type: ignore[assignment] # connected
+        self.client.stream._writer = object()  # type: ignore[assignment] # connected
         self.planner = ToldPlanner(max_nodes)
         self.transcript = Transcript([1, 2, 3], (), 40, 100, (), ())
         rule = sampling_pb2.ACCEPTANCE_RULE_UNSPECIFIED
