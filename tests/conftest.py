@@ -28,8 +28,8 @@ async def orchestrator_on_fakes(
         config = Config(
             verifier_address=",".join(verifier_addresses),
             drafter_addresses=tuple(drafter_addresses),
-            # Most tests are about drafters, and know what these propose.
-            **{"connect_timeout_s": 10.0, "grace_s": 0.0, "cache_drafter": False, **settings},
+            # Most tests are about drafters, and know what these propose and when.
+            **{"connect_timeout_s": 10.0, "grace_s": 0.0, "cache_drafter": False, "planner": "fixed", **settings},
         )
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))

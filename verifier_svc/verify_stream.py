@@ -1,4 +1,4 @@
-"""One orchestrator's stream of VerifierService: messages to commands, events to messages."""
+"""One orchestrator's stream of VerifierService: its messages go through the door, events become messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
-from coppice.log_probs import check_top_log_probs
+from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.message_writer import MessageWriter
-from coppice.sampling import check_token_ids
-from coppice.tree import TokenTree
-from coppice.v1 import sampling_pb2, verifier_pb2
-from coppice.wire import samples_drafts, sampling_from_proto, stopping_from_proto, tree_from_proto
+from coppice.v1 import verifier_pb2
+from verifier_svc.door import Door
 from verifier_svc.engine import Engine
-from verifier_svc.events import DraftRejection, ErrorEvent, Event
+from verifier_svc.events import Event
 from verifier_svc.responses import responses
-from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetInfo
 
 # An orchestrator that has stopped reading must not fill our memory.
@@ -37,8 +33,8 @@ class VerifyStream:
         write: Callable[[verifier_pb2.VerifyResponse], Awaitable[None]],
     ) -> None:
         self._engine = engine
-        self._info = info
         self._stream = stream
+        self._door = Door(engine, info, stream, self.deliver)
         self._loop = asyncio.get_running_loop()
         # Done when nothing can be written any more; an exception is the peer's fault.
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -67,13 +63,9 @@ class VerifyStream:
             await self._writer.close()
 
     async def _read(self, requests: AsyncIterator[verifier_pb2.VerifyRequest]) -> None:
-        """Turn messages into commands; a bad one fails its own sequence only."""
+        """Turn messages into commands."""
         async for request in requests:
-            key = SequenceKey(self._stream, request.sequence_id)
-            try:
-                self._carry_out(key, request)
-            except CoppiceError as error:
-                self.deliver([ErrorEvent(key.sequence_id, error)])
+            self._door.take(request)
 
     def _deliver_soon(self, events: Sequence[Event]) -> None:
         """From the engine's thread, which goes on with the batch."""
@@ -96,75 +88,3 @@ class VerifyStream:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
-
-    def _carry_out(self, key: SequenceKey, request: verifier_pb2.VerifyRequest) -> None:
-        kind = request.WhichOneof("event")
-        if kind == "open":
-            self._engine.open(key, self._spec(request.open))
-        elif kind == "draft":
-            self._submit(key, request.draft)
-        elif kind == "close":
-            self._engine.close(key)
-        else:
-            raise InvalidRequestError("event", "is not set")
-
-    def _spec(self, message: verifier_pb2.OpenSequence) -> SequenceSpec:
-        prompt = tuple(message.prompt_token_ids)
-        limit = self._info.max_context_tokens
-        if not prompt:
-            raise InvalidRequestError("prompt_token_ids", "is empty")
-        if len(prompt) >= limit:
-            raise InvalidRequestError(
-                "prompt_token_ids",
-                f"has {len(prompt)} tokens; the context of {limit} must have room for one more",
-            )
-        if message.resumed_tokens >= len(prompt):
-            raise InvalidRequestError("resumed_tokens", "must leave at least one prompt token")
-        sampling = sampling_from_proto(message.sampling)
-        stopping = stopping_from_proto(message.stopping)
-        if stopping.max_tokens is not None and message.resumed_tokens >= stopping.max_tokens:
-            raise InvalidRequestError("resumed_tokens", f"reaches max_tokens {stopping.max_tokens} already")
-        check_token_ids("prompt_token_ids", prompt, self._info.vocab_size)
-        check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, self._info.vocab_size)
-        for name, token_ids in sampling.named_token_ids().items():
-            check_token_ids(name, token_ids, self._info.vocab_size)
-        check_top_log_probs("top_log_probs", message.top_log_probs)
-        traverses = samples_drafts(message.acceptance, sampling.temperature)
-        if traverses and sampling.grammar is not None:
-            raise UnsupportedError("sampling.grammar: is not offered together with acceptance TRAVERSAL")
-        self._check_offered(message)
-        return SequenceSpec(
-            prompt=prompt,
-            sampling=sampling,
-            stopping=stopping,
-            num_resumed=message.resumed_tokens,
-            linger_s=message.linger_us / 1e6,
-            priority=message.priority,
-            cache_salt=message.cache_salt,
-            top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
-            traverses=traverses,
-        )
-
-    def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:
-        if message.exactness == sampling_pb2.EXACTNESS_STRICT and not self._info.exact:
-            raise UnsupportedError("exactness: this verifier runs in fast mode")
-        if message.want_features or message.max_redraft_nodes:
-            raise UnsupportedError("want_features and max_redraft_nodes are not offered by this version")
-
-    def _submit(self, key: SequenceKey, message: verifier_pb2.Draft) -> None:
-        linger_s = message.linger_us / 1e6 if message.HasField("linger_us") else None
-        try:
-            tree = self._tree(message)
-        except InvalidRequestError as error:
-            self.deliver([DraftRejection(key.sequence_id, message.base_length, error)])
-            return
-        self._engine.submit(key, Draft(message.base_length, tree, message.budget or None, linger_s))
-
-    def _tree(self, message: verifier_pb2.Draft) -> TokenTree:
-        tree = tree_from_proto(message.tree)
-        check_token_ids("draft.tree.token_ids", tree.token_ids, self._info.vocab_size)
-        for distribution in tree.distributions:
-            if distribution is not None:
-                name = "draft.tree.distribution_token_ids"
-                check_token_ids(name, distribution.token_ids, self._info.vocab_size)
-        return tree

@@ -23,7 +23,7 @@ async def test_output_is_plain_decoding_through_pauses_and_trials(
     count = 160
     verifier = FakeVerifier(pass_s=0.001)
     drafter = FakeDrafter(propose=perfect(depth=2) if good else wrong(), delay_s=0.0005)
-    async with start_fakes(verifier, drafter, linger_ms=20) as (client, orchestrator):
+    async with start_fakes(verifier, drafter, linger_ms=20, planner="adaptive") as (client, orchestrator):
         options = [Options(max_tokens=count, seed=seed) for seed in range(num_requests)]
         completions = await asyncio.gather(*(client.generate(PROMPT, one) for one in options))
         for seed, completion in enumerate(completions):

@@ -48,7 +48,13 @@ async def replicas(*drafters: FakeDrafter) -> AsyncIterator[tuple[Replicas, Clie
             made.addresses.append(await server.enter_async_context(serving(drafter)))
         address = await stack.enter_async_context(serving(made.verifier))
         config = Config(
-            address, tuple(made.addresses), connect_timeout_s=10, grace_s=0, linger_ms=200, cache_drafter=False
+            address,
+            tuple(made.addresses),
+            connect_timeout_s=10,
+            grace_s=0,
+            linger_ms=200,
+            cache_drafter=False,
+            planner="fixed",
         )
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))

@@ -14,7 +14,7 @@ from coppice.tree import EMPTY_TREE, TokenTree, chain
 from drafter_svc.tree_sampler import sample_tree
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door, draw, raw_logits, some_tree
-from verifier_svc.events import DraftRejection, OutcomeEvent
+from verifier_svc.events import DraftRejection, ErrorEvent, OutcomeEvent
 from verifier_svc.sequence import RoundOutcome, SequenceKey
 from verifier_svc.token_choice import Logits, TokenChooser
 
@@ -137,8 +137,11 @@ def test_a_distribution_outside_the_vocabulary_is_refused_at_the_door(door: Door
 def test_a_grammar_is_refused_above_temperature_0(temperature: float, door: Door) -> None:
     params = SamplingParams(temperature=temperature, grammar=Grammar(GrammarKind.REGEX, "[ab]*"))
     if temperature:
-        with pytest.raises(UnsupportedError, match="not offered together with acceptance TRAVERSAL"):
-            door.open(params, ENDLESS)
+        door.open(params, ENDLESS)
+        [refusal] = door.step()
+        assert isinstance(refusal, ErrorEvent)
+        assert isinstance(refusal.error, UnsupportedError)
+        assert "sampling.grammar: is not offered together with acceptance TRAVERSAL" in str(refusal.error)
     else:
         door.close(door.open(params, ENDLESS))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -18,11 +17,11 @@ from coppice.wire import sampling_to_proto, stopping_to_proto, tree_to_proto
 from drafter_svc.tree_sampler import Path, sample_tree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info
+from verifier_svc.door import Door as PeerDoor
 from verifier_svc.engine import Engine
 from verifier_svc.events import Event, OutcomeEvent
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.sequence import RoundOutcome, SequenceKey
-from verifier_svc.service import VerifierServicer
 from verifier_svc.token_choice import Logits
 
 VOCAB = 3
@@ -52,10 +51,10 @@ class Door:
         info = toy_info(VOCAB, byte_level_tokenizer([b"a", b"b", b"c"]), (EOS,), context)
         target: Any = ToyTarget(language, num_blocks)
         self.engine = Engine(target, info, SchedulerLimits(4, 4, prefill_chunk=16), MAX_NODES)
-        self._servicer = VerifierServicer(self.engine, info, MAX_NODES)
         self._events: list[Event] = []
+        self._refused: list[Event] = []
+        self._door = PeerDoor(self.engine, info, 0, self._refused.extend)
         self.engine.attach(0, self._events.extend)
-        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._number = 0
 
     def open(
@@ -71,21 +70,21 @@ class Door:
             resumed_tokens=num_resumed,
             **fields,
         )
-        self._servicer._carry_out(key, verifier_pb2.VerifyRequest(open=message), self._outbox)
+        self._door.take(verifier_pb2.VerifyRequest(sequence_id=key.sequence_id, open=message))
         return key
 
     def draft(self, key: SequenceKey, base_length: int, tree: TokenTree, budget: int = 0) -> None:
         message = verifier_pb2.Draft(base_length=base_length, tree=tree_to_proto(tree), budget=budget)
-        self._servicer._carry_out(key, verifier_pb2.VerifyRequest(draft=message), self._outbox)
+        self._door.take(verifier_pb2.VerifyRequest(sequence_id=key.sequence_id, draft=message))
 
     def step(self) -> list[Event]:
         """What one turn of the engine says, and what the door has refused."""
         # A turn waits for a command when nothing runs.
         self.engine._commands.put(lambda: None)
         self.engine._step()
-        said, self._events[:] = list(self._events), []
-        while not self._outbox.empty():
-            said += self._outbox.get_nowait()
+        said = [*self._events, *self._refused]
+        self._events.clear()
+        self._refused.clear()
         return said
 
     def round(self, key: SequenceKey) -> RoundOutcome:
