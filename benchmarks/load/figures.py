@@ -23,6 +23,8 @@ BIN_S = 0.25
 TOLERANCE = 0.15
 # Bins of the running mean beside the bins themselves: a second.
 SMOOTHED_BINS = 4
+# Bins over which the lowest speed of a level is looked for: two seconds.
+COLLAPSE_BINS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,17 @@ def settle_s(bins: Sequence[float], bin_s: float = BIN_S, tolerance: float = TOL
     outside = [index for index, value in enumerate(bins) if abs(value - middle) > tolerance * middle]
     first = outside[-1] + 1 if outside else 0
     return None if first == len(bins) else first * bin_s
+
+
+def lost_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
+    """What the beginning of a level costs, in seconds of its lasting speed: that of the second half, which the first is
+    behind by so many tokens. Below 0 where the first half is the faster one; None where nothing comes in the second.
+
+    Lumps of tokens cancel out, so that a level which never stays near its median has one too.
+    """
+    half = len(bins) // 2
+    lasting = statistics.fmean(bins[-half:]) if half else 0.0
+    return half * bin_s - sum(bins[:half]) * bin_s / lasting if lasting else None
 
 
 def running_mean(bins: Sequence[float], width: int = SMOOTHED_BINS) -> list[float]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.load import figures
 from benchmarks.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
 from benchmarks.load.measure import Sample
 from benchmarks.load.policies import FIXED, OFF, PLANNER
-from benchmarks.load.samples import Samples, settle_times, speed
+from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, speed
 
 RATIO_NOTE = (
     "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
     "best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the requests/s that "
     "saturate the server without speculation; step.settle_s: seconds until the planner's bins of 250 ms stay within "
     "15 % of their level's median, after the slower of both steps, a level's length where they never do; "
-    "step.settle_1s_s: the same of running means over 1 s"
+    "step.settle_1s_s: the same of running means over 1 s; step.lost_s: what the planner loses at the beginning of a "
+    "level, in seconds of the level's lasting speed, at the dearer of both steps; step.lost_beyond_off_s: less what "
+    "speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of many requests at once, over off's"
 )
 
 # By name, a value for each run.
@@ -69,13 +73,24 @@ def _open_ratios(samples: Samples) -> ByRun:
 
 
 def _step_ratios(samples: Samples) -> ByRun:
-    """Settle times of the planner: the slower of the steps up and down."""
+    """Of the planner: settle times, what the steps cost, and the lowest speed; of both steps the slower or dearer."""
     widths = {"step.settle_s": 1, "step.settle_1s_s": figures.SMOOTHED_BINS}
-    return {
-        name: [_slower_step(load, sample, width) for sample in samples.of(load, PLANNER)]
-        for load in samples.loads(StepLoad)
-        for name, width in widths.items()
-    }
+    found: ByRun = {}
+    for load in samples.loads(StepLoad):
+        planner, off = samples.of(load, PLANNER), samples.of(load, OFF)
+        for name, width in widths.items():
+            found[name] = [_slower_step(load, sample, width) for sample in planner]
+        lost = [(_lost(load, mine), _lost(load, theirs)) for mine, theirs in zip(planner, off, strict=True)]
+        found["step.lost_s"] = [max(mine) for mine, _ in lost]
+        found["step.lost_beyond_off_s"] = [max(map(operator.sub, mine, theirs)) for mine, theirs in lost]
+        found[f"step.lowest/{OFF}"] = _within_runs(samples, load, PLANNER, OFF, partial(lowest_speed, load))
+    return found
+
+
+def _lost(load: StepLoad, sample: Sample) -> list[float]:
+    """By the step up and the step down, the first half of the level where nothing comes in the second."""
+    pairs = zip(lost_times(load, sample)[1:], load.levels[1:], strict=True)
+    return [level.span.length_s / 2 if time is None else time for time, level in pairs]
 
 
 def _slower_step(load: StepLoad, sample: Sample, width: int) -> float:

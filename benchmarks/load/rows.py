@@ -14,7 +14,7 @@ from benchmarks.load import figures
 from benchmarks.load.figures import Targets
 from benchmarks.load.loads import ClosedLoad, OpenLoad, PoissonLoad, StepLoad
 from benchmarks.load.measure import References, Sample
-from benchmarks.load.samples import Samples, settle_times, speed
+from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, speed
 from benchmarks.load.window import Answer, Fate
 
 # A generator that is later than this with one request in a hundred measures itself.
@@ -107,7 +107,10 @@ def _load_figures(load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample
 
 
 def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
-    """Speeds and settle times of the levels, medians over runs; None where half of the runs or more never settled."""
+    """Speeds and settle times of the levels, and what their beginnings cost, medians over runs.
+
+    None where half of the runs or more never settled, or gave nothing in the second half.
+    """
     found: dict[str, Any] = {}
     for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
@@ -116,6 +119,8 @@ def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
         for suffix, width in (("s", 1), ("1s_s", figures.SMOOTHED_BINS)):
             times = [settle_times(load, sample, width)[number] for sample in group]
             found[f"settle_{name}_{suffix}"] = _median_or_never(times)
+        found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
+    found["lowest_tokens_per_s_at"] = _rounded(statistics.median(lowest_speed(load, sample) for sample in group))
     return found
 
 

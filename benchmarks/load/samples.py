@@ -48,6 +48,17 @@ def saturation(samples: Samples) -> float:
     return statistics.median(map(speed, samples.of(saturating_load(samples), OFF)))
 
 
+def lost_times(load: StepLoad, sample: Sample) -> list[float | None]:
+    """What the beginning of each level costs, in seconds of the level's lasting speed."""
+    return [figures.lost_s(figures.token_bins(sample.answers, level.span)) for level in load.levels]
+
+
+def lowest_speed(load: StepLoad, sample: Sample) -> float:
+    """The fewest tokens per second, over two seconds, with many requests at once."""
+    bins = figures.token_bins(sample.answers, load.levels[1].span)
+    return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
+
+
 def settle_times(load: StepLoad, sample: Sample, width: int) -> list[float | None]:
     """Seconds after the beginning of each level until it had settled, by running means of so many bins."""
     bins = [figures.token_bins(sample.answers, level.span) for level in load.levels]

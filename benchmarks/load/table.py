@@ -30,8 +30,8 @@ def print_load(report: Mapping[str, Any], console: Console | None = None) -> Non
             _pivot(parts["open"], "Milliseconds: TTFT p50 / p99 from the intended time · per token p50 / p99", _times)
         )
     if parts["step"]:
-        title = f"1 to {settings['step']} requests at once and back: tokens/s before, at, after · s to settle up, down"
-        console.print(_pivot(parts["step"], f"{title}, by means over 1 s", _step))
+        title = f"1 to {settings['step']} requests at once and back: tokens/s before, at, after · s lost up, down"
+        console.print(_pivot(parts["step"], f"{title} · fewest tokens/s over 2 s", _step))
     console.print(_ratio_table(report))
     console.print(_setting(settings), markup=False)
     for text in report["notes"]:
@@ -76,8 +76,8 @@ def _goodput(row: Row) -> str:
 
 def _step(row: Row) -> str:
     speeds = " ".join(f"{row[f'tokens_per_s_{name}']:.0f}" for name in ("before", "at", "after"))
-    times = ", ".join(_number(row[f"settle_{name}_1s_s"], 2) for name in ("up", "down"))
-    return f"{speeds} · {times}"
+    times = ", ".join(_number(row[f"lost_{name}_s"], 2) for name in ("up", "down"))
+    return f"{speeds} · {times} · {_number(row['lowest_tokens_per_s_at'], 0)}"
 
 
 def _pair(row: Row, name: str, digits: int = 1) -> str:

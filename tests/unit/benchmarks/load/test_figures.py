@@ -100,3 +100,22 @@ def test_running_means_smooth_what_alternates() -> None:
     assert figures.settle_s(bins) is None
     assert figures.settle_s(figures.running_mean(bins)) == 0.5
     assert figures.running_mean(bins[:3]) == []
+
+
+@pytest.mark.parametrize(
+    ("bins", "expected"),
+    [
+        ([100, 100, 100, 100], 0.0),
+        # Nothing at first, then as fast as ever: half a second of four bins.
+        ([0, 0, 100, 100], 0.5),
+        ([0, 200, 200, 0], 0.0),
+        ([200, 200, 100, 100], -0.5),
+        # The bin in the middle of an odd number belongs to neither half.
+        ([50, 7, 100], 0.125),
+        ([100, 100, 0, 0], None),
+        ([100], None),
+        ([], None),
+    ],
+)
+def test_the_beginning_of_a_level_costs_what_it_is_behind_the_rest(bins: list[float], expected: float | None) -> None:
+    assert figures.lost_s(bins) == expected

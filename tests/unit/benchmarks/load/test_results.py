@@ -129,8 +129,17 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 145.5, 42.0]
     assert (row["settle_up_s"], row["settle_down_s"]) == (0.5, None)
     assert (row["settle_up_1s_s"], row["settle_down_1s_s"]) == (0.25, 0.0)
+    # In the middle level, the first eight bins lack 58 of 320 tokens; in the last one, the first four lack 4 of 44.
+    assert (row["lost_up_s"], row["lost_down_s"]) == (0.363, 0.091)
+    assert row["lowest_tokens_per_s_at"] == 131.0
     # One that never settles takes all of its level.
-    assert ratios(samples)[0] == {"step.settle_s": 2.0, "step.settle_1s_s": 0.25}
+    assert ratios(samples)[0] == {
+        "step.settle_s": 2.0,
+        "step.settle_1s_s": 0.25,
+        "step.lost_s": 0.3625,
+        "step.lost_beyond_off_s": 0.0,
+        "step.lowest/off": 1.0,
+    }
     [item] = [item for item in series(samples) if item["policy"] == "planner"]
     assert item["tokens_per_s"] == [4.0 * count for count in tokens]
     assert item["nodes_per_round"] == [2.0] * 32
