@@ -46,6 +46,8 @@ class Scheduler:
         self._running: dict[SequenceKey, Sequence] = {}
         self._arrivals = itertools.count()
         self._cost = PassCost()
+        # When the last pass ended, and from when on the next could have run.
+        self._ended_s = self._free_s = 0.0
         self.num_preemptions = 0
         # Tokens that ended stays in the cache had to compute another time.
         self.num_recomputed_tokens = 0
@@ -128,6 +130,7 @@ class Scheduler:
         Sequences that still wait for a draft stay out. Empty when those that are ready had to make room for these.
         """
         waited = sorted(self._running.items(), key=lambda item: item[1].last_outcome_s)
+        self._free_s = max(self._ended_s, waited[0][1].last_outcome_s if waited else now_s)
         ready = [item for item in waited if item[1].has_draft or item[1].deadline_s <= now_s]
         shares = share_rows(
             ready,
@@ -142,10 +145,14 @@ class Scheduler:
             self._take_turns(share for share in sampled if share.max_nodes)
         return shares if self._have_room(shares) else self._make_room(shares)
 
-    def pass_over(self, shares: list[Share], num_rows: int, seconds: float) -> None:
-        """Learn from what a pass over these shares took; not from one sequence's alone, which shares with nobody."""
+    def pass_over(self, shares: list[Share], num_rows: int, now_s: float) -> None:
+        """Learn from how long a pass over these shares took, and those who wait for drafts held it up.
+
+        From one sequence's alone nothing is learned, since it shares with nobody.
+        """
         if len(shares) > 1:
-            self._cost.add(num_rows, seconds)
+            self._cost.add(num_rows, now_s - self._free_s)
+        self._ended_s = now_s
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         """Whether a sequence may start.

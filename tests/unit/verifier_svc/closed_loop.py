@@ -147,8 +147,7 @@ class ClosedLoop:
         shares = self.scheduler.next_batch(self.now_s)
         work = [share.sequence.next_rows(share.num_pending, share.max_nodes) for share in shares]
         num_rows = sum(map(len, work))
-        cost_s = self.costs.pass_s + self.costs.row_s * num_rows
-        self.now_s += cost_s
+        self.now_s += self.costs.pass_s + self.costs.row_s * num_rows
         for share, rows in zip(shares, work, strict=True):
             rows.cache.reserve(len(rows))
             was_prompt = share.sequence.is_prefilling
@@ -171,7 +170,7 @@ class ClosedLoop:
             elif self._num_nodes:
                 key, base = share.key, outcome.base_length + len(outcome.token_ids)
                 self._later(self.costs.draft_s, lambda _, key=key, base=base: self._draft(key, base))
-        self.scheduler.pass_over(shares, num_rows, cost_s)
+        self.scheduler.pass_over(shares, num_rows, self.now_s)
         self._num_passes += 1
         self._pass_ended_s = self.now_s
         self.counts.passes += 1
