@@ -42,7 +42,7 @@ class VerifierConfig:
     max_context_tokens: int = 0
     max_sequences: int = 64
     max_queued: int = 1024
-    # Prompt tokens of one sequence in one pass; longer prompts take several passes.
+    # Prompt tokens of all sequences in one pass; longer prompts take several passes.
     prefill_chunk: int = 512
     # Rows of one pass over all sequences, before padding; 0 sets no limit. Trees shrink first, then prompts wait.
     max_rows: int = 0

@@ -264,6 +264,7 @@ class Engine:
             if outcome.finish is not None:
                 self._scheduler.remove(key)
         self._unprepared = [share.sequence for share in shares if share.sequence.may_linger]
+        self._scheduler.pass_over(shares, plan.num_rows, ended_s)
         self._report_load(len(shares), plan.num_rows, ended_s - forward_s, ended_s)
 
     def _finish_round(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
+from verifier_svc.pass_cost import PassCost
 from verifier_svc.pass_shares import Share, cut_trees, share_rows
 from verifier_svc.sequence import Sequence, SequenceKey
 from verifier_svc.waiting_queue import WaitingQueue
@@ -43,6 +45,9 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: dict[SequenceKey, Sequence] = {}
         self._arrivals = itertools.count()
+        self._cost = PassCost()
+        # When the last pass ended, and from when on the next could have run.
+        self._ended_s = self._free_s = 0.0
         self.num_preemptions = 0
         # Tokens that ended stays in the cache had to compute another time.
         self.num_recomputed_tokens = 0
@@ -125,11 +130,29 @@ class Scheduler:
         Sequences that still wait for a draft stay out. Empty when those that are ready had to make room for these.
         """
         waited = sorted(self._running.items(), key=lambda item: item[1].last_outcome_s)
+        self._free_s = max(self._ended_s, waited[0][1].last_outcome_s if waited else now_s)
         ready = [item for item in waited if item[1].has_draft or item[1].deadline_s <= now_s]
-        shares = share_rows(ready, prefill_chunk=self._limits.prefill_chunk, max_rows=self._limits.max_rows)
+        shares = share_rows(
+            ready,
+            prefill_chunk=self._limits.prefill_chunk,
+            max_rows=self._limits.max_rows,
+            own_rows=self._cost.own_rows,
+        )
         if len(shares) < len(ready):
-            self._take_turns(shares)
+            self._take_turns(share for share in shares if not share.sequence.is_prefilling)
+        sampled = [share for share in shares if share.sequence.traverses]
+        if not all(share.max_nodes for share in sampled):
+            self._take_turns(share for share in sampled if share.max_nodes)
         return shares if self._have_room(shares) else self._make_room(shares)
+
+    def pass_over(self, shares: list[Share], num_rows: int, now_s: float) -> None:
+        """Learn from how long a pass over these shares took, and those who wait for drafts held it up.
+
+        From one sequence's alone nothing is learned, since it shares with nobody.
+        """
+        if len(shares) > 1:
+            self._cost.add(num_rows, now_s - self._free_s)
+        self._ended_s = now_s
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         """Whether a sequence may start.
@@ -142,11 +165,10 @@ class Scheduler:
         missing = sequence.residence.num_blocks_lacking(margin) + promised - self._cache.num_free_blocks
         return missing <= 0 or missing <= sequence.residence.num_blocks_held(self._cache)
 
-    def _take_turns(self, shares: list[Share]) -> None:
-        """Put the rounds of a pass behind all others: they end together, and their order would else decide for good."""
-        for share in shares:
-            if not share.sequence.is_prefilling:
-                self._running[share.key] = self._running.pop(share.key)
+    def _take_turns(self, served: Iterable[Share]) -> None:
+        """Put those that were served behind all others: their rounds end together, and their order would else stay."""
+        for share in served:
+            self._running[share.key] = self._running.pop(share.key)
 
     def _have_room(self, shares: list[Share]) -> bool:
         return sum(share.num_missing_blocks for share in shares) <= self._cache.num_free_blocks

@@ -115,7 +115,8 @@ class Sequence:
         self._top_log_probs = spec.top_log_probs
         self.opened_s = opened_s
         self.started_s = opened_s
-        self._traverses = spec.traverses
+        # Whether drafts are sampled trees, which are verified whole or not at all.
+        self.traverses = spec.traverses
         self._seed = spec.sampling.seed
         self.mailbox: Mailbox | SampledMailbox = SampledMailbox() if spec.traverses else Mailbox()
         self.linger = Linger(spec.linger_s)
@@ -173,7 +174,14 @@ class Sequence:
     def num_nodes(self) -> int:
         """Nodes that the coming round verifies at most."""
         tree = self.mailbox.tree
-        return 0 if tree is None else min(len(tree), self._budget)
+        if tree is None or (self.traverses and len(tree) > self._budget):
+            return 0
+        return min(len(tree), self._budget)
+
+    @property
+    def node_log_probs(self) -> list[float]:
+        """Path log-probabilities of the nodes that the coming round verifies at most, the likeliest first."""
+        return sorted((self.mailbox.tree or EMPTY_TREE).path_log_probs, reverse=True)[: self.num_nodes]
 
     @property
     def has_draft(self) -> bool:
@@ -226,7 +234,7 @@ class Sequence:
         Raises:
             InvalidTreeError: the sequence is verified by traversal, and the tree does not say what it was drawn from.
         """
-        if self._traverses and len(draft.tree) > 0 and not draft.tree.distributions:
+        if self.traverses and len(draft.tree) > 0 and not draft.tree.distributions:
             raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
@@ -282,7 +290,7 @@ class Sequence:
             finishes.append(finish)
             return finish is not None
 
-        if self._traverses and len(rows.tree) > 0:
+        if self.traverses and len(rows.tree) > 0:
             accepted = traverse(
                 rows.tree, logits, self._chooser, seeded_chance(self._seed, base, Purpose.ACCEPTANCE), is_last
             )
@@ -320,7 +328,7 @@ class Sequence:
 
     def _cut(self, tree: TokenTree, max_nodes: int) -> TokenTree:
         """The likeliest nodes of a tree, at most so many; of a sampled tree all or none."""
-        if self._traverses:
+        if self.traverses:
             return tree if len(tree) <= max_nodes else EMPTY_TREE
         return tree.prune(max_nodes)
 

@@ -13,7 +13,7 @@ from coppice.tree import chain
 from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.test_engine import byte_tokenizer
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
-from verifier_svc.pass_shares import PROMPT_SHARE, Share, _most_nodes
+from verifier_svc.pass_shares import PROMPT_SHARE, SHARED_ROWS, Share
 from verifier_svc.scheduler import MARGIN_TOKENS, Scheduler, SchedulerLimits
 from verifier_svc.sequence import Draft, RoundOutcome, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetInfo
@@ -36,10 +36,20 @@ class Bench:
         self.last_batch: list[Share] = []
 
     def add(
-        self, name: int, prompt: list[int], max_tokens: int, *, priority: int = 0, linger_s: float = 0.0
+        self,
+        name: int,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        linger_s: float = 0.0,
+        traverses: bool = False,
     ) -> Sequence:
         stopping = StoppingOptions(max_tokens=max_tokens, ignore_eos=True)
-        spec = SequenceSpec(tuple(prompt), SamplingParams(), stopping, linger_s=linger_s, priority=priority)
+        sampling = SamplingParams(temperature=1.0 if traverses else 0.0)
+        spec = SequenceSpec(
+            tuple(prompt), sampling, stopping, linger_s=linger_s, priority=priority, traverses=traverses
+        )
         sequence = Sequence(spec, INFO, TOKENIZER, max_nodes=MAX_NODES, opened_s=self.now_s)
         assert self.scheduler.can_ever_run(sequence)
         self.scheduler.add(SequenceKey(0, name), sequence)
@@ -286,18 +296,27 @@ def test_everyone_ends_and_the_first_in_rank_never_makes_room(seed: int) -> None
 
 def test_without_a_limit_a_pass_takes_every_round_and_one_chunk_of_prompts() -> None:
     bench = Bench(num_blocks=100, prefill_chunk=32)
-    drafted = [bench.add(name, [name], 50) for name in range(5)]
+    drafted = [bench.add(name, [name], 50) for name in range(4)]
     bench.turn()
-    for sequence in drafted:
-        sequence.submit(Draft(len(sequence.tokens), chain([0] * MAX_NODES)))
+
+    def shares() -> dict[int, tuple[int, int]]:
+        for sequence in drafted:
+            sequence.submit(Draft(len(sequence.tokens), chain([0] * MAX_NODES)))
+        bench.turn()
+        return {share.key.sequence_id: (share.num_pending, share.max_nodes) for share in bench.last_batch}
+
+    assert shares() == dict.fromkeys(range(4), (1, MAX_NODES))
     for name in (5, 6, 7):
         bench.add(name, [name] * 20, 50)
-    bench.turn()
-    shares = {share.key.sequence_id: (share.num_pending, share.max_nodes) for share in bench.last_batch}
-    assert shares == {**dict.fromkeys(range(5), (1, MAX_NODES)), 5: (20, 0), 6: (12, 0)}
+    # Of the rows that prompts and trees share, the three prompts want 60, though only 32 in this pass.
+    assert SHARED_ROWS == 64
+    assert shares() == {**dict.fromkeys(range(4), (1, 1)), 5: (20, 0), 6: (12, 0)}
+    # 28 tokens wait now, and two rounds more want a tree.
+    assert sum(nodes for _, nodes in shares().values()) == 64 - 28
+    assert shares()[0] == (1, MAX_NODES)
 
 
-def test_a_row_limit_takes_rounds_first_then_even_trees_then_prompts() -> None:
+def test_a_row_limit_takes_rounds_first_then_prompts_then_even_trees() -> None:
     bench = Bench(num_blocks=100, prefill_chunk=32, max_rows=40)
     sizes = {0: 2, 1: 16, 2: 16}
     sequences = {name: bench.add(name, [name], 50) for name in sizes}
@@ -311,11 +330,11 @@ def test_a_row_limit_takes_rounds_first_then_even_trees_then_prompts() -> None:
 
     assert shares() == {0: (1, 2), 1: (1, 16), 2: (1, 16)}
     bench.add(3, [3] * 5, 50)
-    # Of 40 rows, 5 are the prompt's and 3 the rounds' own: 30 nodes are left for 34.
+    # Of 40 rows, 5 are the prompt's and 3 the rounds' own: 32 nodes are left for 34.
     assert shares() == {0: (1, 2), 1: (1, 15), 2: (1, 15), 3: (5, 0)}
-    bench.add(4, [4] * 100, 50)
-    # A prompt is sure of a quarter of the rows; what even trees leave over is its, too.
-    assert shares() == {0: (1, 2), 1: (1, 12), 2: (1, 12), 3: (1, 0), 4: (10, 0)}
+    bench.add(4, [4] * 33, 50)
+    # A prompt comes before trees, up to a chunk.
+    assert shares() == {0: (1, 2), 1: (1, 1), 2: (1, 1), 3: (1, 0), 4: (32, 0)}
 
 
 def test_with_fewer_rows_than_sequences_everyone_has_a_turn() -> None:
@@ -352,14 +371,3 @@ def test_no_pass_has_more_rows_than_the_limit(seed: int) -> None:
         assert rows <= max_rows
         full += rows == max_rows
     assert full > 50
-
-
-def test_even_trees_leave_no_room_that_one_of_them_wants() -> None:
-    generator = np.random.default_rng(3)
-    for _ in range(500):
-        wanted = [int(size) for size in generator.integers(0, 20, int(generator.integers(0, 8)))]
-        room = int(generator.integers(0, 80))
-        most = _most_nodes(wanted, room)
-        taken = sum(min(size, most) for size in wanted)
-        assert taken <= room
-        assert taken == sum(wanted) or sum(min(size, most + 1) for size in wanted) > room
