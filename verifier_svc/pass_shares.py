@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from verifier_svc.sequence import Sequence as RunningSequence
-from verifier_svc.sequence import SequenceKey
+# For types alone: the simulator follows this rule where there is no torch.
+if TYPE_CHECKING:
+    from verifier_svc.sequence import Sequence as RunningSequence
+    from verifier_svc.sequence import SequenceKey
 
 # Prompts are sure of one row in this many: neither trees nor the rounds of many sequences can starve them.
 PROMPT_SHARE = 4
 
-Ready: TypeAlias = Sequence[tuple[SequenceKey, RunningSequence]]
+Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
 
 
 @dataclass(frozen=True, slots=True)
