@@ -114,7 +114,8 @@ def fit_drafts(rounds: Sequence[DraftSeen], first: Sequence[DraftSeen]) -> Draft
     bins: dict[int, list[DraftSeen]] = {}
     for one in rounds:
         bins.setdefault(max(size for size in SIZES if size <= len(one.tree)), []).append(one)
-    full = [bins[size] for size in sorted(bins) if len(bins[size]) >= MIN_SAMPLES]
+    least = min(MIN_SAMPLES, max(map(len, bins.values())))
+    full = [bins[size] for size in sorted(bins) if len(bins[size]) >= least]
     sizes = [round(statistics.fmean(len(one.tree) for one in group)) for group in full]
     seconds = non_falling([statistics.median(one.draft_s for one in group) for group in full])
     # Means of neighbouring bins may round to one size.

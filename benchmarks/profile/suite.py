@@ -151,7 +151,7 @@ class ProfileSuite:
             for batch in plan.plain_batches:
                 measured.plain_steps_s[batch] = await plain_step_s(client, texts[plan.contexts[0]], batch)
                 advance()
-            contention = await measure_contention(verifier, drafter, texts[BESIDE.context], plan.contention_rounds)
+            contention = await measure_contention(verifier, drafter, texts[plan.contexts[0]], plan.contention_rounds)
         draft_costs = fits.fit_drafts(measured.rounds, measured.first)
         message_s = statistics.median(one.answer_s - one.draft_s for one in measured.rounds) / 2
         costs = self._verifier_costs(measured, max(1, limits.row_multiple), limits.max_nodes)
@@ -232,8 +232,8 @@ async def _texts(verifier: VerifierPeer, prompts: Sequence[Sequence[int]], plan:
     longest = 1 + max(plan.num_rounds * shape.step for shape in plan.shapes())
     texts = {}
     for context in plan.contexts:
-        length = max(longest, 1 + plan.contention_rounds) + 1
-        texts[context] = (await verifier.decode(_prompt(prompts, context), length + max(plan.nodes)))[0]
+        length = max(longest, 1 + plan.contention_rounds)
+        texts[context] = (await verifier.decode(_prompt(prompts, context), length + max(*plan.nodes, BESIDE.nodes)))[0]
     return texts
 
 
