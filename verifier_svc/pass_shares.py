@@ -6,12 +6,14 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from verifier_svc.sequence import Sequence as RunningSequence
-from verifier_svc.sequence import SequenceKey
+# For types alone: the simulator follows this rule where there is no torch.
+if TYPE_CHECKING:
+    from verifier_svc.sequence import Sequence as RunningSequence
+    from verifier_svc.sequence import SequenceKey
 
 # Prompts are sure of one row in this many: the rounds of many sequences cannot starve them.
 PROMPT_SHARE = 4
@@ -24,7 +26,7 @@ MOST_CHUNKS = 4
 # they want.
 SLACK = 32
 
-Ready: TypeAlias = Sequence[tuple[SequenceKey, RunningSequence]]
+Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,11 @@ class Policy:
         budget = "the server's own" if self.max_nodes is None else self.max_nodes
         return f"{Mode.Name(self.mode)}, node budget: {budget}"
 
+    @property
+    def simulated(self) -> str:
+        """The name that `coppice simulate` knows it by."""
+        return self.name if self.max_nodes is None else f"fixed={self.max_nodes}"
+
 
 def policies(server_max_nodes: int) -> tuple[Policy, ...]:
     """Off, two fixed budgets within the server's limit, and the server's planner."""

@@ -154,6 +154,9 @@ class LoadSuite:
             "seed": self.seed,
             "num_prompts": len(workload.prompts),
             "num_cut_prompts": num_cut,
+            "prompt_tokens": [len(prompt) for prompt in workload.prompts],
+            # As `coppice simulate` names them.
+            "policies": {policy.name: policy.simulated for policy in samples.policies},
             "mean_prompt_tokens": round(sum(map(len, workload.prompts)) / len(workload.prompts), 1),
         }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from coppice.cli import bench, conformance, demo, generate, train, up
+from coppice.cli import bench, conformance, demo, generate, simulate, train, up
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
 app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(conformance.conformance)
+app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

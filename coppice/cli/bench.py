@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from coppice.bundled import MODELS
+from coppice.cli.bench_profile import profile
 from coppice.cli.child import ChildError
 from coppice.cli.options import Device, Threads, require_device
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.prompts import Prompt
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
+app.command()(profile)
 
 MAX_NODES_VARIABLE = "MAX_NODES"
 MAX_SWEPT_NODES = 1024

@@ -72,7 +72,7 @@ class TopologySpec:
 
 
 class Topology:
-    """Running services; `address` is the orchestrator's."""
+    """Running services; `address` is the orchestrator's, and the others are known once it serves."""
 
     def __init__(self, spec: TopologySpec, echo: Echo | None = None) -> None:
         self._spec = spec
@@ -80,6 +80,8 @@ class Topology:
         # In the order in which they were started.
         self._children: list[Child] = []
         self.address = ""
+        self.verifier_addresses: tuple[str, ...] = ()
+        self.drafter_addresses: tuple[str, ...] = ()
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start every service and wait until the orchestrator serves.
@@ -95,13 +97,15 @@ class Topology:
             for drafter in self._spec.drafters
         ]
         await _all_ready([*verifiers, *drafters], timeout_s)
+        self.verifier_addresses = tuple(child.address for child in verifiers)
+        self.drafter_addresses = tuple(child.address for child in drafters)
         orchestrator = await self._launch(
             "orchestrator",
             "orchestrator",
             {
                 "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
-                "VERIFIER_ADDRESS": ",".join(child.address for child in verifiers),
-                "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
+                "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
+                "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
                 "REQUIRE_DRAFTERS": "true",
                 "GRACE_S": f"{GRACE_S:g}",
                 **({"REDIS_URL": self._spec.redis} if self._spec.redis else {}),

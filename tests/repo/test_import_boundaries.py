@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"drafter_svc", "verifier_svc", "orchestrator"}
 MODEL_LIBRARIES = {"torch", "transformers", "safetensors", "accelerate"}
-WORKSHOP = {"training", "benchmarks", "conformance", "tests"}
+WORKSHOP = {"training", "benchmarks", "conformance", "simulator", "tests"}
 # The one place in shared code that starts services and recipes, inside the commands that need them.
 CLI = "coppice/cli/"
 
@@ -84,6 +84,11 @@ def test_the_conformance_suite_knows_no_service_and_no_model_library_but_for_its
     assert not forbidden_imports([reference], SERVICES)
 
 
+def test_the_simulator_knows_what_decides_on_time_and_nothing_that_computes() -> None:
+    paths = python_files("simulator")
+    assert not forbidden_imports(paths, MODEL_LIBRARIES | {"drafter_svc"} | (WORKSHOP - {"simulator"}))
+
+
 def test_the_command_line_imports_heavy_things_inside_commands_only() -> None:
     heavy = SERVICES | MODEL_LIBRARIES | WORKSHOP
     top_level = [
@@ -118,7 +123,7 @@ import coppice.cli.__main__
 
 def test_the_orchestrator_and_the_command_line_load_where_there_is_no_torch_and_no_redis() -> None:
     subprocess.run(
-        [sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, "coppice", "orchestrator", "conformance"],
+        [sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, "coppice", "orchestrator", "conformance", "simulator"],
         check=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
+from simulator.policies import Policy
+from simulator.validation import read_load_report
 from tests.unit.benchmarks.conftest import CONTEXT
 from tests.unit.benchmarks.test_bench_command import serve_at
 
@@ -49,6 +51,15 @@ def test_load_writes_json_and_plot_and_prints_tables(
     assert len(report["step_series"]) == 4
     assert all(0 < by_name[f"{policy} c2"]["warm_up_s"] < 30 for policy in policies)
     assert report["settings"]["saturation_tokens_per_s"] > 0
+    # What the simulator needs to do the same.
+    settings = read_load_report(tmp_path / "out" / "load.json")["settings"]
+    assert {name: str(Policy.parse(text)) for name, text in settings["policies"].items()} == {
+        "off": "off",
+        "fixed-small": "fixed=4",
+        "fixed-large": "fixed=20",
+        "planner": "planner",
+    }
+    assert len(settings["prompt_tokens"]) == 2
     assert {"machine", "versions", "command", "commit"} <= set(report)
     assert (tmp_path / "out" / "load.png").is_file()
     for text in ("planner/best-fixed.min", "Goodput", "requests at once and back"):

@@ -1,0 +1,1 @@
+"""What the simulator needs to know of a machine, measured on the real services through their contracts."""

@@ -1,0 +1,101 @@
+"""Verifiers, drafters and the requests of one orchestrator, in one time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.planner import Planner
+from simulator.clock import Clock
+from simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
+from simulator.machine import Machine
+from simulator.policies import Policy
+from simulator.requests import SimulatedRequest
+from simulator.texts import Text
+from simulator.verifiers import Counts, SimulatedVerifier
+
+MakePlanner = Callable[[Callable[[], float]], Planner]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many there are of each. Where no more than one machine's worth of each is there, they may share one.
+
+    Raises:
+        ValueError: there is no verifier, or less than no drafter.
+    """
+
+    verifiers: int = 1
+    drafters: int = 1
+
+    def __post_init__(self) -> None:
+        if self.verifiers < 1 or self.drafters < 0:
+            raise ValueError("a fleet needs a verifier, and not fewer than 0 drafters")
+
+
+class Deployment:
+    """Runs requests under one policy; each verifier has a planner of its own.
+
+    Drafters stand beside verifiers in turns: what contention there is, is between those of one machine.
+    """
+
+    def __init__(self, planner: MakePlanner, policy: Policy, machine: Machine, fleet: Fleet, seed: int = 0) -> None:
+        self.clock = Clock()
+        self.policy = policy
+        self._machine = machine
+        self.drafters = [self._drafter(number % fleet.verifiers) for number in range(fleet.drafters)]
+        generator = random.Random(seed)
+        self.verifiers = [
+            self._verifier(number, fleet.verifiers, generator.getrandbits(32)) for number in range(fleet.verifiers)
+        ]
+        self.planners = [planner(lambda: self.clock.now_s) for _ in self.verifiers]
+
+    @property
+    def now_s(self) -> float:
+        """The model's time."""
+        return self.clock.now_s
+
+    @property
+    def counts(self) -> Counts:
+        """What all verifiers' passes came to."""
+        total = Counts()
+        for verifier in self.verifiers:
+            for name, value in vars(verifier.counts).items():
+                setattr(total, name, getattr(total, name) + value)
+        return total
+
+    def open(
+        self, text: Text, num_prompt: int, max_tokens: int, on_end: Callable[[SimulatedRequest], None] = lambda _: None
+    ) -> SimulatedRequest:
+        """Begin a request at the verifier, and the drafter, that have the fewest."""
+        number = min(range(len(self.verifiers)), key=lambda index: self.verifiers[index].num_sequences)
+        links = []
+        if self.policy.speculates and self.drafters:
+            drafter = least_busy(self.drafters)
+            links = [DrafterLink(self.clock, self._machine.message_s, drafter, text, num_prompt)]
+        return SimulatedRequest(
+            self.clock,
+            self._machine,
+            self.verifiers[number],
+            self.planners[number],
+            self.policy,
+            text,
+            links,
+            num_prompt,
+            max_tokens,
+            on_end,
+        )
+
+    def run(self, seconds: float) -> float:
+        """Go on for so long; returns tokens per second."""
+        before = self.counts.tokens
+        self.clock.run_until(self.now_s + seconds)
+        return (self.counts.tokens - before) / seconds
+
+    def _drafter(self, beside: int) -> SimulatedDrafter:
+        return SimulatedDrafter(self.clock, self._machine, lambda: self.verifiers[beside].is_computing)
+
+    def _verifier(self, number: int, count: int, seed: int) -> SimulatedVerifier:
+        beside = self.drafters[number::count]
+        return SimulatedVerifier(self.clock, self._machine, seed, lambda: sum(drafter.ahead_s for drafter in beside))

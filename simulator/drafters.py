@@ -1,0 +1,173 @@
+"""A modelled drafter, and the link to it that a request's drafting takes for a drafter client."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coppice.tree import EMPTY_TREE, TokenTree
+from orchestrator.rounds import DraftOpening, Outcome
+from simulator.clock import Clock
+from simulator.machine import Machine
+from simulator.sequences import num_followed
+from simulator.texts import Text
+
+KIND = "modelled"
+# Nodes of a draft that has not been made yet, when it is guessed how long drafters are busy.
+_USUAL_NODES = 10
+
+
+class Handler(Protocol):
+    """Whose drafts these are; `orchestrator/drafting.py` is one."""
+
+    def draft_opening(self) -> DraftOpening: ...
+
+    def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
+
+
+@dataclass
+class DraftedSequence:
+    """A sequence at a drafter. `last` is its last tree and `num_read` the tokens before it: both need no reading."""
+
+    text: Text
+    handler: Handler
+    num_prompt: int
+    length: int
+    max_nodes: int
+    row_multiple: int
+    num_read: int = 0
+    last: TokenTree = EMPTY_TREE
+    is_closed: bool = False
+    is_queued: bool = field(default=False)
+
+
+class SimulatedDrafter:
+    """Serves sequences one after another, each for its newest state, as `drafter_svc/model_thread.py` does."""
+
+    def __init__(self, clock: Clock, machine: Machine, is_beside_a_pass: Callable[[], bool] = lambda: False) -> None:
+        self._clock = clock
+        self._machine = machine
+        self._is_beside_a_pass = is_beside_a_pass
+        self._jobs: deque[DraftedSequence] = deque()
+        self._is_busy = False
+        self.num_sequences = 0
+        self.busy_s = 0.0
+
+    @property
+    def ahead_s(self) -> float:
+        """About how long it is busy with what is there."""
+        costs = self._machine.drafter
+        return costs.draft_s(_USUAL_NODES, 1) * (len(self._jobs) + self._is_busy)
+
+    def queue(self, sequence: DraftedSequence) -> None:
+        """Draft for a sequence when its turn comes."""
+        if not sequence.is_queued and sequence.max_nodes > 0:
+            sequence.is_queued = True
+            self._jobs.append(sequence)
+        self._next()
+
+    def _next(self) -> None:
+        while self._jobs and not self._is_busy:
+            sequence = self._jobs.popleft()
+            sequence.is_queued = False
+            if not sequence.is_closed:
+                self._draft(sequence)
+
+    def _draft(self, sequence: DraftedSequence) -> None:
+        base, position = sequence.length, sequence.length - sequence.num_prompt
+        tree = sequence.text.draft(position, sequence.max_nodes, sequence.row_multiple)
+        seconds = self._machine.drafter.draft_s(len(tree), _num_unread(sequence))
+        if self._is_beside_a_pass():
+            seconds *= self._machine.contention.draft_factor
+        sequence.num_read, sequence.last = base, tree
+        self._is_busy = True
+        self.busy_s += seconds
+        self._clock.later(seconds, lambda: self._drafted(sequence, base, tree))
+
+    def _drafted(self, sequence: DraftedSequence, base: int, tree: TokenTree) -> None:
+        self._is_busy = False
+        self._clock.later(self._machine.message_s, lambda: _deliver(sequence, base, tree))
+        self._next()
+
+
+def _num_unread(sequence: DraftedSequence) -> int:
+    """Tokens behind what the drafter has read, and behind what it has read as a part of its last tree."""
+    start = max(0, sequence.num_read - sequence.num_prompt)
+    if sequence.num_read == 0:
+        return sequence.length
+    followed = num_followed(sequence.last, sequence.text.said(start, sequence.length - sequence.num_prompt))
+    return sequence.length - sequence.num_read - followed
+
+
+def _deliver(sequence: DraftedSequence, base: int, tree: TokenTree) -> None:
+    if not sequence.is_closed:
+        sequence.handler.on_tree(KIND, base, (), tree)
+
+
+class DrafterLink:
+    """One request's way to its drafter: as much of `orchestrator/drafter_client.py` as drafting uses."""
+
+    connected = True
+    needs_features = False
+    kind = KIND
+
+    def __init__(self, clock: Clock, message_s: float, drafter: SimulatedDrafter, text: Text, num_prompt: int) -> None:
+        self._clock = clock
+        self._message_s = message_s
+        self._drafter = drafter
+        self._text = text
+        self._num_prompt = num_prompt
+        self._ids = itertools.count(1)
+        self._sequences: dict[int, DraftedSequence] = {}
+        self.asked = 0
+
+    def join(self, handler: Handler) -> int:
+        """Have the drafter follow the request."""
+        sequence_id, opening = next(self._ids), handler.draft_opening()
+        sequence = DraftedSequence(
+            self._text, handler, self._num_prompt, len(opening.token_ids), opening.max_nodes, opening.row_multiple
+        )
+        self._sequences[sequence_id] = sequence
+        self._drafter.num_sequences += 1
+        self.asked += 1
+        self._clock.later(self._message_s, lambda: self._drafter.queue(sequence))
+        return sequence_id
+
+    def follows(self, sequence_id: int) -> bool:
+        """Whether the drafter has the sequence."""
+        return sequence_id in self._sequences
+
+    def outcome(
+        self, sequence_id: int, outcome: Outcome, max_nodes: int | None = None, row_multiple: int | None = None
+    ) -> None:
+        """Tell the drafter what was committed."""
+        self.asked += 1
+        committed = outcome.base_length + len(outcome.token_ids)
+
+        def arrive() -> None:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is None:
+                return
+            sequence.length = committed
+            if max_nodes is not None:
+                sequence.max_nodes = max_nodes
+            if row_multiple is not None:
+                sequence.row_multiple = row_multiple
+            self._drafter.queue(sequence)
+
+        self._clock.later(self._message_s, arrive)
+
+    def leave(self, sequence_id: int) -> None:
+        """The request has ended."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            sequence.is_closed = True
+            self._drafter.num_sequences -= 1
+
+
+def least_busy(drafters: Sequence[SimulatedDrafter]) -> SimulatedDrafter:
+    """The one with the fewest sequences; among equals the first."""
+    return min(drafters, key=lambda drafter: drafter.num_sequences)

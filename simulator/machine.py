@@ -1,0 +1,170 @@
+"""What things take on a machine."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by a number of things: straight lines between points, on beyond the last as before it.
+
+    Raises:
+        ValueError: there is no point, sizes do not rise, or seconds are negative, not finite or fall.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len(self.sizes) != len(self.seconds):
+            raise ValueError("needs as many seconds as sizes, and one at least")
+        if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 0:
+            raise ValueError("sizes must rise, from 0 at the least")
+        if not all(math.isfinite(value) and value >= 0 for value in self.seconds):
+            raise ValueError("seconds must be finite and not negative")
+        if list(self.seconds) != sorted(self.seconds):
+            raise ValueError("seconds must not fall")
+
+    def at(self, size: float) -> float:
+        """Seconds for a size; below the first point as at it."""
+        if size <= self.sizes[0] or len(self.sizes) == 1:
+            return self.seconds[0]
+        last = min(bisect_left(self.sizes, size), len(self.sizes) - 1)
+        low, high = self.sizes[last - 1], self.sizes[last]
+        slope = (self.seconds[last] - self.seconds[last - 1]) / (high - low)
+        return self.seconds[last - 1] + slope * (size - low)
+
+    def slower(self, factor: float) -> Curve:
+        """The curve with all seconds times a factor."""
+        return replace(self, seconds=tuple(factor * value for value in self.seconds))
+
+
+@dataclass(frozen=True)
+class PassWork:
+    """What a pass computes: rows of `num_rounds` rounds, and of prompts.
+
+    `context_rows`: over all rows of rounds, the tokens before them.
+    """
+
+    num_rounds: int
+    round_rows: int
+    prompt_rows: int
+    context_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Of rounds and prompts."""
+        return self.round_rows + self.prompt_rows
+
+
+@dataclass(frozen=True)
+class VerifierCosts:
+    """Times of a verifier and its limits.
+
+    A pass takes `passes` for the rows of one sequence behind `context` tokens, `row_context_s` for each row and token
+    of more context, `sequence_s` for each further sequence and `prompt_token_s` for each row of a prompt. After it lie
+    `gap_s`, and more by sequence and by committed token: messages, scheduling, and whatever the model does not do.
+    """
+
+    passes: Curve
+    context: int = 256
+    row_context_s: float = 0.0
+    sequence_s: float = 0.0
+    prompt_token_s: float = 0.0
+    gap_s: float = 0.0
+    gap_sequence_s: float = 0.0
+    gap_token_s: float = 0.0
+    row_multiple: int = 1
+    max_nodes: int = 64
+    max_sequences: int = 64
+    prefill_chunk: int = 512
+    max_rows: int = 0
+
+    def pass_s(self, work: PassWork) -> float:
+        """Time of a pass."""
+        padded = -(-max(1, work.round_rows) // self.row_multiple) * self.row_multiple
+        more_context = work.context_rows - work.round_rows * self.context
+        seconds = self.passes.at(padded) + self.row_context_s * more_context
+        seconds += self.sequence_s * max(0, work.num_rounds - 1)
+        return max(0.0, seconds) + self.prompt_token_s * work.prompt_rows
+
+    def after_s(self, num_rounds: int, num_tokens: int) -> float:
+        """From the end of a pass to when its outcomes are on their way and the next may start."""
+        return self.gap_s + self.gap_sequence_s * num_rounds + self.gap_token_s * num_tokens
+
+    def slower(self, factor: float) -> VerifierCosts:
+        """The same verifier with all times multiplied."""
+        times = ("row_context_s", "sequence_s", "prompt_token_s", "gap_s", "gap_sequence_s", "gap_token_s")
+        return replace(
+            self, passes=self.passes.slower(factor), **{name: factor * getattr(self, name) for name in times}
+        )
+
+
+@dataclass(frozen=True)
+class DrafterCosts:
+    """Times of a drafter, which serves its sequences one after another: a draft by its nodes, and reading a token."""
+
+    drafts: Curve
+    read_token_s: float = 0.0
+
+    def draft_s(self, num_nodes: int, num_unread: int) -> float:
+        """Time of a draft behind so many tokens that the drafter has not read; one is always new."""
+        return self.drafts.at(num_nodes) + self.read_token_s * max(0, num_unread - 1)
+
+    def slower(self, factor: float) -> DrafterCosts:
+        """The same drafter with all times multiplied."""
+        return DrafterCosts(self.drafts.slower(factor), factor * self.read_token_s)
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What drafters and verifier take from each other where they share cores.
+
+    A second of drafting adds `pass_per_draft` seconds to the passes beside it, and a draft that begins while a pass
+    runs takes `draft_factor` times as long.
+    """
+
+    pass_per_draft: float = 0.0
+    draft_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, or several that are alike. `message_s`: from one service to the next.
+
+    `noise`: passes take a factor more or less, of which this is the standard deviation of the logarithm.
+    """
+
+    verifier: VerifierCosts
+    drafter: DrafterCosts
+    message_s: float = 0.0
+    contention: Contention = field(default_factory=Contention)
+    noise: float = 0.0
+
+    def scaled(self, verifier_speed: float = 1.0, drafter_speed: float = 1.0) -> Machine:
+        """The machine with verifiers and drafters so many times as fast."""
+        return replace(
+            self, verifier=self.verifier.slower(1 / verifier_speed), drafter=self.drafter.slower(1 / drafter_speed)
+        )
+
+    def separated(self) -> Machine:
+        """Verifiers and drafters on machines of their own, at the same distance."""
+        return replace(self, contention=Contention())
+
+
+def noise_factor(gauss: float, noise: float) -> float:
+    """How much longer than usual something takes, from a standard normal number."""
+    return math.exp(noise * gauss)
+
+
+def non_falling(values: Sequence[float]) -> tuple[float, ...]:
+    """Measured values with each that lies below an earlier one raised to it."""
+    highest, raised = 0.0, []
+    for value in values:
+        highest = max(highest, value)
+        raised.append(highest)
+    return tuple(raised)

@@ -1,0 +1,148 @@
+"""A profile: what was measured on a machine, as `coppice bench profile` writes it and the simulator reads it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coppice.errors import InvalidTreeError
+from coppice.tree import TokenTree
+from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
+from simulator.texts import Trace
+
+# One array behind the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
+_SIZE, _TOKEN, _PARENT, _LOG_PROB = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i2"), np.dtype("<f2")
+_LONGEST_TRACE_BYTES = 1 << 24
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be used; the message names what is wrong."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine and outputs that were recorded there."""
+
+    machine: Machine
+    traces: tuple[Trace, ...]
+
+    def __post_init__(self) -> None:
+        if not self.traces:
+            raise ValueError("a profile needs one trace at least")
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        ProfileError: it cannot be read, or is no profile.
+    """
+    try:
+        return profile_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path.name}: {error}") from error
+
+
+def profile_to_json(profile: Profile) -> dict[str, Any]:
+    """What the file of a profile holds of it."""
+    machine = profile.machine
+    return {
+        "verifier": {**asdict(machine.verifier), "passes": _curve_to_json(machine.verifier.passes)},
+        "drafter": {**asdict(machine.drafter), "drafts": _curve_to_json(machine.drafter.drafts)},
+        "message_s": machine.message_s,
+        "contention": asdict(machine.contention),
+        "noise": machine.noise,
+        "traces": [_trace_to_json(trace) for trace in profile.traces],
+    }
+
+
+def profile_from_json(record: Mapping[str, Any]) -> Profile:
+    """The other way round; what else the file holds is not looked at.
+
+    Raises:
+        ProfileError: something is missing or is not what it should be.
+    """
+    try:
+        verifier, drafter = dict(record["verifier"]), dict(record["drafter"])
+        machine = Machine(
+            verifier=VerifierCosts(**{**verifier, "passes": _curve_from_json(verifier["passes"])}),
+            drafter=DrafterCosts(**{**drafter, "drafts": _curve_from_json(drafter["drafts"])}),
+            message_s=float(record["message_s"]),
+            contention=Contention(**record["contention"]),
+            noise=float(record["noise"]),
+        )
+        _check_numbers(record)
+        return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
+    except KeyError as error:
+        raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
+    except (TypeError, ValueError, InvalidTreeError) as error:
+        raise ProfileError(f"not a profile: {error}") from error
+
+
+def _check_numbers(record: Mapping[str, Any]) -> None:
+    named = {"message_s": record["message_s"], "noise": record["noise"]}
+    for group in ("verifier", "drafter", "contention"):
+        named |= {f"{group}.{name}": value for name, value in record[group].items() if not isinstance(value, Mapping)}
+    for name, value in named.items():
+        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value!r}, not a finite number from 0 on")
+
+
+def _curve_to_json(curve: Curve) -> dict[str, list[float]]:
+    return {"sizes": list(curve.sizes), "seconds": [round(value, 7) for value in curve.seconds]}
+
+
+def _curve_from_json(record: Mapping[str, Sequence[float]]) -> Curve:
+    return Curve(tuple(map(int, record["sizes"])), tuple(map(float, record["seconds"])))
+
+
+def _trace_to_json(trace: Trace) -> dict[str, Any]:
+    sizes = np.array([len(tree) for tree in trace.trees], _SIZE)
+    token_ids = np.array([token for tree in trace.trees for token in tree.token_ids], _TOKEN)
+    parents = np.array([parent for tree in trace.trees for parent in tree.parents], _PARENT)
+    log_probs = np.array([value for tree in trace.trees for value in tree.log_probs], _LOG_PROB)
+    packed = b"".join(array.tobytes() for array in (sizes, token_ids, parents, log_probs))
+    return {
+        "num_prompt": trace.num_prompt,
+        "token_ids": list(trace.token_ids),
+        "trees": base64.b64encode(zlib.compress(packed, 9)).decode(),
+    }
+
+
+def _trace_from_json(record: Mapping[str, Any]) -> Trace:
+    token_ids = tuple(map(int, record["token_ids"]))
+    return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)))
+
+
+def _trees(text: str, count: int) -> tuple[TokenTree, ...]:
+    """Trees of a trace; a ValueError where the bytes are not those of so many."""
+    try:
+        packed = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _LONGEST_TRACE_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"trees: {error}") from error
+    sizes = np.frombuffer(packed[: count * _SIZE.itemsize], _SIZE)
+    num_nodes = int(sizes.sum())
+    if len(sizes) != count or len(packed) != count * _SIZE.itemsize + num_nodes * _node_bytes():
+        raise ValueError("trees: not as many bytes as nodes need")
+    arrays, at = [], count * _SIZE.itemsize
+    for kind in (_TOKEN, _PARENT, _LOG_PROB):
+        arrays.append(np.frombuffer(packed, kind, num_nodes, at).tolist())
+        at += num_nodes * kind.itemsize
+    ends = np.cumsum(sizes).tolist()
+    return tuple(
+        TokenTree(*(tuple(values[end - size : end]) for values in arrays))
+        for size, end in zip(sizes.tolist(), ends, strict=True)
+    )
+
+
+def _node_bytes() -> int:
+    return _TOKEN.itemsize + _PARENT.itemsize + _LOG_PROB.itemsize

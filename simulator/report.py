@@ -1,0 +1,69 @@
+"""Answers as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.validation import ERROR
+
+MIN_WIDTH = 120
+
+Row = Mapping[str, Any]
+
+
+def print_answers(rows: Sequence[Row], console: Console | None = None) -> None:
+    """A line per load and policy."""
+    table = Table(title="Simulated: milliseconds are p50 / p99")
+    headings = ("tokens/s", "TTFT ms", "ms per token", "rows per pass", "τ", "drafters busy", "drafters needed")
+    table.add_column("load", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["load"],
+            row["policy"],
+            f"{row['tokens_per_s']:.0f}",
+            f"{_number(row['ttft_ms_p50'], 0)} / {_number(row['ttft_ms_p99'], 0)}",
+            f"{_number(row['tpot_ms_p50'])} / {_number(row['tpot_ms_p99'])}",
+            _number(row["rows_per_pass"]),
+            _number(row["mean_acceptance_length"], 2),
+            _number(row["drafters_busy"], 2),
+            "-" if row["drafters_needed"] is None else str(row["drafters_needed"]),
+        )
+    _print(table, console)
+
+
+def print_comparison(rows: Sequence[Row], ratios: Mapping[str, float], console: Console | None = None) -> None:
+    """A line per measured row, and the errors."""
+    table = Table(title="Tokens per second, measured and simulated")
+    table.add_column("row", no_wrap=True)
+    for heading in ("measured", "simulated", "simulated/measured", "τ measured", "τ simulated"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['measured_tokens_per_s']:.0f}",
+            f"{row['tokens_per_s']:.0f}",
+            f"{row['simulated/measured']:.3f}",
+            _number(row["measured_mean_acceptance_length"], 2),
+            _number(row["mean_acceptance_length"], 2),
+        )
+    _print(table, console)
+    (console or Console()).print(
+        f"Absolute relative error: median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}", markup=False
+    )
+
+
+def _print(table: Table, console: Console | None) -> None:
+    console = console or Console()
+    console.width = max(console.width, MIN_WIDTH)
+    console.print(table)
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,144 @@
+"""A request from its arrival to its last token: the orchestrator's own drafting between modelled peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree
+from orchestrator.drafting import Drafting
+from orchestrator.planner import Planner
+from orchestrator.rounds import Outcome
+from orchestrator.transcript import Transcript
+from simulator.clock import Clock
+from simulator.drafters import DrafterLink
+from simulator.machine import Machine
+from simulator.policies import Policy
+from simulator.sequences import RoundResult, SimulatedSequence
+from simulator.texts import Text
+from simulator.verifiers import SimulatedVerifier
+
+if TYPE_CHECKING:
+    from orchestrator.drafter_client import DrafterClient
+
+# Tokens are numbers that mean nothing here.
+VOCAB_SIZE = 1 << 31
+
+
+class SimulatedRequest:
+    """Opens its sequences when it is made, and closes them when its output is complete or `close` is called.
+
+    What messages take between orchestrator and verifier is a part of the verifier's gap where they bring outcomes;
+    drafts, which passes do not wait for, take a message's time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        machine: Machine,
+        verifier: SimulatedVerifier,
+        planner: Planner,
+        policy: Policy,
+        text: Text,
+        links: Sequence[DrafterLink],
+        num_prompt: int,
+        max_tokens: int,
+        on_end: Callable[[SimulatedRequest], None],
+    ) -> None:
+        self._clock = clock
+        self._message_s = machine.message_s
+        self._verifier = verifier
+        self._links = links
+        self._on_end = on_end
+        self._transcript = Transcript([0] * num_prompt, (), max_tokens, num_prompt + max_tokens, (), ())
+        self._drafting = Drafting(
+            clients=cast("Sequence[DrafterClient]", links),
+            planner=planner.follow(is_greedy=True),
+            transcript=self._transcript,
+            sampling=SamplingParams(temperature=0.0),
+            requested_nodes=policy.max_nodes,
+            forced=policy.forced,
+            vocab_size=VOCAB_SIZE,
+            row_multiple=machine.verifier.row_multiple,
+        )
+        self.max_tokens = max_tokens
+        self.opened_s = clock.now_s
+        # When its first and its last tokens came; None before.
+        self.first_s: float | None = None
+        self.ended_s: float | None = None
+        self.is_open = True
+        self.num_rounds = 0
+        self._drafting.open()
+        self._sequence = SimulatedSequence(
+            text,
+            num_prompt,
+            max_tokens,
+            machine.verifier.max_nodes,
+            self._drafting.opening_linger_us() / 1e6,
+            self._on_round,
+        )
+        self._drafting.opened(self._send)
+        verifier.open(self._sequence)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the output so far."""
+        return self._transcript.num_generated
+
+    @property
+    def num_asked(self) -> int:
+        """Messages to drafters that ask for a draft."""
+        return sum(link.asked for link in self._links)
+
+    def close(self) -> None:
+        """End the request as it is."""
+        if self.is_open:
+            self.is_open = False
+            self._drafting.close()
+            self._verifier.close(self._sequence)
+
+    def _send(self, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
+        linger_s = None if linger_us is None else linger_us / 1e6
+
+        def arrive() -> None:
+            if self.is_open:
+                self._sequence.submit(base_length, tree, budget, linger_s)
+                self._verifier.look()
+
+        self._clock.later(self._message_s, arrive)
+
+    def _on_round(self, result: RoundResult) -> None:
+        if not self.is_open:
+            return
+        outcome = _outcome(result)
+        self._transcript.append(outcome.token_ids)
+        self._drafting.load = self._verifier.load
+        self.num_rounds += 1
+        if self.first_s is None:
+            self.first_s = self._clock.now_s
+        ended = self._transcript.end() is not None
+        sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
+        if not ended:
+            self._drafting.round_passed(outcome)
+        self._drafting.learn(outcome, sent)
+        if ended:
+            self.ended_s = self._clock.now_s
+            self.close()
+            self._on_end(self)
+
+
+def _outcome(result: RoundResult) -> Outcome:
+    return Outcome(
+        base_length=result.base_length,
+        token_ids=result.token_ids,
+        num_accepted=result.num_accepted,
+        draft_nodes=len(result.tree),
+        draft_depth=result.tree.depth,
+        redraft_nodes=0,
+        features=b"",
+        pass_rows=result.pass_rows,
+        pass_us=round(1e6 * result.pass_s),
+        linger_us=round(1e6 * result.waited_s),
+        stale_drafts=0,
+    )

@@ -1,0 +1,75 @@
+"""The simulator under a load for tests of the planner: requests without end, of texts that are drawn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.deployment import Deployment, Fleet, MakePlanner
+from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
+from simulator.policies import Policy
+from simulator.requests import SimulatedRequest
+from simulator.texts import DrawnText, Predictability
+
+# Measured for the bundled target behind 256 tokens: rows, and seconds of the pass. Prompts are short: these loads
+# begin all at once.
+MACHINE = Machine(
+    VerifierCosts(
+        Curve((1, 8, 16, 32, 64, 128, 256), (0.0051, 0.0065, 0.008, 0.0118, 0.0147, 0.028, 0.05)),
+        gap_sequence_s=0.0001,
+        row_multiple=4,
+        prompt_token_s=0.0002,
+    ),
+    DrafterCosts(Curve((0, 64), (0.002, 0.0084)), read_token_s=0.0001),
+    message_s=0.0002,
+    contention=Contention(pass_per_draft=0.5),
+    noise=0.05,
+)
+NUM_PROMPT = 1
+ENDLESS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where a request is."""
+
+    rounds: int
+    tokens: int
+
+
+class EndlessLoad:
+    """One verifier, one drafter, and so many requests at once."""
+
+    def __init__(
+        self, planner: MakePlanner, policy: Policy, text: Predictability, seed: int = 0, machine: Machine = MACHINE
+    ) -> None:
+        self.deployment = Deployment(planner, policy, machine, Fleet(), seed)
+        self._text = text
+        self._random = random.Random(seed)
+        self._requests: list[SimulatedRequest] = []
+        self._all: list[SimulatedRequest] = []
+
+    @property
+    def num_asked(self) -> int:
+        """Messages that asked drafters for a draft."""
+        return sum(request.num_asked for request in self._all)
+
+    @property
+    def seen(self) -> Sequence[Seen]:
+        """Where each running request is."""
+        return [Seen(request.num_rounds, request.num_tokens) for request in self._requests]
+
+    def set_load(self, num_requests: int, text: Predictability | None = None) -> None:
+        """Start or end requests until so many run."""
+        for request in self._requests[num_requests:]:
+            request.close()
+        del self._requests[num_requests:]
+        while len(self._requests) < num_requests:
+            drawn = DrawnText(text or self._text, self._random.getrandbits(32))
+            self._requests.append(self.deployment.open(drawn, NUM_PROMPT, ENDLESS))
+            self._all.append(self._requests[-1])
+
+    def run(self, seconds: float) -> float:
+        """Go on for so long; returns tokens per second."""
+        return self.deployment.run(seconds)
