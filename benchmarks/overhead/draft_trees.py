@@ -33,8 +33,10 @@ def best_first_tree(rng: random.Random, num_nodes: int, tokens: Tokens = number_
 
     def expand(parent: int, depth: int, path: float) -> None:
         nonlocal num_seen
-        for rank, mean in enumerate(PROBABILITIES):
-            own = math.log(min(0.97, mean * SPREAD ** rng.uniform(-1, 1)))
+        probabilities = [mean * SPREAD ** rng.uniform(-1, 1) for mean in PROBABILITIES]
+        total = max(1.0, sum(probabilities))
+        for rank, probability in enumerate(probabilities):
+            own = math.log(probability / total)
             num_seen += 1
             heapq.heappush(waiting, (-(path + own), num_seen, own, parent, depth, rank))
 

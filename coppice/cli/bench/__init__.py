@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coppice.cli.bench import latency, load, passes, prompts, throughput
+from coppice.cli.bench import latency, load, overhead, passes, prompts, throughput
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
 app.command()(prompts.prompts)
@@ -12,3 +12,4 @@ app.command()(latency.latency)
 app.command()(passes.passes)
 app.command()(throughput.throughput)
 app.command()(load.load)
+app.command()(overhead.overhead)
