@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from benchmarks.overhead.planner_cost import PassCost, planner_cost
 from benchmarks.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
 from benchmarks.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
 from benchmarks.report import machine_remarks
+from coppice.rpc import run
 
 PEERS = {"verifier": (OUTCOME_IN, DRAFT_ON), "drafter": (OUTCOME_ON, DRAFT_IN)}
 NOTES = (
@@ -55,7 +55,7 @@ def measure_overhead(plan: OverheadPlan) -> dict[str, Any]:
     """
     machine = describe_machine()
     rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
-    rows += asyncio.run(_round_rows(plan))
+    run(lambda: _add_round_rows(plan, rows))
     commit = describe_commit()
     return {
         "suite": "overhead",
@@ -106,8 +106,7 @@ def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> dict[str
     }
 
 
-async def _round_rows(plan: OverheadPlan) -> list[dict[str, Any]]:
-    rows = []
+async def _add_round_rows(plan: OverheadPlan, rows: list[dict[str, Any]]) -> None:
     async with scripted_peers() as peers:
         for num_requests in plan.requests:
             for cache in (False, True):
@@ -116,7 +115,6 @@ async def _round_rows(plan: OverheadPlan) -> list[dict[str, Any]]:
                     peers, num_requests, num_rounds, max(2, num_rounds // 5), plan.num_nodes, cache
                 )
                 rows.append(_round_row(costs, num_requests, cache))
-    return rows
 
 
 def _round_row(costs: RoundCosts, num_requests: int, cache: bool) -> dict[str, Any]:
