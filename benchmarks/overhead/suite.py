@@ -18,7 +18,7 @@ NOTES = (
     "No model runs. Requests are FORCED in the rounds, so that every round has a draft. Where the planner is measured, "
     "it decides as ever.",
     "Planner: CPU time of everything that planning one pass takes, one round of each request. Sources 2: half of the "
-    "trees are merged ones.",
+    "trees are merged ones. Trees are always as large as the settings say, also where the plan asks for fewer nodes.",
     "Inside: from a message's arrival at the orchestrator to the leaving of what follows from it, both halves of a "
     "round together.",
     "Outside: the same as the peers see it, with the network, gRPC on both sides and the time that messages wait for "

@@ -140,7 +140,7 @@ class AdaptiveRequest:
         if exploration.is_trying:
             self._begin()
         elif self._pays():
-            if self._planner.may_join():
+            if not self._is_drafting and self._planner.may_join():
                 self._begin()
         elif not self._alone_left:
             if exploration.tries_alone():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.contenders import BenchmarkError
+from benchmarks.overhead.rounds import Peers
 from coppice.cli import bench
 
 
@@ -43,3 +46,11 @@ def test_a_bad_option_is_named_before_anything_starts(tmp_path: Path, option: st
     assert result.exit_code == 2
     assert option in result.output
     assert not list(tmp_path.iterdir())
+
+
+async def test_peers_that_end_are_said_to_have() -> None:
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec("true", **pipes)
+    with pytest.raises(BenchmarkError, match="have ended"):
+        await Peers(process).start()
+    await process.wait()
