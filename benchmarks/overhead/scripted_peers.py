@@ -20,7 +20,7 @@ KIND = "scripted"
 PASS_US = 20_000
 PASS_ROWS = 1024
 # A round that waits for a draft which does not come goes on without it.
-PATIENCE_S = 0.25
+PATIENCE_S = 5.0
 MAX_CONTEXT_TOKENS = 1 << 20
 # The four ways of a round's messages.
 OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON = (
@@ -126,7 +126,8 @@ class _Sequence:
         if draft.tree.token_ids:
             self._traffic.draft_comes(self._seed, self._length)
             self.run(tree_from_proto(draft.tree))
-        elif not self._lingers:
+        else:
+            # An empty tree means that none will come.
             self.run(None)
 
     def run(self, tree: TokenTree | None) -> None:
