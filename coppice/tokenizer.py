@@ -43,6 +43,12 @@ class TargetTokenizer:
         self._tokenizer.no_truncation()
         self.fingerprint = fingerprint(tokenizer_json)
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows, special ones included."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer itself adds."""
         ids: list[int] = self._tokenizer.encode(text).ids

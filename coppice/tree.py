@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,8 @@ from coppice.errors import InvalidTreeError
 
 # The parent of a root's child. The root is the last committed token; it is not a node.
 ROOT = -1
+# The place of a node that is left out.
+_NOWHERE = -2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,26 @@ class TokenTree:
             )
         if self.sources and len(self.sources) != count:
             raise InvalidTreeError(f"{count} nodes but {len(self.sources)} source masks")
+        # Every round makes some trees. In whole arrays they are found valid without a loop of ours, which only one that
+        # does not look so is worth.
+        if not self._looks_valid():
+            self._check_nodes()
+        if any(mask >> len(self.source_names) for mask in self.sources):
+            raise InvalidTreeError("a source mask names an unknown source")
+
+    def _looks_valid(self) -> bool:
+        """Whether no node can be wrong; where it says no, nodes may still be right."""
+        count = len(self.token_ids)
+        return (
+            min(self.parents, default=ROOT) >= ROOT
+            and all(map(operator.lt, self.parents, range(count)))
+            and len(set(zip(self.parents, self.token_ids, strict=True))) == count
+            and max(self.log_probs, default=0.0) <= 0
+            # Neither infinities nor NaN get lost in a sum.
+            and math.isfinite(sum(self.log_probs))
+        )
+
+    def _check_nodes(self) -> None:
         seen: set[tuple[int, int]] = set()
         for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if not ROOT <= parent < node:
@@ -53,8 +76,6 @@ class TokenTree:
         for node, value in enumerate(self.log_probs):
             if not (value <= 0 and math.isfinite(value)):
                 raise InvalidTreeError(f"node {node} has log-probability {value}, not a finite number up to 0")
-        if any(mask >> len(self.source_names) for mask in self.sources):
-            raise InvalidTreeError("a source mask names an unknown source")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -108,10 +129,17 @@ class TokenTree:
         kept = sorted(set(nodes))
         if kept and not 0 <= kept[0] <= kept[-1] < len(self):
             raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
-        renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
-        if any(self.parents[old] not in renumbered for old in kept):
+        if kept and kept[-1] == len(kept) - 1:
+            # The first nodes, as of a tree whose nodes come likeliest first: their parents are among them.
+            return self._beginning(len(kept))
+        # The root's own place comes last, where its index of -1 finds it.
+        places = [_NOWHERE] * len(self) + [ROOT]
+        for new, old in enumerate(kept):
+            places[old] = new
+        parents = tuple([places[self.parents[old]] for old in kept])
+        if _NOWHERE in parents:
             raise InvalidTreeError("a selected node has a parent that is not selected")
-        return self._take(kept, renumbered)
+        return self._take(kept, parents)
 
     def up_to_depth(self, depth: int) -> TokenTree:
         """The tree without the nodes deeper than `depth`.
@@ -143,20 +171,38 @@ class TokenTree:
             return self
         renumbered = {top: ROOT}
         kept: list[int] = []
-        for node, parent in enumerate(self.parents):
-            if parent in renumbered and parent != ROOT:
+        parents: list[int] = []
+        for node in range(top + 1, len(self)):
+            parent = renumbered.get(self.parents[node])
+            if parent is not None:
                 renumbered[node] = len(kept)
                 kept.append(node)
-        return self._take(kept, renumbered)
+                parents.append(parent)
+        return self._take(kept, tuple(parents))
 
-    def _take(self, kept: Sequence[int], renumbered: Mapping[int, int]) -> TokenTree:
-        """The nodes `kept`, in their order; `renumbered` says what becomes of each one's parent."""
-        return TokenTree(
-            token_ids=tuple(self.token_ids[old] for old in kept),
-            parents=tuple(renumbered[self.parents[old]] for old in kept),
-            log_probs=tuple(self.log_probs[old] for old in kept),
-            source_names=self.source_names,
-            sources=tuple(self.sources[old] for old in kept) if self.sources else (),
+    def labelled(self, source: str) -> TokenTree:
+        """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
+        if self.source_names == (source,) and not self.sources:
+            return self
+        return _valid_tree(self.token_ids, self.parents, self.log_probs, (source,), (), self.distributions)
+
+    def _beginning(self, count: int) -> TokenTree:
+        return _valid_tree(
+            self.token_ids[:count],
+            self.parents[:count],
+            self.log_probs[:count],
+            self.source_names,
+            self.sources[:count],
+        )
+
+    def _take(self, kept: Sequence[int], parents: tuple[int, ...]) -> TokenTree:
+        """The nodes `kept`, in their order, with these parents among them."""
+        return _valid_tree(
+            tuple([self.token_ids[old] for old in kept]),
+            parents,
+            tuple([self.log_probs[old] for old in kept]),
+            self.source_names,
+            tuple([self.sources[old] for old in kept]) if self.sources else (),
         )
 
     @cached_property
@@ -178,6 +224,27 @@ class TokenTree:
         """The token ids along every root-to-node path, in node order."""
         for node in range(len(self)):
             yield tuple(self.token_ids[step] for step in self.path(node))
+
+
+def _valid_tree(
+    token_ids: tuple[int, ...],
+    parents: tuple[int, ...],
+    log_probs: tuple[float, ...],
+    source_names: tuple[str, ...],
+    sources: tuple[int, ...],
+    distributions: tuple[DraftDistribution | None, ...] = (),
+) -> TokenTree:
+    """A tree of arrays that stem from a valid one and need not be checked again."""
+    tree = object.__new__(TokenTree)
+    tree.__dict__.update(
+        token_ids=token_ids,
+        parents=parents,
+        log_probs=log_probs,
+        source_names=source_names,
+        sources=sources,
+        distributions=distributions,
+    )
+    return tree
 
 
 EMPTY_TREE = TokenTree((), (), ())

@@ -22,19 +22,23 @@ Value = TypeVar("Value")
 
 def tree_to_proto(tree: TokenTree) -> tree_pb2.TokenTree:
     """A tree as a message."""
-    message = tree_pb2.TokenTree(
-        token_ids=tree.token_ids,
-        parents=tree.parents,
-        log_probs=tree.log_probs,
-        sources=tree.sources,
-        source_names=tree.source_names,
-    )
+    message = tree_pb2.TokenTree()
+    put_tree(tree, message)
+    return message
+
+
+def put_tree(tree: TokenTree, message: tree_pb2.TokenTree) -> None:
+    """Write a tree into an empty message, where it is to be: a message in another one would be copied there."""
+    message.token_ids.extend(tree.token_ids)
+    message.parents.extend(tree.parents)
+    message.log_probs.extend(tree.log_probs)
+    message.sources.extend(tree.sources)
+    message.source_names.extend(tree.source_names)
     for distribution in tree.distributions:
         message.distribution_sizes.append(0 if distribution is None else len(distribution))
         if distribution is not None:
             message.distribution_token_ids.extend(distribution.token_ids)
             message.distribution_weights.extend(distribution.weights)
-    return message
 
 
 def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
@@ -45,10 +49,11 @@ def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
     """
     if not message.ByteSize():
         return EMPTY_TREE
+    # A slice is taken at once, where an iterator would go through the values one by one.
     tree = TokenTree(
-        token_ids=tuple(message.token_ids),
-        parents=tuple(message.parents),
-        log_probs=tuple(message.log_probs) or (0.0,) * len(message.token_ids),
+        token_ids=tuple(message.token_ids[:]),
+        parents=tuple(message.parents[:]),
+        log_probs=tuple(message.log_probs[:]) or (0.0,) * len(message.token_ids),
         source_names=tuple(message.source_names),
         sources=tuple(message.sources),
         distributions=_distributions(message) if message.distribution_sizes else (),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 def labelled(tree: TokenTree, source: str) -> TokenTree:
     """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
-    if tree.source_names == (source,) and not tree.sources:
-        return tree
-    return replace(tree, source_names=(source,), sources=())
+    return tree.labelled(source)
 
 
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
@@ -49,18 +46,29 @@ class _Union:
         self.masks: list[int] = []
 
     def add(self, tree: TokenTree) -> None:
-        placed: dict[int, int] = {ROOT: ROOT}
-        for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-            mask = sum(1 << self._bits[name] for name in tree.sources_of(node))
-            key = (placed[parent], token)
+        masks = self._masks(tree)
+        # The root's own place comes last, where its index of -1 finds it.
+        places = [0] * len(tree) + [ROOT]
+        nodes = zip(tree.token_ids, tree.parents, tree.log_probs, masks, strict=True)
+        for node, (token, parent, log_prob, mask) in enumerate(nodes):
+            key = (places[parent], token)
             here = self._children.get(key)
             if here is None:
                 here = self._children[key] = len(self.token_ids)
                 self.token_ids.append(token)
                 self.parents.append(key[0])
-                self.log_probs.append(tree.log_probs[node])
+                self.log_probs.append(log_prob)
                 self.masks.append(mask)
             else:
-                self.log_probs[here] = max(self.log_probs[here], tree.log_probs[node])
+                self.log_probs[here] = max(self.log_probs[here], log_prob)
                 self.masks[here] |= mask
-            placed[node] = here
+            places[node] = here
+
+    def _masks(self, tree: TokenTree) -> Sequence[int]:
+        """Who proposed each node, in the union's own bits."""
+        bits = [1 << self._bits[name] for name in tree.source_names]
+        if not tree.sources:
+            return [sum(bits)] * len(tree)
+        # Few different masks: what one becomes is found once.
+        become = {mask: sum(bit for at, bit in enumerate(bits) if mask >> at & 1) for mask in set(tree.sources)}
+        return [become[mask] for mask in tree.sources]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from coppice.tree import TokenTree
@@ -46,6 +47,10 @@ class RoundPlan:
     max_nodes: int
     linger_us: int
     row_multiple: int = 1
+
+
+# Plans are immutable, and few differ: most rounds get one that is there already.
+round_plan = lru_cache(maxsize=256)(RoundPlan)
 
 
 class RequestPlanner(Protocol):
@@ -95,7 +100,7 @@ class FixedPlanner:
         waits = situation.has_drafter and nodes > 0
         # In company a sequence shares its multiple with others, and what fills it is not free.
         multiple = situation.row_multiple if situation.load.batch_size <= 1 else 1
-        return RoundPlan(nodes, self._linger_us if waits else 0, multiple)
+        return round_plan(nodes, self._linger_us if waits else 0, multiple)
 
     def tree_arrived(self) -> None:
         """Nothing is learned."""

@@ -55,24 +55,32 @@ class Statistics:
         _count_depths(self.rounds_accepted_by_depth, outcome.num_accepted)
         self.forward_us += outcome.pass_us
         self.linger_us += outcome.linger_us
-        passes = self.passes.setdefault(outcome.pass_rows, PassCounts())
+        passes = self.passes.get(outcome.pass_rows)
+        if passes is None:
+            passes = self.passes[outcome.pass_rows] = PassCounts()
         passes.count += 1
         passes.total_us += outcome.pass_us
         if outcome.draft_nodes and sent:
             self._attribute(outcome, verified_tree(sent, outcome.draft_nodes))
 
     def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
-        for node in range(len(tree)):
-            for name in tree.sources_of(node):
-                self.sources.setdefault(name, SourceCounts()).proposed += 1
+        for bit, name in enumerate(tree.source_names):
+            if proposed := sum([mask >> bit & 1 for mask in tree.sources]) if tree.sources else len(tree):
+                self._counts(name).proposed += proposed
         parent = ROOT
         for token in outcome.token_ids[: outcome.num_accepted]:
             child = tree.children.get((parent, token))
             if child is None:
                 return
             for name in tree.sources_of(child):
-                self.sources.setdefault(name, SourceCounts()).accepted += 1
+                self._counts(name).accepted += 1
             parent = child
+
+    def _counts(self, source: str) -> SourceCounts:
+        counts = self.sources.get(source)
+        if counts is None:
+            counts = self.sources[source] = SourceCounts()
+        return counts
 
 
 class Clock:

@@ -174,10 +174,13 @@ class VerifierClient:
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
         """Send a draft, unless the sequence has ended."""
         if sequence_id in self._handlers:
-            draft = verifier_pb2.Draft(
-                base_length=base_length, tree=wire.tree_to_proto(tree), budget=budget, linger_us=linger_us
-            )
-            self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, draft=draft))
+            request = verifier_pb2.VerifyRequest(sequence_id=sequence_id)
+            request.draft.base_length = base_length
+            request.draft.budget = budget
+            if linger_us is not None:
+                request.draft.linger_us = linger_us
+            wire.put_tree(tree, request.draft.tree)
+            self.stream.send(request)
 
     def leave(self, sequence_id: int) -> None:
         """Close a sequence, unless it has ended already."""

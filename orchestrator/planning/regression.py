@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
 # Errors beyond this many times the usual one count as that many: a pass that was held up says nothing about passes.
 _OUTLIER = 4.0
@@ -30,26 +31,39 @@ class AgeWeightedRegression:
     def __init__(self, num_features: int, decay: float, anchor_weights: Sequence[float]) -> None:
         self._decay = decay
         self._anchor_weights = np.array(anchor_weights)
-        self._products = np.zeros((num_features, num_features))
-        self._moments = np.zeros(num_features)
+        # Of features with features and, in the last column, with the target.
+        self._sums = np.zeros((num_features, num_features + 1))
         self.coefficients: Vector = np.zeros(num_features)
 
     def add(self, features: Vector, target: float) -> None:
         """Take an observation in; `solve` makes it count."""
-        self._products *= self._decay
-        self._moments *= self._decay
-        self._products += np.multiply.outer(features, features)
-        self._moments += features * target
+        self.add_products(products_of(features, target))
+
+    def add_products(self, products: Matrix) -> None:
+        """As `add`, for what several regressions take in."""
+        self._sums *= self._decay
+        self._sums += products
 
     def solve(self, anchor: Vector) -> Vector:
         """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
-        total = self._products[0, 0]
+        total = self._sums[0, 0]
         if total == 0:
             return self.coefficients
+        products = self._sums[:, :-1].copy()
+        diagonal = products.reshape(-1)[:: len(products) + 1]
         # In units of a typical observation of each feature, so that it does not matter what these are measured in.
-        strength = self._anchor_weights * np.diagonal(self._products) / total + 1e-9
-        self.coefficients = np.linalg.solve(self._products + np.diag(strength), self._moments + strength * anchor)
+        strength = self._anchor_weights * diagonal / total + 1e-9
+        diagonal += strength
+        self.coefficients = np.linalg.solve(products, self._sums[:, -1] + strength * anchor)
         return self.coefficients
+
+
+def products_of(features: Vector, target: float) -> Matrix:
+    """Of features with features and, in the last column, with the target."""
+    products = np.empty((len(features), len(features) + 1))
+    np.multiply.outer(features, features, out=products[:, :-1])
+    np.multiply(features, target, out=products[:, -1])
+    return products
 
 
 class RobustRegression:
@@ -94,8 +108,9 @@ class RobustRegression:
             # Held to the limit too: a single outlier must not open the door to the next, a lasting change has to.
             error = min(error, limit)
         self._usual_error += max(_ERROR_RATE, 1 / self.num_observations) * (error - self._usual_error)
-        self._lasting.add(features, target)
-        self._recent.add(features, target)
+        products = products_of(features, target)
+        self._lasting.add_products(products)
+        self._recent.add_products(products)
 
     def solve(self) -> Vector:
         """Fit again; returns the coefficients."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
-from orchestrator.planner import RoundPlan, Situation
+from orchestrator.planner import RoundPlan, Situation, round_plan
 from orchestrator.planning.exploration import TRIAL_ROUNDS
 from orchestrator.planning.linger import worthwhile_linger_s
 from orchestrator.rounds import Outcome
@@ -66,7 +66,7 @@ class AdaptiveRequest:
         if situation.forced or not situation.has_drafter or fixed.max_nodes == 0:
             return fixed
         if not self._drafts():
-            return RoundPlan(0, 0)
+            return round_plan(0, 0)
         stance, running = self._planner.stance, max(1, self._planner.num_running)
         if not stance.is_known:
             return fixed
@@ -80,7 +80,7 @@ class AdaptiveRequest:
             nodes = min(nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
         # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it.
         linger_s = 0.0 if self._catches_up else worthwhile_linger_s(gain, stance.rate, running)
-        return RoundPlan(nodes, min(fixed.linger_us, round(1e6 * linger_s)), self._row_multiple)
+        return round_plan(nodes, min(fixed.linger_us, round(1e6 * linger_s)), self._row_multiple)
 
     def tree_arrived(self) -> None:
         """Drafters owe the request nothing."""
@@ -140,7 +140,7 @@ class AdaptiveRequest:
         if exploration.is_trying:
             self._begin()
         elif self._pays():
-            if self._planner.may_join():
+            if not self._is_drafting and self._planner.may_join():
                 self._begin()
         elif not self._alone_left:
             if exploration.tries_alone():

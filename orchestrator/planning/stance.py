@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Nodes are cut only below this share of the price: both the price and their values are estimates.
 CLEARLY = 0.8
@@ -24,13 +24,14 @@ class Stance:
     nodes: float = 0.0
     rate: float = 0.0
     pays_jointly: bool = True
+    # The logarithm of a path probability below which a node is clearly not worth its row.
+    log_price: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        log_price = math.log(CLEARLY * self.price) if self.price > 0 else -math.inf
+        object.__setattr__(self, "log_price", log_price)
 
     @property
     def is_known(self) -> bool:
         """Whether there is anything to plan with."""
         return self.rate > 0
-
-    @property
-    def log_price(self) -> float:
-        """The logarithm of a path probability below which a node is clearly not worth its row."""
-        return math.log(CLEARLY * self.price) if self.price > 0 else -math.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from coppice.tree import ROOT, TokenTree
 
@@ -33,6 +33,8 @@ class ValueModel:
         self._corrections: dict[str, _SourceCorrection] = {}
         self._counts = [0.0] * _NUM_BINS
         self._num_trees = 0.0
+        # What corrections come to for names, mask and depth of a tree, until the next one is learned from.
+        self._known: dict[tuple[tuple[str, ...], int, int], list[float]] = {}
 
     @property
     def has_seen_trees(self) -> bool:
@@ -48,22 +50,25 @@ class ValueModel:
             if parent == ROOT:
                 break
             accepted.add(parent)
-        promised = sum(math.exp(min(0.0, value)) for value in self.path_logs(tree))
+        promised = sum([math.exp(min(0.0, value)) for value in self.path_logs(tree)])
+        probabilities = list(map(math.exp, tree.path_log_probs))
         for bit, name in enumerate(tree.source_names):
-            correction = self._corrections.setdefault(name, _SourceCorrection())
-            nodes = range(len(tree))
-            own = [node for node in nodes if tree.sources[node] >> bit & 1] if tree.sources else nodes
-            correction.count(
-                [(tree.depths[node], math.exp(tree.path_log_probs[node]), node in accepted) for node in own]
-            )
+            correction = self._corrections.get(name)
+            if correction is None:
+                correction = self._corrections[name] = _SourceCorrection()
+            nodes: Sequence[int] = range(len(tree))
+            if tree.sources:
+                nodes = [node for node, mask in enumerate(tree.sources) if mask >> bit & 1]
+            correction.count(tree.depths, probabilities, nodes, accepted)
+        self._known.clear()
         return promised
 
     def path_logs(self, tree: TokenTree) -> list[float]:
         """Logarithms of what the nodes are worth, in their order."""
-        by_mask = {mask: self._logs(self._names(tree, mask), tree.depth) for mask in set(tree.sources) or {0}}
         if not tree.sources:
-            logs = by_mask[0]
+            logs = self._logs(tree, 0)
             return [path + logs[depth] for path, depth in zip(tree.path_log_probs, tree.depths, strict=True)]
+        by_mask = {mask: self._logs(tree, mask) for mask in set(tree.sources)}
         return [
             path + by_mask[mask][depth]
             for path, depth, mask in zip(tree.path_log_probs, tree.depths, tree.sources, strict=True)
@@ -73,9 +78,9 @@ class ValueModel:
         """The nodes whose worth has at least this logarithm, parents included; None when all of them have."""
         paths = tree.path_log_probs
         if not tree.sources:
-            logs = self._logs(tree.source_names, tree.depth)
-            # Corrections fall with depth, so that the last one is the lowest.
-            if min(paths) + logs[tree.depth] >= least_log:
+            logs = self._logs(tree, 0)
+            # Corrections fall with depth, so that the last one is the lowest; so, mostly, is the last node's path.
+            if paths[-1] + logs[-1] >= least_log and min(paths) + logs[-1] >= least_log:
                 return None
             floors = [least_log - log for log in logs]
             kept = [node for node, depth in enumerate(tree.depths) if paths[node] >= floors[depth]]
@@ -99,16 +104,21 @@ class ValueModel:
             return []
         return [(value, count / self._num_trees) for value, count in zip(_BIN_VALUES, self._counts, strict=True)]
 
-    def _names(self, tree: TokenTree, mask: int) -> tuple[str, ...]:
-        return tuple(name for bit, name in enumerate(tree.source_names) if not tree.sources or mask >> bit & 1)
+    def _logs(self, tree: TokenTree, mask: int) -> list[float]:
+        """Corrections by depth of a tree's nodes with this mask: the best of those of the sources that it names."""
+        key = (tree.source_names, mask, tree.depth)
+        logs = self._known.get(key)
+        if logs is None:
+            names = [name for bit, name in enumerate(tree.source_names) if not tree.sources or mask >> bit & 1]
+            logs = self._known[key] = self._best(names, tree.depth)
+        return logs
 
-    def _logs(self, names: Sequence[str], depth: int) -> list[float]:
-        """Corrections by depth of a node that these sources proposed: the best of theirs."""
+    def _best(self, names: Sequence[str], depth: int) -> list[float]:
         known = [self._corrections[name].logs for name in names if name in self._corrections]
         if not known or len(known) < len(names):
             return [0.0] * (depth + 1)
         best = known[0] if len(known) == 1 else [max(values) for values in zip(*known, strict=True)]
-        return best if depth <= DEEPEST else best + [best[-1]] * (depth - DEEPEST)
+        return best[: depth + 1] if depth <= DEEPEST else best + [best[-1]] * (depth - DEEPEST)
 
 
 class _SourceCorrection:
@@ -119,18 +129,18 @@ class _SourceCorrection:
         self._accepted = [0.0] * (DEEPEST + 1)
         self.logs = [0.0] * (DEEPEST + 1)
 
-    def count(self, nodes: Sequence[tuple[int, float, bool]]) -> None:
-        """Count the nodes of a verified tree: depth, path probability, whether it was accepted."""
-        promised, accepted = self._promised, self._accepted
-        for depth in range(1, DEEPEST + 1):
-            promised[depth] *= _FADE
-            accepted[depth] *= _FADE
-        for depth, probability, is_accepted in nodes:
-            depth = min(depth, DEEPEST)
-            promised[depth] += probability
-            accepted[depth] += is_accepted
+    def count(
+        self, depths: Sequence[int], probabilities: Sequence[float], nodes: Iterable[int], accepted: Container[int]
+    ) -> None:
+        """Count these nodes of a verified tree, of which depths and path probabilities are given."""
+        promised = self._promised = [_FADE * tokens for tokens in self._promised]
+        taken = self._accepted = [_FADE * tokens for tokens in self._accepted]
+        for node in nodes:
+            depth = min(depths[node], DEEPEST)
+            promised[depth] += probabilities[node]
+            taken[depth] += node in accepted
         lowest = _HIGHEST
         for depth in range(1, DEEPEST + 1):
-            ratio = (accepted[depth] + _PRIOR_TOKENS) / (promised[depth] + _PRIOR_TOKENS)
+            ratio = (taken[depth] + _PRIOR_TOKENS) / (promised[depth] + _PRIOR_TOKENS)
             lowest = min(lowest, max(_LOWEST, math.log(ratio)))
             self.logs[depth] = lowest

@@ -105,6 +105,8 @@ class _Growing:
 
         No node is seen more often than its parent, nor fresh where its parent is not: so what is kept is a tree.
         """
+        if len(self._counts) <= MAX_NODES and 0 not in self._counts:
+            return Continuations(tuple(self._token_ids), tuple(self._parents), tuple(self._counts))
         ranked = sorted(range(len(self._counts)), key=lambda node: (-self._counts[node], node not in fresh, node))
         kept = sorted(node for node in ranked[:MAX_NODES] if self._counts[node])
         renumbered = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 
 _LENGTHS = (2, 3, 4, 6, 9, 16)
@@ -68,10 +69,8 @@ def kind_of(sampled: bool, place: Place, remembered: bool, length: int, depth: i
 
 
 def _bucket(starts: tuple[int, ...], value: int) -> int:
-    bucket = 0
-    while bucket + 1 < len(starts) and value >= starts[bucket + 1]:
-        bucket += 1
-    return bucket
+    # What is less than the first start belongs to it, too.
+    return bisect.bisect_right(starts, value, lo=1) - 1
 
 
 def _prior(sampled: bool, place: Place, remembered: bool, length: int, depth: int, rank: int) -> float:

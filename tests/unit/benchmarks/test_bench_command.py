@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks import prompts
 from coppice.cli import bench
+from coppice.cli.bench import services
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from training.corpus import SourceFile
@@ -44,7 +45,7 @@ def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | 
         specs.append(spec)
         return RunningTopology(address, error)
 
-    monkeypatch.setattr(bench, "Topology", topology)
+    monkeypatch.setattr(services, "Topology", topology)
     return specs
 
 

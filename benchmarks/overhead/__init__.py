@@ -1,0 +1,1 @@
+"""What planning and passing on costs, apart from any model."""

@@ -1,0 +1,16 @@
+"""`coppice bench`: how fast this is, and beside what. One file per suite."""
+
+from __future__ import annotations
+
+import typer
+
+from coppice.cli.bench import latency, load, overhead, passes, profile, prompts, throughput
+
+app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
+app.command()(prompts.prompts)
+app.command()(latency.latency)
+app.command()(passes.passes)
+app.command()(throughput.throughput)
+app.command()(load.load)
+app.command()(overhead.overhead)
+app.command()(profile.profile)

@@ -1,0 +1,116 @@
+"""`coppice bench load`: load through the public API."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coppice.bundled import MODELS
+from coppice.cli.bench.options import (
+    NumPrompts,
+    PromptsFile,
+    Seed,
+    choose_prompts,
+    drafter_spec,
+    numbers,
+    require_checkpoint,
+)
+from coppice.cli.bench.services import measure_or_exit
+from coppice.cli.options import Threads
+from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
+from coppice.cli.topology import TopologySpec
+from coppice.openmp import set_spin_count
+
+if TYPE_CHECKING:
+    from benchmarks.load.arrivals import Arrival
+
+# Of arrivals; far above it, a client measures how fast it opens streams.
+MAX_RATE = 10
+
+
+def load(
+    prompts: PromptsFile = None,
+    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
+        f"{SMALL_LM}={MODELS / SMALL_LM}"
+    ),
+    out: Annotated[Path, typer.Option(help="Directory for load.json and load.png.")] = Path("benchmarks/results"),
+    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,2,4,8,16,32,64",
+    runs: Annotated[int, typer.Option(min=1, help="Windows of each kind; at least 3 to be quoted.")] = 3,
+    duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
+    rates: Annotated[
+        str, typer.Option(metavar="F,F,…", help="Arrivals, in shares of saturation without speculation; empty: none.")
+    ] = "0.3,0.6,0.9,1.2",
+    trace: Annotated[
+        Path | None, typer.Option(help="Arrivals as in this CSV file, with TIMESTAMP and GeneratedTokens.")
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(min=0.001, help="How many times as fast the trace is played.")] = 1.0,
+    step: Annotated[int, typer.Option(min=0, help="Requests at once on top of the step; 0 for no step.")] = 64,
+    ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
+    tpot_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")] = 50.0,
+    num_prompts: NumPrompts = 64,
+    output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of random lengths.")] = "32,128",
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="Of every request.")] = 0.0,
+    threads: Threads = 0,
+    seed: Seed = 0,
+) -> None:
+    """Load through the public API: speculation off, small and large fixed budgets and the planner, in turn.
+
+    So many requests at once, requests that arrive whatever the server does, and a step. Exit code 1 when a token is not
+    what it is with speculation off.
+    """
+    set_spin_count()
+    require_checkpoint(target, "--target")
+    levels = numbers(concurrency, "--concurrency")
+    if not levels:
+        raise typer.BadParameter("--concurrency: needs at least one number")
+    shortest, longest = _length_range(output_tokens)
+    shares = _rates(rates)
+    chosen = choose_prompts(prompts, num_prompts, seed)
+
+    from benchmarks.load.figures import Targets
+    from benchmarks.load.plot import plot_load
+    from benchmarks.load.suite import LoadPlan, LoadSuite
+    from benchmarks.load.table import print_load
+    from benchmarks.report import write_json
+
+    targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
+    plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets)
+    num_threads = threads or os.cpu_count() or 1
+    suite = LoadSuite(target, tuple(chosen), plan, num_threads, shortest, longest, temperature, seed)
+    report = measure_or_exit(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
+    write_json(report, out / "load.json")
+    plot_load(report, out / "load.png")
+    print_load(report)
+    typer.echo(f"wrote {out / 'load.json'} and {out / 'load.png'}")
+    if report["mismatches"]:
+        raise typer.Exit(1)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        rates = (0.0,)
+    if not all(0 < rate < MAX_RATE for rate in rates):
+        raise typer.BadParameter(f"--rates: needs numbers above 0 and below {MAX_RATE} such as 0.3,0.9, got {text!r}")
+    return rates
+
+
+def _length_range(text: str) -> tuple[int, int]:
+    lengths = numbers(text, "--output-tokens")
+    if not 1 <= len(lengths) <= 2 or list(lengths) != sorted(lengths):
+        raise typer.BadParameter(f"--output-tokens: needs a range such as 32,128, got {text!r}")
+    return lengths[0], lengths[-1]
+
+
+def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
+    from benchmarks.load.arrivals import TraceError, read_trace
+
+    try:
+        return () if path is None else tuple(read_trace(path))
+    except TraceError as error:
+        raise typer.BadParameter(f"--trace: {error}") from error

@@ -1,0 +1,58 @@
+"""Options that several suites share, and what is read from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coppice.cli.topology import DrafterSpec
+
+if TYPE_CHECKING:
+    from benchmarks.prompts import Prompt
+
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with `prompt` or `turns`, .gz too. "
+        "Default: cut from standard-library files that no bundled model was trained on."
+    ),
+]
+NumPrompts = Annotated[int, typer.Option(min=1, help="How many prompts to use; fewer if the file has fewer.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
+
+
+def choose_prompts(path: Path | None, num_prompts: int, seed: int) -> list[Prompt]:
+    """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had."""
+    from benchmarks.prompts import PromptsError, held_out_prompts, read_prompts
+
+    try:
+        return held_out_prompts(num_prompts, seed) if path is None else read_prompts(path)[:num_prompts]
+    except PromptsError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def drafter_spec(drafter: str) -> DrafterSpec:
+    """What `--drafter` says; raises typer.BadParameter where that is nothing."""
+    try:
+        return DrafterSpec.parse(drafter)
+    except ValueError as error:
+        raise typer.BadParameter(f"--drafter: {error}") from error
+
+
+def require_checkpoint(directory: Path, option: str) -> None:
+    """Raise typer.BadParameter unless a checkpoint is there."""
+    if not (directory / "config.json").is_file():
+        raise typer.BadParameter(f"{option}: no checkpoint in {directory}")
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """Positive numbers with commas between, each once; raises typer.BadParameter where one is something else."""
+    try:
+        values = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        values = (0,)
+    if any(number < 1 for number in values):
+        raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
+    return values

@@ -1,0 +1,23 @@
+"""`coppice bench prompts`: the prompts that the suites cut for themselves, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.cli.bench.options import NumPrompts, Seed, choose_prompts
+
+
+def prompts(
+    out: Annotated[Path, typer.Option(help="The file to write, JSON lines.")],
+    num_prompts: NumPrompts = 20,
+    seed: Seed = 0,
+) -> None:
+    """Write code prompts cut from held-out files of the standard library."""
+    from benchmarks.prompts import write_prompts
+
+    chosen = choose_prompts(None, num_prompts, seed)
+    write_prompts(chosen, out)
+    typer.echo(f"wrote {len(chosen)} prompts to {out}")
