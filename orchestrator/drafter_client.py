@@ -54,6 +54,9 @@ class DrafterClient:
         self.kind = ""
         self.needs_features = False
         self.samples_trees = False
+        # Sequences that were given to another replica, and those that it erred in.
+        self.num_handed_over = 0
+        self.num_dropped = 0
         # Calibrated probability that the likeliest child is right; 0 where it was not measured.
         self.acceptance = 0.0
         self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
@@ -168,6 +171,7 @@ class DrafterClient:
         """Give each sequence to the least busy replica that is there, if any."""
         replicas = [other for other in self.others if other.connected and self._can_be_replaced_by(other)]
         if replicas:
+            self.num_handed_over += len(self._handlers)
             for handler in list(self._handlers.values()):
                 handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
 
@@ -180,6 +184,7 @@ class DrafterClient:
 
     def _drop(self, sequence_id: int, reason: str) -> None:
         logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason)
+        self.num_dropped += 1
         handler = self._handlers.get(sequence_id)
         self.leave(sequence_id)
         if handler is not None:

@@ -46,6 +46,9 @@ class Scheduler:
         self.num_preemptions = 0
         # Tokens that ended stays in the cache had to compute another time.
         self.num_recomputed_tokens = 0
+        # Tokens that sequences had when they first started, and those of them that others had computed.
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -106,6 +109,9 @@ class Scheduler:
             self._waiting.take(key)
             self._running[key] = sequence
             sequence.start(self._cache, now_s)
+            if sequence.residence.num_preemptions == 0:
+                self.num_prompt_tokens += len(sequence.tokens)
+                self.num_cached_tokens += sequence.num_cached
 
     def next_start_s(self) -> float | None:
         """When the next pass starts: at once (0) when every running sequence has its draft, else at a deadline.
