@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from coppice import rpc
 from coppice.errors import CoppiceError
+from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
 from coppice.v1 import drafter_pb2_grpc
-from drafter_svc.config import ConfigError, DrafterConfig
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
@@ -29,11 +30,11 @@ SWITCH_INTERVAL_S = 1e-4
 
 def main() -> int:
     """Run the service until SIGTERM; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        configure_logging(os.environ)
         config = DrafterConfig.from_env(os.environ)
-    except ConfigError as error:
+    except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
     # Before any thread starts: each inherits it.

@@ -14,6 +14,7 @@ from google.rpc import code_pb2
 
 from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
+from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
@@ -167,6 +168,7 @@ class DraftStream:
             max_nodes=min(message.max_nodes, self._service.max_nodes),
             row_multiple=max(1, message.row_multiple),
             is_sampled=samples_drafts(message.acceptance, message.sampling.temperature),
+            request_id=message.request_id,
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session
@@ -223,7 +225,7 @@ class DraftStream:
             return
         except Exception:
             incident = uuid.uuid4().hex[:12]
-            logger.exception("drafting failed, incident %s", incident)
+            logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
             message = f"internal error, incident {incident}"
             self._call(self._drop, sequence_id, session, code_pb2.INTERNAL, message)
             return

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coppice import wire
 from coppice.errors import IncompatibleError, InvalidTreeError
+from coppice.logs import of_request
 from coppice.rpc import open_channel, status_code_name
 from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
@@ -23,6 +24,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 class DraftHandler(Protocol):
     """A sequence's owner. All calls come from the event loop and have to be quick."""
+
+    @property
+    def request_id(self) -> str: ...
 
     def draft_opening(self) -> DraftOpening:
         """The sequence as it is now."""
@@ -164,7 +168,7 @@ class DrafterClient:
         except InvalidTreeError as error:
             self._drop(message.sequence_id, str(error))
         except Exception:
-            logger.exception("a tree of drafter %s could not be used", self.kind)
+            logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
             self._drop(message.sequence_id, "internal error")
 
     def _hand_over(self) -> None:
@@ -183,9 +187,10 @@ class DrafterClient:
         )
 
     def _drop(self, sequence_id: int, reason: str) -> None:
-        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason)
-        self.num_dropped += 1
         handler = self._handlers.get(sequence_id)
+        extra = of_request(handler.request_id if handler is not None else "")
+        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason, extra=extra)
+        self.num_dropped += 1
         self.leave(sequence_id)
         if handler is not None:
             handler.on_drafters_changed()
@@ -199,6 +204,7 @@ class DrafterClient:
             max_nodes=opening.max_nodes,
             row_multiple=opening.row_multiple,
             acceptance=opening.acceptance,
+            request_id=opening.request_id,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

@@ -48,7 +48,9 @@ class Drafting:
         row_multiple: int = 1,
         acceptance: sampling_pb2.AcceptanceRule = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
         cache: CacheDrafter | None = None,
+        request_id: str = "",
     ) -> None:
+        self.request_id = request_id
         self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
@@ -132,7 +134,9 @@ class Drafting:
         plan = self._replan(has_drafter=True)
         self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         tokens = tuple(self._transcript.tokens)
-        return DraftOpening(tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple)
+        return DraftOpening(
+            tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple, self.request_id
+        )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
         """Tell the drafters what was committed; returns the trees that had been sent for that round."""

@@ -76,6 +76,11 @@ class Generation:
         return self._transcript.num_generated
 
     @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._request.request_id
+
+    @property
     def planned_nodes(self) -> int:
         """Nodes that the current round may verify; 0 once the output has ended."""
         return self._drafting.planned_nodes if self.finish is None and self.error is None else 0
@@ -117,6 +122,7 @@ class Generation:
             cache_salt=self._request.cache_salt,
             top_log_probs=self._request.top_log_probs,
             want_features=self._drafting.wants_features,
+            request_id=self._request.request_id,
         )
 
     def on_opened(self, place: Place) -> None:

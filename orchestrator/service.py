@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coppice.errors import DeadlineError, OverloadedError
+from coppice.logs import request_id
 from coppice.metric import Metric
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
@@ -109,6 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     self._drafters.known_kinds() | self._own_sources(),
                     self._sources(),
                 )
+                request_id.set(valid.request_id)
                 await _admitted(ticket, deadline_s)
                 outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
                 counted.began(outputs, len(valid.prompt_ids))
@@ -211,6 +213,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             row_multiple=self._verifiers.info.row_multiple,
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
+            request_id=request.request_id,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from types import TracebackType
 
@@ -13,6 +14,8 @@ from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.outputs import Outputs
 from orchestrator.statistics import Statistics
+
+logger = logging.getLogger(__name__)
 
 # Why a request was refused, or an output came to no end of its own; the first that fits. Anything else is our fault.
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
@@ -99,7 +102,14 @@ class Tally:
             self._ended.add(generation.statistics)
             self._num_generated += generation.num_generated
             self._stale.update(generation.stale)
-            self.finished[_end(generation, error)] += 1
+            end = _end(generation, error)
+            self.finished[end] += 1
+            logger.debug(
+                "output ended: %s, after %d tokens in %d rounds",
+                end,
+                generation.num_generated,
+                generation.statistics.rounds,
+            )
             if generation.finish is not None and self.latencies is not None:
                 clock = generation.clock
                 self.latencies.output_ended(generation.num_generated, clock.queue_ms, clock.ttft_ms, clock.elapsed_ms())
@@ -126,7 +136,9 @@ class CountedRequest:
         if self._outputs is not None:
             self._tally.ended(self._outputs, error)
         elif error is not None:
-            self._tally.refused[_reason(error)] += 1
+            reason = _reason(error)
+            self._tally.refused[reason] += 1
+            logger.debug("request refused: %s", reason)
 
 
 def _end(generation: Generation, error: BaseException | None) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 
 from coppice.errors import CoppiceError
+from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
@@ -44,7 +46,11 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
 
 def run_verifier() -> None:
     """Read the settings, load the model, serve."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        configure_logging(os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(CONFIGURATION_ERROR)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
         try:

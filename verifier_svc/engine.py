@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
 from coppice.grammar import Grammar
+from coppice.logs import of_request
 from coppice.noise import gumbel
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.draft_counts import DraftCounts
@@ -330,8 +331,10 @@ class Engine:
 
     def _fail(self, shares: Sequence[Share]) -> None:
         for share in shares:
-            self._scheduler.remove(share.key)
-            self._refuse(share.key, CoppiceError("the forward pass failed"))
+            key, extra = share.key, of_request(share.sequence.request_id)
+            logger.error("sequence %d of stream %d failed with its pass", key.sequence_id, key.stream, extra=extra)
+            self._scheduler.remove(key)
+            self._refuse(key, CoppiceError("the forward pass failed"))
 
     def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
         if now_s < self._next_load_s:

@@ -6,6 +6,7 @@ import itertools
 import logging
 from dataclasses import dataclass
 
+from coppice.logs import of_request
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_shares import Share, cut_trees, share_rows
 from verifier_svc.sequence import Sequence, SequenceKey
@@ -95,6 +96,7 @@ class Scheduler:
                 key.stream,
                 residence.num_preemptions,
                 residence.num_recomputed,
+                extra=of_request(sequence.request_id),
             )
 
     def admit(self, now_s: float) -> None:

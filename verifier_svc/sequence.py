@@ -63,6 +63,8 @@ class SequenceSpec:
     # Whether drafts are sampled trees, verified by traversal instead of being followed. Not at temperature 0, and not
     # with a grammar.
     traverses: bool = False
+    # Of the request, for logs.
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Sequence:
         resumed = spec.prompt[len(prompt) :]
         self.tokens = list(spec.prompt)
         self._priority = spec.priority
+        self.request_id = spec.request_id
         # Given by the scheduler, and kept when the sequence has to make room for others.
         self.arrival = 0
         # Tokens whose keys and values were there already.
