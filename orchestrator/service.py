@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coppice.errors import DeadlineError, OverloadedError
-from coppice.logs import request_id
+from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
 from coppice.metric import Metric
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
@@ -99,6 +99,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Complete one prompt."""
         arrival_s = time.monotonic()
         deadline_s = arrival_s + self._timeout_s(context)
+        # As the client named it; one that is too long is refused, and one that is missing is made up.
+        request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
         with self.tally.request() as counted:
             num_outputs = wanted_outputs(request, self._limits.max_outputs)
             claim = Claim(wanted_tenant(context.invocation_metadata()), num_outputs, request.priority)

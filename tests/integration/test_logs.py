@@ -54,6 +54,8 @@ async def test_records_of_a_request_have_its_id_and_no_text(
     messages = {record["message"]: record.get("request_id") for record in records}
     assert next((key for key in messages if "output ended: length, after 30 tokens" in key), None)
     assert {messages[key] for key in messages if "output ended" in key} == {"good-one"}
+    refused = [record["request_id"] for record in records if record["message"] == "request refused: invalid"]
+    assert refused == ["bad-one", "bad-two"]
     [dropped] = [identity for message, identity in messages.items() if "shy is dropped" in message]
     assert dropped == "good-one"
     for hidden in (SECRET, said, said[:12], str(PROMPT)[1:40], "swordfish"):
