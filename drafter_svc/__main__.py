@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -10,9 +11,10 @@ from collections.abc import Callable
 
 from coppice import rpc
 from coppice.errors import CoppiceError
+from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
 from coppice.v1 import drafter_pb2_grpc
-from drafter_svc.config import ConfigError, DrafterConfig
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
@@ -28,11 +30,11 @@ SWITCH_INTERVAL_S = 1e-4
 
 def main() -> int:
     """Run the service until SIGTERM; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        configure_logging(os.environ)
         config = DrafterConfig.from_env(os.environ)
-    except ConfigError as error:
+    except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
     # Before any thread starts: each inherits it.
@@ -65,14 +67,26 @@ async def serve(config: DrafterConfig, drafter: Drafter) -> None:
     service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
-        port = await server.start(config.listen_address)
-        await _finished(thread, drafter.warm_up)
-        await server.set_serving(True)
-        print(f"ready {config.host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
-        await rpc.stop_signal()
+        with _metrics(config, service):
+            port = await server.start(config.listen_address)
+            await _finished(thread, drafter.warm_up)
+            await server.set_serving(True)
+            print(f"ready {config.host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
+            await rpc.stop_signal()
     finally:
         await server.stop(config.grace_s)
         await asyncio.to_thread(thread.stop)
+
+
+def _metrics(config: DrafterConfig, service: DrafterService) -> contextlib.AbstractContextManager[None]:
+    """Serves metrics until the context is left, where the settings ask for it."""
+    if not config.metrics_port:
+        return contextlib.nullcontext()
+    # Here, so that nothing else pays for loading it.
+    from coppice.telemetry import serving_metrics
+    from drafter_svc.metrics import drafter_metrics
+
+    return serving_metrics(lambda: drafter_metrics(service), config.listen_address, config.metrics_port)
 
 
 async def _finished(thread: ModelThread, job: Callable[[], None]) -> None:

@@ -56,6 +56,8 @@ class DrafterConfig:
     # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
     # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
     niceness: int = 0
+    # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
+    metrics_port: int = 0
 
     def __post_init__(self) -> None:
         _require("MODEL", bool(self.model), "a checkpoint directory or hub id", self.model)
@@ -71,6 +73,7 @@ class DrafterConfig:
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
+        _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
 
     @property

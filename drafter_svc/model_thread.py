@@ -28,6 +28,11 @@ class ModelThread:
         self._just_answered = True
         self._thread = threading.Thread(target=self._run, name="drafter-model", daemon=True)
 
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait, idle ones left out."""
+        return self._jobs.qsize()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

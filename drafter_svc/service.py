@@ -14,11 +14,13 @@ from google.rpc import code_pb2
 
 from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
+from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
 from coppice.wire import samples_drafts, sampling_from_proto, tree_to_proto
+from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.session import (
@@ -44,6 +46,12 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self.max_nodes = max_nodes
         self._max_sequences = max_sequences
         self._num_sequences = 0
+        self.counts = DraftCounts()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are open now, over all streams."""
+        return self._num_sequences
 
     async def Draft(
         self,
@@ -92,6 +100,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         if self._num_sequences >= self._max_sequences:
             raise OverloadedError(f"{self._num_sequences} sequences are open, the most this drafter holds")
         self._num_sequences += 1
+        self.counts.num_opened += 1
         return Session(self.drafter, opening)
 
     def release(self, session: Session) -> None:
@@ -159,6 +168,7 @@ class DraftStream:
             max_nodes=min(message.max_nodes, self._service.max_nodes),
             row_multiple=max(1, message.row_multiple),
             is_sampled=samples_drafts(message.acceptance, message.sampling.temperature),
+            request_id=message.request_id,
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session
@@ -179,13 +189,15 @@ class DraftStream:
 
     def _schedule(self, sequence_id: int, session: Session) -> None:
         if session.schedule():
-            self._thread.submit(lambda: self._advance(sequence_id, session))
+            submitted = time.perf_counter()
+            self._thread.submit(lambda: self._advance(sequence_id, session, submitted))
 
     def _fail(self, sequence_id: int, error: CoppiceError) -> None:
         session = self._sessions.pop(sequence_id, None)
         if session is not None:
             self._service.release(session)
         status = rpc.error_status(error)
+        self._service.counts.count_failure(error.status.name.lower())
         self._put_error(sequence_id, status.code, status.message)
 
     def _put_error(self, sequence_id: int, code: int, message: str) -> None:
@@ -197,9 +209,10 @@ class DraftStream:
         if self._sessions.get(sequence_id) is session:
             del self._sessions[sequence_id]
             self._service.release(session)
+            self._service.counts.count_failure(rpc.status_code_name(code).lower())
             self._put_error(sequence_id, code, message)
 
-    def _advance(self, sequence_id: int, session: Session) -> None:
+    def _advance(self, sequence_id: int, session: Session, submitted: float) -> None:
         """Draft for a session and send the tree. On the model thread."""
         if session.closed:
             return
@@ -212,12 +225,14 @@ class DraftStream:
             return
         except Exception:
             incident = uuid.uuid4().hex[:12]
-            logger.exception("drafting failed, incident %s", incident)
+            logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
             message = f"internal error, incident {incident}"
             self._call(self._drop, sequence_id, session, code_pb2.INTERNAL, message)
             return
         if draft is not None and not session.closed:
-            self._post(_response(sequence_id, draft, time.perf_counter() - started))
+            elapsed_s = time.perf_counter() - started
+            self._post(_response(sequence_id, draft, elapsed_s))
+            self._service.counts.drafted(started - submitted, elapsed_s, len(draft.tree))
         if not session.preparing:
             session.preparing = True
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
@@ -229,6 +244,7 @@ class DraftStream:
         if session.preparing:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
         if (draft := session.ahead()) is not None:
+            self._service.counts.num_ahead += 1
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
 
     def _post(self, response: pb.DraftResponse) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, check_token_ids
 from coppice.tree import TokenTree
 from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
@@ -38,9 +39,12 @@ class Opening:
     max_nodes: int
     row_multiple: int = 1
     is_sampled: bool = False
+    # Of the request, for logs.
+    request_id: str = ""
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
+        check_request_id(self.request_id)
         if not self.prompt:
             raise InvalidRequestError("open.prompt_token_ids", "must not be empty")
         if len(self.prompt) > info.max_length:
@@ -76,6 +80,7 @@ class Session:
 
     def __init__(self, drafter: Drafter, opening: Opening) -> None:
         self._drafter = drafter
+        self.request_id = opening.request_id
         self._opening = opening
         self._sequence: DraftSequence | None = None
         self._length = len(opening.prompt)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
 from coppice.errors import CoppiceError, IncompatibleError
+from coppice.logs import configure_logging
 from coppice.rpc import run, stop_signal
 from orchestrator.app import running
-from orchestrator.config import Config, ConfigError
+from orchestrator.config import Config
 
 EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
@@ -25,15 +25,11 @@ async def serve(config: Config) -> None:
 
 def main() -> int:
     """Run the service; returns the exit code."""
-    logging.basicConfig(
-        level=os.environ.get("LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        configure_logging(os.environ)
         config = Config.from_env(os.environ)
         run(lambda: serve(config))
-    except (ConfigError, IncompatibleError) as error:
+    except (ValueError, IncompatibleError) as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_MISCONFIGURED
     except CoppiceError as error:

@@ -12,6 +12,18 @@ from orchestrator.fair_queue import Claim, FairQueue
 from orchestrator.pace import Pace
 
 
+class QueueFullError(OverloadedError):
+    """There is no place in the queue."""
+
+
+class NoTimeError(OverloadedError):
+    """Even at the best pace of late the request's time would not suffice."""
+
+
+class CrowdedOutError(OverloadedError):
+    """The place in the queue was needed for a tenant with fewer requests there."""
+
+
 class Ticket:
     """One request's claim, from the door to its end; leaving it gives back what it has, or its place in the queue."""
 
@@ -106,7 +118,7 @@ class Admission:
         needed_s = self._pace.at_least_s(self.now_s(), num_wanted, num_tokens)
         if needed_s > time_left_s:
             text = f"would take {needed_s:.3g} s at the best pace of late, and has {time_left_s:.3g} s"
-            raise self._overloaded(text, claim)
+            raise self._overloaded(NoTimeError, text, claim)
         self._make_room(claim)
         self._queue.wait(claim)
         self._waiting[claim] = ticket
@@ -145,11 +157,12 @@ class Admission:
             return
         crowd = self._queue.crowd(claim, num_missing)
         if not crowd:
-            raise self._overloaded("there is no place", claim)
+            raise self._overloaded(QueueFullError, "there is no place", claim)
         for other in crowd:
             self._queue.withdraw(other)
-            self._waiting.pop(other).decide(self._overloaded("the queue was needed for other tenants", other))
+            refusal = self._overloaded(CrowdedOutError, "the queue was needed for other tenants", other)
+            self._waiting.pop(other).decide(refusal)
 
-    def _overloaded(self, reason: str, claim: Claim) -> OverloadedError:
+    def _overloaded(self, kind: type[OverloadedError], reason: str, claim: Claim) -> OverloadedError:
         text = f"{reason}; {self.num_running} requests are running already, {self.num_waiting} wait"
-        return OverloadedError(text, self.retry_after_s(claim.num_places))
+        return kind(text, self.retry_after_s(claim.num_places))

@@ -14,6 +14,7 @@ from coppice.v1 import inference_pb2_grpc
 from orchestrator.admission import Admission
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
+from orchestrator.latencies import Latencies
 from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.cache import PrefixCache
@@ -75,7 +76,10 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
                 default_timeout_s=config.default_timeout_s,
             ),
             cache=cache,
+            latencies=Latencies() if config.metrics_port else None,
         )
+        if config.metrics_port:
+            await _serve_metrics(stack, config, service)
         server = Server([SERVICE_NAME])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address)
@@ -91,6 +95,16 @@ def _planner(config: Config, max_nodes: int) -> Planner:
     """What an adaptive planner learns is of one verifier, so that several have fixed plans."""
     is_adaptive = config.planner == "adaptive" and len(config.verifier_addresses) == 1
     return (AdaptivePlanner if is_adaptive else FixedPlanner)(max_nodes, round(config.linger_ms * 1000))
+
+
+async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, service: InferenceService) -> None:
+    # Here, so that nothing else pays for loading it.
+    from coppice.telemetry import MetricsServer, on_event_loop
+
+    host = config.listen_address.rpartition(":")[0].strip("[]")
+    server = MetricsServer(on_event_loop(service.metrics), host, config.metrics_port)
+    # It waits for its thread, which may have a question to the event loop.
+    stack.push_async_callback(asyncio.to_thread, server.stop)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

@@ -68,6 +68,8 @@ class Config:
     tenant_weights: tuple[tuple[str, int], ...] = ()
     # How rounds are planned: "adaptive" learns what pays, within MAX_NODES and LINGER_MS; "fixed" always spends these.
     planner: str = "adaptive"
+    # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
+    metrics_port: int = 0
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -82,6 +84,7 @@ class Config:
         _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
         _check("PLANNER", self.planner in PLANNERS, f"must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
+        _check("METRICS_PORT", 0 <= self.metrics_port < 1 << 16, f"must be in [0, 65535], got {self.metrics_port}")
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
@@ -121,6 +124,7 @@ class Config:
             max_queued=_read(env, "MAX_QUEUED", int, cls.max_queued),
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
+            metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
         )
 
 

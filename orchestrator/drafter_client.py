@@ -10,6 +10,7 @@ from typing import Protocol
 
 from coppice import wire
 from coppice.errors import IncompatibleError, InvalidTreeError
+from coppice.logs import of_request
 from coppice.rpc import open_channel, status_code_name
 from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
@@ -23,6 +24,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 class DraftHandler(Protocol):
     """A sequence's owner. All calls come from the event loop and have to be quick."""
+
+    @property
+    def request_id(self) -> str: ...
 
     def draft_opening(self) -> DraftOpening:
         """The sequence as it is now."""
@@ -54,6 +58,9 @@ class DrafterClient:
         self.kind = ""
         self.needs_features = False
         self.samples_trees = False
+        # Sequences that were given to another replica, and those that it erred in.
+        self.num_handed_over = 0
+        self.num_dropped = 0
         # Calibrated probability that the likeliest child is right; 0 where it was not measured.
         self.acceptance = 0.0
         self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
@@ -161,13 +168,14 @@ class DrafterClient:
         except InvalidTreeError as error:
             self._drop(message.sequence_id, str(error))
         except Exception:
-            logger.exception("a tree of drafter %s could not be used", self.kind)
+            logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
             self._drop(message.sequence_id, "internal error")
 
     def _hand_over(self) -> None:
         """Give each sequence to the least busy replica that is there, if any."""
         replicas = [other for other in self.others if other.connected and self._can_be_replaced_by(other)]
         if replicas:
+            self.num_handed_over += len(self._handlers)
             for handler in list(self._handlers.values()):
                 handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
 
@@ -179,8 +187,10 @@ class DrafterClient:
         )
 
     def _drop(self, sequence_id: int, reason: str) -> None:
-        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason)
         handler = self._handlers.get(sequence_id)
+        extra = of_request(handler.request_id if handler is not None else "")
+        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason, extra=extra)
+        self.num_dropped += 1
         self.leave(sequence_id)
         if handler is not None:
             handler.on_drafters_changed()
@@ -194,6 +204,7 @@ class DrafterClient:
             max_nodes=opening.max_nodes,
             row_multiple=opening.row_multiple,
             acceptance=opening.acceptance,
+            request_id=opening.request_id,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

@@ -25,6 +25,9 @@ SendDraft = Callable[[int, TokenTree, int, int | None], None]
 # Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
 BUDGETS_SENT = 4
 
+# Why a draft that comes late is of no use: the committed tokens have left it, none is wanted, or it was sampled.
+LEFT, UNWANTED, SAMPLED = STALE = ("left", "unwanted", "sampled")
+
 
 class Drafting:
     """Follows one request through its rounds on behalf of its drafters.
@@ -45,7 +48,9 @@ class Drafting:
         row_multiple: int = 1,
         acceptance: sampling_pb2.AcceptanceRule = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
         cache: CacheDrafter | None = None,
+        request_id: str = "",
     ) -> None:
+        self.request_id = request_id
         self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
@@ -74,12 +79,23 @@ class Drafting:
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
         self.load = Load()
-        self.stale_drafts = 0
+        # Drafts that came when they were of no use any more, by reason.
+        self.stale: dict[str, int] = {}
 
     @property
     def wants_features(self) -> bool:
         """Whether a drafter needs the target's hidden states."""
         return any(client.needs_features for client in self._clients)
+
+    @property
+    def planned_nodes(self) -> int:
+        """Nodes that the current round may verify."""
+        return self._plan.max_nodes
+
+    @property
+    def stale_drafts(self) -> int:
+        """All drafts that came when they were of no use any more."""
+        return sum(self.stale.values())
 
     def open(self) -> None:
         """Plan the first round, and ask every drafter to follow the request, if it wants a draft."""
@@ -118,7 +134,9 @@ class Drafting:
         plan = self._replan(has_drafter=True)
         self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         tokens = tuple(self._transcript.tokens)
-        return DraftOpening(tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple)
+        return DraftOpening(
+            tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple, self.request_id
+        )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
         """Tell the drafters what was committed; returns the trees that had been sent for that round."""
@@ -201,15 +219,18 @@ class Drafting:
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
         if self._samples or not self._plan.max_nodes:
-            self.stale_drafts += 1
+            self._count_stale(SAMPLED if self._samples else UNWANTED)
             return
         left = tree.descend(self._transcript.tokens[base_length:])
         if base_length >= self._transcript.length or not len(left) or self._send is None:
-            self.stale_drafts += 1
+            self._count_stale(LEFT)
             return
         if not self._trees:
             self._sent.append(labelled(left, source))
         self._send(base_length, tree, self._plan.max_nodes, None)
+
+    def _count_stale(self, reason: str) -> None:
+        self.stale[reason] = self.stale.get(reason, 0) + 1
 
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""

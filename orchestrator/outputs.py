@@ -52,6 +52,11 @@ class Outputs:
         self._running.close()
 
     @property
+    def generations(self) -> tuple[Generation, ...]:
+        """Every output's, those that have not begun among them."""
+        return tuple(output.generation for output in self._outputs)
+
+    @property
     def num_generated(self) -> int:
         """Tokens of the longest output so far."""
         return max(output.generation.num_generated for output in self._outputs)

@@ -65,6 +65,8 @@ class PeerStream(Generic[Request, Response]):
         # Set while the peer is refused.
         self.refusal: CoppiceError | None = None
         self.num_attempts = 0
+        # Streams that were open and ended, not by `stop`.
+        self.num_lost = 0
 
     @property
     def connected(self) -> bool:
@@ -150,6 +152,7 @@ class PeerStream(Generic[Request, Response]):
     def _end(self) -> bool:
         was_up, self._writer, self._call = self.connected, None, None
         if was_up:
+            self.num_lost += not self._stopping
             self._announce()
             self._events.on_down()
         return was_up

@@ -24,6 +24,7 @@ class Opening:
     want_features: bool
     cache_salt: str
     top_log_probs: int | None
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class DraftOpening:
     max_nodes: int
     acceptance: sampling_pb2.AcceptanceRule
     row_multiple: int = 1
+    request_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coppice.errors import DeadlineError, OverloadedError
+from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
+from coppice.metric import Metric
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
 from coppice.tokenizer import TargetTokenizer
@@ -21,6 +23,15 @@ from orchestrator.drafter_client import DrafterPool
 from orchestrator.drafting import Drafting
 from orchestrator.fair_queue import Claim
 from orchestrator.generation import Generation
+from orchestrator.latencies import Latencies
+from orchestrator.metrics import (
+    cache_metrics,
+    latency_metrics,
+    peer_metrics,
+    planner_metrics,
+    request_metrics,
+    speculation_metrics,
+)
 from orchestrator.output import Output
 from orchestrator.outputs import OneOutput, Outputs
 from orchestrator.planner import Planner
@@ -29,6 +40,7 @@ from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
+from orchestrator.tally import Tally
 from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest, certain_tokens, validate, wanted_outputs, wanted_tenant
 from orchestrator.verifier_pool import VerifierPool
@@ -63,7 +75,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         admission: Admission,
         limits: Limits,
         cache: PrefixCache | None = None,
+        latencies: Latencies | None = None,
     ) -> None:
+        """Without `latencies` no times are kept for operators."""
         self._verifiers = verifiers
         self._cache = cache
         self._drafters = drafters
@@ -71,6 +85,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tokenizer = tokenizer
         self._limits = limits
         self.admission = admission
+        self.tally = Tally(latencies)
 
     @property
     def num_requests(self) -> int:
@@ -84,27 +99,43 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Complete one prompt."""
         arrival_s = time.monotonic()
         deadline_s = arrival_s + self._timeout_s(context)
-        num_outputs = wanted_outputs(request, self._limits.max_outputs)
-        claim = Claim(wanted_tenant(context.invocation_metadata()), num_outputs, request.priority)
-        with self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket:
-            valid = await validate(
-                request,
-                self._verifiers.info,
-                self._tokenizer,
-                self._drafters.known_kinds() | self._own_sources(),
-                self._sources(),
-            )
-            await _admitted(ticket, deadline_s)
-            outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
-            try:
-                with outputs, _deadline(outputs, arrival_s, deadline_s):
-                    async for message in outputs.messages():
-                        yield message
-            except OverloadedError as error:
-                # The verifier's; how soon it has room again is what our own requests show.
-                raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
-            finally:
-                ticket.num_tokens = outputs.num_generated
+        # As the client named it; one that is too long is refused, and one that is missing is made up.
+        request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
+        with self.tally.request() as counted:
+            num_outputs = wanted_outputs(request, self._limits.max_outputs)
+            claim = Claim(wanted_tenant(context.invocation_metadata()), num_outputs, request.priority)
+            with self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket:
+                valid = await validate(
+                    request,
+                    self._verifiers.info,
+                    self._tokenizer,
+                    self._drafters.known_kinds() | self._own_sources(),
+                    self._sources(),
+                )
+                request_id.set(valid.request_id)
+                await _admitted(ticket, deadline_s)
+                outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
+                counted.began(outputs, len(valid.prompt_ids))
+                try:
+                    with outputs, _deadline(outputs, arrival_s, deadline_s):
+                        async for message in outputs.messages():
+                            yield message
+                except OverloadedError as error:
+                    # The verifier's; how soon it has room again is what our own requests show.
+                    raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
+                finally:
+                    ticket.num_tokens = outputs.num_generated
+
+    def metrics(self) -> Iterator[Metric]:
+        """What operators see of this service and its back ends. On the event loop."""
+        yield from request_metrics(self.tally, self.admission)
+        yield from speculation_metrics(self.tally)
+        if self.tally.latencies is not None:
+            yield from latency_metrics(self.tally.latencies)
+        yield from peer_metrics(self._verifiers, self._drafters.clients)
+        yield from planner_metrics(self._planner)
+        if self._cache is not None:
+            yield from cache_metrics(self._cache.counts)
 
     @unary
     async def GetModelInfo(
@@ -144,7 +175,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            generation = self._generation(one, Clock(arrival_s, waited_s), wake)
+            generation = self._generation(one, Clock(arrival_s, waited_s, self.tally.latencies), wake)
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
@@ -184,6 +215,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             row_multiple=self._verifiers.info.row_multiple,
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
+            request_id=request.request_id,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coppice.tree import ROOT, TokenTree
+from orchestrator.latencies import Latencies
 from orchestrator.rounds import Outcome
 
 
@@ -63,6 +64,22 @@ class Statistics:
         if outcome.draft_nodes and sent:
             self._attribute(outcome, verified_tree(sent, outcome.draft_nodes))
 
+    def add(self, other: Statistics) -> None:
+        """Add the counts of another output; those of passes, which outputs share, are left out."""
+        self.rounds += other.rounds
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+        self.redraft_tokens += other.redraft_tokens
+        self.stale_drafts += other.stale_drafts
+        self.near_ties += other.near_ties
+        self.linger_us += other.linger_us
+        _add_depths(self.rounds_drafted_by_depth, other.rounds_drafted_by_depth)
+        _add_depths(self.rounds_accepted_by_depth, other.rounds_accepted_by_depth)
+        for name, counts in other.sources.items():
+            own = self.sources.setdefault(name, SourceCounts())
+            own.proposed += counts.proposed
+            own.accepted += counts.accepted
+
     def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
         for bit, name in enumerate(tree.source_names):
             if proposed := sum([mask >> bit & 1 for mask in tree.sources]) if tree.sources else len(tree):
@@ -89,8 +106,11 @@ class Clock:
     `waited_s` of these it had to wait at the door.
     """
 
-    def __init__(self, arrival_s: float, waited_s: float = 0.0) -> None:
+    def __init__(self, arrival_s: float, waited_s: float = 0.0, latencies: Latencies | None = None) -> None:
+        """Times between tokens are kept in `latencies`, if at all."""
         self._arrival_s = arrival_s
+        self._latencies = latencies
+        self._last_s = 0.0
         self.ttft_ms = 0.0
         self.queue_ms = waited_s * 1000
 
@@ -98,10 +118,18 @@ class Clock:
         """Time since the arrival."""
         return (time.monotonic() - self._arrival_s) * 1000
 
-    def first_token(self) -> None:
-        """Note the first token, once."""
+    def tokens_came(self) -> None:
+        """A round has committed tokens."""
+        latencies = self._latencies
         if not self.ttft_ms:
             self.ttft_ms = self.elapsed_ms()
+            if latencies is not None:
+                latencies.to_first_token.observe(self.ttft_ms / 1000)
+                self._last_s = time.monotonic()
+        elif latencies is not None:
+            now_s = time.monotonic()
+            latencies.between_tokens.observe(now_s - self._last_s)
+            self._last_s = now_s
 
 
 def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
@@ -114,3 +142,9 @@ def _count_depths(counts: list[int], depth: int) -> None:
     counts.extend([0] * (depth - len(counts)))
     for index in range(depth):
         counts[index] += 1
+
+
+def _add_depths(counts: list[int], others: Sequence[int]) -> None:
+    counts.extend([0] * (len(others) - len(counts)))
+    for index, count in enumerate(others):
+        counts[index] += count

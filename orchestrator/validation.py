@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from coppice import wire
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.log_probs import check_top_log_probs
+from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, StoppingOptions, check_token_ids
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.verifier_client import VerifierInfo
 
-MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 128
 TENANT_KEY = "x-tenant-id"
 MAX_TENANT_CHARACTERS = 128
@@ -68,8 +68,7 @@ async def validate(
         UnsupportedError: valid, but not offered by this version.
     """
     _check_supported(message, info)
-    if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
+    check_request_id(message.request_id)
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         raise InvalidRequestError("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
     sampling = wire.sampling_from_proto(message.sampling)

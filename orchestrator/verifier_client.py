@@ -21,6 +21,7 @@ from coppice.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from coppice.logs import of_request
 from coppice.rpc import open_channel
 from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
@@ -59,6 +60,9 @@ class VerifierInfo:
 
 class VerifierHandler(Protocol):
     """A sequence's owner. All calls come from the event loop and have to be quick."""
+
+    @property
+    def request_id(self) -> str: ...
 
     def opening(self) -> Opening | None:
         """How to open the sequence as it is now; None when its output has ended already."""
@@ -222,7 +226,7 @@ class VerifierClient:
         except CoppiceError as error:
             self._fail(message.sequence_id, error)
         except Exception:
-            logger.exception("sequence %d failed", message.sequence_id)
+            logger.exception("sequence %d failed", message.sequence_id, extra=of_request(handler.request_id))
             self._fail(message.sequence_id, CoppiceError("internal error"))
 
     def _dispatch(self, handler: VerifierHandler, message: verifier_pb2.VerifyResponse) -> None:
@@ -244,7 +248,8 @@ class VerifierClient:
                 else:
                     handler.on_failed(error)
             case "draft_rejected":
-                logger.warning("the verifier rejected a draft: %s", message.draft_rejected.message)
+                told, extra = message.draft_rejected.message, of_request(handler.request_id)
+                logger.warning("the verifier rejected a draft: %s", told, extra=extra)
 
     def _on_news(self, message: verifier_pb2.VerifyResponse) -> None:
         """Take what the verifier tells of itself; of sequences that have ended here nothing is news."""
@@ -307,6 +312,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         want_features=opening.want_features,
         cache_salt=opening.cache_salt,
         top_log_probs=opening.top_log_probs,
+        request_id=opening.request_id,
     )
 
 

@@ -38,6 +38,8 @@ class VerifierPool:
         self._waiting: dict[VerifierHandler, None] = {}
         self._giving_up: asyncio.TimerHandle | None = None
         self._lost = False
+        # Sequences that had to leave a verifier which was lost.
+        self.num_rehomed = 0
         self._changed = asyncio.Event()
         self._info: VerifierInfo | None = None
         self.tokenizer_json = b""
@@ -152,6 +154,7 @@ class VerifierPool:
                 self._giving_up = asyncio.get_running_loop().call_later(self._resume_s, self._give_up)
         if handlers:
             logger.warning("the verifier %s is lost with %d sequences running", client.address, len(handlers))
+        self.num_rehomed += len(handlers)
         for handler in handlers:
             self._place(handler)
         self._announce()

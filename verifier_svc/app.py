@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
-from collections.abc import Iterator
 
 from coppice.errors import CoppiceError
+from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
@@ -32,7 +33,7 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
     servicer = VerifierServicer(engine, info, config.max_nodes)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
-    with _metrics(config, host, engine, info):
+    with _metrics(config, engine, info):
         port = await server.start(config.listen_address)
         engine.start()
         await server.set_serving(True)
@@ -45,7 +46,11 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
 
 def run_verifier() -> None:
     """Read the settings, load the model, serve."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        configure_logging(os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(CONFIGURATION_ERROR)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
         try:
@@ -61,21 +66,15 @@ def run_verifier() -> None:
             sys.exit(UNAVAILABLE_ERROR)
 
 
-@contextlib.contextmanager
-def _metrics(config: VerifierConfig, host: str, engine: Engine, info: TargetInfo) -> Iterator[None]:
-    """Serve metrics until the context is left, where the settings ask for it."""
+def _metrics(config: VerifierConfig, engine: Engine, info: TargetInfo) -> contextlib.AbstractContextManager[None]:
+    """Serves metrics until the context is left, where the settings ask for it."""
     if not config.metrics_port:
-        yield
-        return
+        return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice.telemetry import MetricsServer
+    from coppice.telemetry import serving_metrics
     from verifier_svc.metrics import verifier_metrics
 
-    server = MetricsServer(lambda: verifier_metrics(engine, info), host.strip("[]"), config.metrics_port)
-    try:
-        yield
-    finally:
-        server.stop()
+    return serving_metrics(lambda: verifier_metrics(engine, info), config.listen_address, config.metrics_port)
 
 
 def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks | None:

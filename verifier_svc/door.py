@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
 from coppice.log_probs import check_top_log_probs
+from coppice.logs import check_request_id
 from coppice.sampling import check_token_ids
 from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2
@@ -64,6 +65,7 @@ class Door:
         check_token_ids("stopping.stop_token_ids", stopping.stop_token_ids, self._info.vocab_size)
         for name, token_ids in sampling.named_token_ids().items():
             check_token_ids(name, token_ids, self._info.vocab_size)
+        check_request_id(message.request_id)
         check_top_log_probs("top_log_probs", message.top_log_probs)
         traverses = samples_drafts(message.acceptance, sampling.temperature)
         if traverses and sampling.grammar is not None:
@@ -79,6 +81,7 @@ class Door:
             cache_salt=message.cache_salt,
             top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
             traverses=traverses,
+            request_id=message.request_id,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:

@@ -11,10 +11,14 @@ from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
 from coppice.grammar import Grammar
+from coppice.logs import of_request
 from coppice.noise import gumbel
 from coppice.tokenizer import TargetTokenizer
+from verifier_svc.draft_counts import DraftCounts
+from verifier_svc.engine_counts import EngineCounts
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
+from verifier_svc.output_end import Finish, FinishReason
 from verifier_svc.pass_shares import Share
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.sequence import Draft, RoundOutcome, SequenceKey, SequenceSpec
@@ -27,6 +31,8 @@ logger = logging.getLogger(__name__)
 LOAD_INTERVAL_S = 0.1
 # How long a wait for drafts stays idle: the event loop shares the interpreter with us, and has outcomes to send first.
 QUIET_S = 0.0005
+# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+USUAL_FAILURES = ("internal", "invalid_argument", "resource_exhausted", "unimplemented")
 
 
 Sink: TypeAlias = Callable[[Sequence[Event]], None]
@@ -64,6 +70,11 @@ class Engine:
         self._stopping = False
         self._num_tokens = 0
         self._num_near_ties = 0
+        self._finished = {reason.value: 0 for reason in FinishReason}
+        self._failed = dict.fromkeys(USUAL_FAILURES, 0)
+        # For operators.
+        self.counts = EngineCounts()
+        self.drafts = DraftCounts()
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
     @property
@@ -100,6 +111,36 @@ class Engine:
     def num_free_blocks(self) -> int:
         """Blocks of the KV cache that no sequence uses."""
         return self._target.cache.num_free_blocks
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks of the KV cache."""
+        return self._target.cache.num_blocks
+
+    @property
+    def num_reusable_blocks(self) -> int:
+        """Free blocks that hold what a prompt may begin with."""
+        return self._target.cache.num_reusable_blocks
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that sequences had when they first started."""
+        return self._scheduler.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Those of them whose keys and values others had computed."""
+        return self._scheduler.num_cached_tokens
+
+    @property
+    def finished(self) -> dict[str, int]:
+        """Outputs that came to their end, by the name of the reason."""
+        return self._finished.copy()
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Sequences that were refused or could not go on, by the name of the status."""
+        return self._failed.copy()
 
     def start(self) -> None:
         """Start the model thread."""
@@ -151,6 +192,8 @@ class Engine:
     def _take_commands(self) -> None:
         """Carry out what has arrived; wait for more while no pass may start."""
         start_s = self._scheduler.next_start_s()
+        if start_s is None:
+            self.counts.nothing_runs()
         timeout = None if start_s is None else start_s - self._clock()
         if timeout is not None and timeout > QUIET_S and self._unprepared:
             self._wait_or_prepare()
@@ -187,9 +230,11 @@ class Engine:
 
     def _open(self, key: SequenceKey, spec: SequenceSpec) -> None:
         if self._scheduler.find(key) is not None:
-            self._emit(key.stream, ErrorEvent(key.sequence_id, InvalidRequestError("sequence_id", "is already open")))
+            self._refuse(key, InvalidRequestError("sequence_id", "is already open"))
             return
-        sequence = RunningSequence(spec, self._info, self._tokenizer, max_nodes=self._max_nodes, opened_s=self._clock())
+        sequence = RunningSequence(
+            spec, self._info, self._tokenizer, max_nodes=self._max_nodes, opened_s=self._clock(), counts=self.drafts
+        )
         if not self._scheduler.can_ever_run(sequence):
             error: CoppiceError = InvalidRequestError(
                 "stopping.max_tokens", "prompt and output need more KV cache than the server has"
@@ -201,7 +246,7 @@ class Engine:
             if spec.sampling.grammar is not None:
                 self._compile(key, sequence, spec.sampling.grammar)
             return
-        self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+        self._refuse(key, error)
 
     def _compile(self, key: SequenceKey, sequence: RunningSequence, grammar: Grammar) -> None:
         """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does."""
@@ -216,9 +261,10 @@ class Engine:
             return  # closed meanwhile
         if isinstance(result, CoppiceError):
             self._scheduler.remove(key)
-            self._emit(key.stream, ErrorEvent(key.sequence_id, result))
+            self._refuse(key, result)
         elif (finish := sequence.constrain(result)) is not None:
             self._scheduler.remove(key)
+            self._count_end(finish)
             self._emit(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
 
     def _submit(self, key: SequenceKey, draft: Draft) -> None:
@@ -243,15 +289,19 @@ class Engine:
             logits = self._target.forward(plan).numpy()
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
+            self.counts.pass_failed()
             self._fail(shares)
             return
         ended_s = self._clock()
+        self.counts.pass_over(plan.num_rows, forward_s, ended_s)
+        outcomes: list[RoundOutcome] = []
         for share, (first, last) in zip(shares, plan.logit_ranges, strict=True):
             key, sequence = share.key, share.sequence
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
             outcome = self._finish_round(key, sequence, logits[first:last], ended_s, waited_s)
             if outcome is None:
                 continue
+            outcomes.append(outcome)
             self._num_tokens += len(outcome.token_ids)
             self._num_near_ties += outcome.near_ties
             queue_s = sequence.started_s - sequence.opened_s
@@ -262,7 +312,9 @@ class Engine:
                 ),
             )
             if outcome.finish is not None:
+                self._count_end(outcome.finish)
                 self._scheduler.remove(key)
+        self.counts.rounds_over(outcomes)
         self._unprepared = [share.sequence for share in shares if share.sequence.may_linger]
         self._scheduler.pass_over(shares, plan.num_rows, ended_s)
         self._report_load(len(shares), plan.num_rows, ended_s - forward_s, ended_s)
@@ -275,14 +327,15 @@ class Engine:
             return sequence.finish_round(logits, ended_s, waited_s)
         except InvalidRequestError as error:
             self._scheduler.remove(key)
-            self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+            self._refuse(key, error)
             return None
 
     def _fail(self, shares: Sequence[Share]) -> None:
         for share in shares:
-            self._scheduler.remove(share.key)
-            error = ErrorEvent(share.key.sequence_id, CoppiceError("the forward pass failed"))
-            self._emit(share.key.stream, error)
+            key, extra = share.key, of_request(share.sequence.request_id)
+            logger.error("sequence %d of stream %d failed with its pass", key.sequence_id, key.stream, extra=extra)
+            self._scheduler.remove(key)
+            self._refuse(key, CoppiceError("the forward pass failed"))
 
     def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
         if now_s < self._next_load_s:
@@ -291,6 +344,14 @@ class Engine:
         load = LoadEvent(batch_size, rows, pass_s, self._scheduler.num_waiting, self._target.cache.num_free_blocks)
         for stream in self._sinks:
             self._emit(stream, load)
+
+    def _refuse(self, key: SequenceKey, error: CoppiceError) -> None:
+        name = error.status.name.lower()
+        self._failed[name] = self._failed.get(name, 0) + 1
+        self._emit(key.stream, ErrorEvent(key.sequence_id, error))
+
+    def _count_end(self, finish: Finish) -> None:
+        self._finished[finish.reason.value] += 1
 
     def _emit(self, stream: int, event: Event) -> None:
         self._outbox.setdefault(stream, []).append(event)

@@ -78,6 +78,11 @@ class KVCache:
         """Blocks that no sequence uses."""
         return len(self._empty) + len(self._left)
 
+    @property
+    def num_reusable_blocks(self) -> int:
+        """Those of them that hold what a prompt may begin with."""
+        return len(self._left)
+
     def take_block(self) -> int:
         """Hand out a block that nobody uses.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coppice.tree import EMPTY_TREE, TokenTree
+from verifier_svc.draft_counts import DraftCounts
 
 # Drafts for lengths that are not reached yet; more than this means that the sender has lost track.
 _MAX_AHEAD = 8
@@ -20,7 +21,9 @@ class Mailbox:
     A draft is fresh when it was made for the committed length itself: nothing better is on its way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: DraftCounts | None = None) -> None:
+        """`counts` are those of all sequences."""
+        self._counts = counts or DraftCounts()
         self._tree: TokenTree | None = None
         self._is_fresh = False
         self._later: dict[int, TokenTree] = {}
@@ -43,8 +46,10 @@ class Mailbox:
                 self._later[base_length] = tree
             else:
                 self._num_stale += 1
+                self._counts.stale_ahead += 1
         elif base_length == len(tokens):
             self._tree, self._is_fresh = tree, True
+            self._counts.in_time += len(tree) > 0
         else:
             self._put_late(tree.descend(tokens[base_length:]))
 
@@ -63,8 +68,12 @@ class Mailbox:
     def _put_late(self, rerooted: TokenTree) -> None:
         if not len(rerooted):
             self._num_stale += 1
+            self._counts.stale_left += 1
         elif self._tree is None or (not self._is_fresh and rerooted.expected_tokens > self._tree.expected_tokens):
             self._tree = rerooted
+            self._counts.late += 1
+        else:
+            self._counts.stale_worse += 1
 
 
 class SampledMailbox:
@@ -74,7 +83,9 @@ class SampledMailbox:
     what was committed tells something of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: DraftCounts | None = None) -> None:
+        """`counts` are those of all sequences."""
+        self._counts = counts or DraftCounts()
         self._tree: TokenTree | None = None
         self._num_stale = 0
 
@@ -92,8 +103,10 @@ class SampledMailbox:
         """Take a draft behind the first `base_length` of the committed `tokens`, if that is all of them."""
         if base_length == len(tokens):
             self._tree = tree
+            self._counts.in_time += len(tree) > 0
         else:
             self._num_stale += 1
+            self._counts.stale_sampled += 1
 
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
         """These `token_ids` were committed: the round's draft is used up."""

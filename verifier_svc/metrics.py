@@ -1,12 +1,14 @@
-"""What operators see of a verifier."""
+"""What operators see of a verifier; `docs/metrics.md` lists it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coppice.telemetry import Metric
+from coppice.metric import Metric, Prefix
 from verifier_svc.engine import Engine
 from verifier_svc.target_model import TargetInfo
+
+_OWN = Prefix("coppice_verifier_")
 
 
 def verifier_metrics(engine: Engine, info: TargetInfo) -> Iterator[Metric]:
@@ -14,23 +16,70 @@ def verifier_metrics(engine: Engine, info: TargetInfo) -> Iterator[Metric]:
 
     Near-ties are left out where nobody counts them, rather than shown as 0.
     """
-    mode = {"mode": "strict" if info.exact else "fast"}
-    yield _gauge("exactness", "1 beside the mode that the server runs in, strict or fast.", 1, mode)
-    yield _gauge("bit_exact", "Whether rows had the same bits alone and in company at start.", info.bit_exact)
+    mode = "strict" if info.exact else "fast"
+    yield _OWN.gauge("exactness", "1 beside the mode that the server runs in, strict or fast.", 1, mode=mode)
+    yield _OWN.gauge("bit_exact", "Whether rows had the same bits alone and in company at start.", info.bit_exact)
     if info.near_tie_gap:
-        yield _gauge("near_tie_gap", "Scores less than this apart, as logits, are near-ties.", info.near_tie_gap)
-        yield _counter("near_ties", "Tokens chosen where rounding may choose another.", engine.num_near_ties)
-    yield _counter("committed_tokens", "Tokens committed.", engine.num_tokens)
-    yield _counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
-    yield _counter("recomputed_tokens", "Tokens computed again after preemptions.", engine.num_recomputed_tokens)
-    yield _gauge("free_kv_blocks", "Blocks of the KV cache that no sequence uses.", engine.num_free_blocks)
-    yield _gauge("waiting_sequences", "Sequences that wait for room.", engine.num_waiting)
-    yield _gauge("running_sequences", "Sequences that take part in passes.", engine.num_running)
+        yield _OWN.gauge("near_tie_gap", "Scores less than this apart, as logits, are near-ties.", info.near_tie_gap)
+        yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", engine.num_near_ties)
+    yield from _passes(engine)
+    yield from _drafts(engine)
+    yield from _sequences(engine)
+    yield from _cache(engine)
 
 
-def _gauge(name: str, description: str, value: float, labels: dict[str, str] | None = None) -> Metric:
-    return Metric(f"coppice_verifier_{name}", description, value, labels=labels or {})
+def _passes(engine: Engine) -> Iterator[Metric]:
+    counts = engine.counts
+    yield _OWN.histogram("pass_seconds", "Time of a forward pass.", counts.pass_s)
+    yield _OWN.histogram("pass_rows", "Rows of a pass over all sequences, without padding.", counts.pass_rows)
+    yield _OWN.histogram(
+        "bubble_seconds", "Time between two passes while sequences run, waiting for drafts included.", counts.bubble_s
+    )
+    yield _OWN.counter("failed_passes", "Passes that had no result.", counts.num_failed_passes)
+    yield _OWN.counter("rounds", "Rounds of all sequences, parts of prompts left out.", counts.num_rounds)
+    yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", counts.linger_s)
+    yield _OWN.counter("committed_tokens", "Tokens committed.", engine.num_tokens)
 
 
-def _counter(name: str, description: str, value: int) -> Metric:
-    return Metric(f"coppice_verifier_{name}_total", description, value, is_counter=True)
+def _drafts(engine: Engine) -> Iterator[Metric]:
+    counts, drafts = engine.counts, engine.drafts
+    yield _OWN.counter("spec_decode_num_drafts", "Rounds that verified a draft.", counts.num_drafts)
+    yield _OWN.counter("spec_decode_num_draft_tokens", "Draft nodes verified.", counts.num_draft_nodes)
+    yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", counts.num_accepted_nodes)
+    arrived = {"in_time": drafts.in_time, "late": drafts.late}
+    yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
+    stale = {
+        "left": drafts.stale_left,
+        "worse": drafts.stale_worse,
+        "ahead": drafts.stale_ahead,
+        "sampled": drafts.stale_sampled,
+    }
+    yield from _OWN.counters("stale_drafts", "Drafts of no use, by reason.", "reason", stale)
+    pruned = {
+        "output": drafts.pruned_output,
+        "grammar": drafts.pruned_grammar,
+        "budget": drafts.pruned_budget,
+        "room": drafts.pruned_room,
+    }
+    yield from _OWN.counters("pruned_nodes", "Nodes at hand that a round did not verify, by reason.", "reason", pruned)
+
+
+def _sequences(engine: Engine) -> Iterator[Metric]:
+    yield _OWN.gauge("waiting_sequences", "Sequences that wait for room.", engine.num_waiting)
+    yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.num_running)
+    yield from _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", engine.finished)
+    yield from _OWN.counters(
+        "failed_sequences", "Sequences refused, or failed later, by status.", "code", engine.failed
+    )
+    yield _OWN.counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
+    yield _OWN.counter("recomputed_tokens", "Tokens computed again after preemptions.", engine.num_recomputed_tokens)
+
+
+def _cache(engine: Engine) -> Iterator[Metric]:
+    yield _OWN.gauge("kv_blocks", "Blocks of the KV cache.", engine.num_blocks)
+    yield _OWN.gauge("free_kv_blocks", "Blocks of the KV cache that no sequence uses.", engine.num_free_blocks)
+    yield _OWN.gauge(
+        "reusable_kv_blocks", "Free blocks that hold what a prompt may begin with.", engine.num_reusable_blocks
+    )
+    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", engine.num_prompt_tokens)
+    yield _OWN.counter("cached_prompt_tokens", "Those of them that were in the cache.", engine.num_cached_tokens)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from coppice.logs import of_request
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_cost import PassCost
 from verifier_svc.pass_shares import Share, cut_trees, share_rows
@@ -51,6 +52,9 @@ class Scheduler:
         self.num_preemptions = 0
         # Tokens that ended stays in the cache had to compute another time.
         self.num_recomputed_tokens = 0
+        # Tokens that sequences had when they first started, and those of them that others had computed.
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -97,6 +101,7 @@ class Scheduler:
                 key.stream,
                 residence.num_preemptions,
                 residence.num_recomputed,
+                extra=of_request(sequence.request_id),
             )
 
     def admit(self, now_s: float) -> None:
@@ -111,6 +116,9 @@ class Scheduler:
             self._waiting.take(key)
             self._running[key] = sequence
             sequence.start(self._cache, now_s)
+            if sequence.residence.num_preemptions == 0:
+                self.num_prompt_tokens += len(sequence.tokens)
+                self.num_cached_tokens += sequence.num_cached
 
     def next_start_s(self) -> float | None:
         """When the next pass starts: at once (0) when every running sequence has its draft, else at a deadline.

@@ -12,6 +12,7 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
+from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
@@ -62,6 +63,8 @@ class SequenceSpec:
     # Whether drafts are sampled trees, verified by traversal instead of being followed. Not at temperature 0, and not
     # with a grammar.
     traverses: bool = False
+    # Of the request, for logs.
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,15 @@ class Sequence:
         *,
         max_nodes: int,
         opened_s: float,
+        counts: DraftCounts | None = None,
     ) -> None:
+        """`counts` are those of all sequences."""
+        self._counts = counts or DraftCounts()
         prompt = spec.prompt[: len(spec.prompt) - spec.num_resumed]
         resumed = spec.prompt[len(prompt) :]
         self.tokens = list(spec.prompt)
         self._priority = spec.priority
+        self.request_id = spec.request_id
         # Given by the scheduler, and kept when the sequence has to make room for others.
         self.arrival = 0
         # Tokens whose keys and values were there already.
@@ -118,7 +125,7 @@ class Sequence:
         # Whether drafts are sampled trees, which are verified whole or not at all.
         self.traverses = spec.traverses
         self._seed = spec.sampling.seed
-        self.mailbox: Mailbox | SampledMailbox = SampledMailbox() if spec.traverses else Mailbox()
+        self.mailbox: Mailbox | SampledMailbox = (SampledMailbox if spec.traverses else Mailbox)(self._counts)
         self.linger = Linger(spec.linger_s)
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
@@ -250,9 +257,13 @@ class Sequence:
             self._rows = SequenceRows(cache, pending, wants_logits=False)
         else:
             # The bonus token behind the deepest accepted node must still fit.
-            fitting = (self.mailbox.tree or EMPTY_TREE).up_to_depth(self._end.room - 1)
-            draft = self._cut(self._allowed(fitting), self._budget)
+            whole = self.mailbox.tree or EMPTY_TREE
+            fitting = whole.up_to_depth(self._end.room - 1)
+            allowed = self._allowed(fitting)
+            draft = self._cut(allowed, self._budget)
             tree = self._cut(draft, max_nodes)
+            if len(tree) < len(whole):
+                self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
             self._round_is_drafted = len(draft) > 0
             self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -69,6 +70,8 @@ class TopologySpec:
     # Where the prefix cache is kept; empty leaves it in the orchestrator.
     redis: str = ""
     verifiers: int = 1
+    # Of the orchestrator's metrics; verifiers and drafters have the next ones, in this order. 0: none are served.
+    metrics_port: int = 0
 
 
 class Topology:
@@ -79,6 +82,7 @@ class Topology:
         self._echo = echo
         # In the order in which they were started.
         self._children: list[Child] = []
+        self._metrics_ports = itertools.count(spec.metrics_port) if spec.metrics_port else itertools.repeat(0)
         self.address = ""
         self.verifier_addresses: tuple[str, ...] = ()
         self.drafter_addresses: tuple[str, ...] = ()
@@ -89,6 +93,7 @@ class Topology:
         Raises:
             ChildError: one of them did not start; the message has its last words.
         """
+        metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
         verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
@@ -103,6 +108,7 @@ class Topology:
             "orchestrator",
             "orchestrator",
             {
+                **metrics,
                 "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
                 "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
                 "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
@@ -134,8 +140,12 @@ class Topology:
         await child.start()
         return child
 
+    def _metrics_env(self) -> dict[str, str]:
+        """Always set: services must not all take the port that our own environment names."""
+        return {"METRICS_PORT": str(next(self._metrics_ports))}
+
     def _model_env(self, model: str) -> dict[str, str]:
-        env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model}
+        env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
         if self._spec.device:
             env["DEVICE"] = self._spec.device
         if self._spec.threads:

@@ -28,6 +28,15 @@ def up(
         int, typer.Option(min=0, metavar="N", help="Processes that hold a part of the target each. Default: one.")
     ] = 0,
     verifiers: Annotated[int, typer.Option(min=1, metavar="N", help="Verifiers, each with the whole target.")] = 1,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            envvar="METRICS_PORT",
+            help="Port of the orchestrator's Prometheus metrics; verifiers and drafters have the next ones. 0: none.",
+        ),
+    ] = 0,
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
 
@@ -35,7 +44,7 @@ def up(
     start or ends by itself.
     """
     spec = topology_spec(target, drafter, port, device, threads)
-    spec = replace(spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers)
+    spec = replace(spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers, metrics_port=metrics_port)
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenSequence, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., close: _Optional[_Union[CloseSequence, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs")
+    __slots__ = ("prompt_token_ids", "sampling", "stopping", "acceptance", "exactness", "linger_us", "resumed_tokens", "priority", "max_redraft_nodes", "want_features", "cache_salt", "top_log_probs", "request_id")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class OpenSequence(_message.Message):
     WANT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     stopping: _sampling_pb2.StoppingOptions
@@ -46,7 +47,8 @@ class OpenSequence(_message.Message):
     want_features: bool
     cache_salt: str
     top_log_probs: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("base_length", "tree", "budget", "linger_us")

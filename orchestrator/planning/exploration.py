@@ -49,6 +49,8 @@ class Exploration:
         self._owes_trial = True
         self._alone_chance = 0.0
         self._num_alone = 0
+        # Since the start: pauses, trials of all, and of one alone.
+        self.num_pauses = self.num_trials = self.num_trials_alone = 0
 
     @property
     def is_pausing(self) -> bool:
@@ -96,6 +98,7 @@ class Exploration:
             return False
         self._owes_trial = False
         self._num_alone += 1
+        self.num_trials_alone += 1
         return True
 
     def tried_alone(self) -> None:
@@ -111,6 +114,7 @@ class Exploration:
             self._owes_trial = False
             self._credit_s = min(self._credit_s, 0.0)
             self._trial_left, self._trial_passes = TRIAL_ROUNDS, 0
+            self.num_trials += 1
         else:
             self._alone_chance = 1 / num_running
 
@@ -121,5 +125,6 @@ class Exploration:
         self._until_pause -= 1
         if self._until_pause <= 0:
             self._pause_left, self._pause_passes = PAUSE_PASSES, 0
+            self.num_pauses += 1
             self._between_pauses = min(LONGEST_BETWEEN_PAUSES, 2 * self._between_pauses)
             self._until_pause = self._between_pauses * self._random.uniform(0.75, 1.25)

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from tests.toy_target import FINGERPRINT
 
 async def main():
     model = os.environ["MODEL"]
+    print("metrics at", os.environ["METRICS_PORT"], file=sys.stderr, flush=True)
     if model == "broken":
         sys.exit("cannot load the checkpoint")
     if model == "cut":
@@ -172,6 +175,31 @@ def test_up_starts_several_verifiers_and_ends_when_one_does(services: Path) -> N
     assert err.count("[drafter small-lm] drained") == 2
     assert "[verifier 1] drained" in err
     assert "[verifier 2] drained" in err
+
+
+@pytest.mark.parametrize("named_by", ["option", "environment"])
+def test_up_gives_each_service_a_port_for_its_metrics(
+    services: Path, named_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--metrics-port", str(port)] if named_by == "option" else []
+    if not options:
+        monkeypatch.setenv("METRICS_PORT", str(port))
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", *options)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("ready ")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
+            text = answer.read().decode()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert 'coppice_orchestrator_drafters_connected{kind="small-lm"} 1.0' in text
+    assert f"[verifier] metrics at {port + 1}" in err
+    assert f"[drafter small-lm] metrics at {port + 2}" in err
 
 
 def test_killing_up_takes_its_services_along(up: tuple[subprocess.Popen[str], str]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from coppice.errors import UnavailableError
-from coppice.telemetry import Metric, MetricsServer
+from coppice.metric import Metric
+from coppice.telemetry import MetricsServer
 
 HOST = "127.0.0.1"
 

@@ -30,9 +30,10 @@ def test_every_variable_is_read() -> None:
         "DRAFT_WIDTH": "2",
         "DRAFT_STEPS": "3",
         "DRAFT_MIN_GAIN": "0.2",
+        "METRICS_PORT": "9100",
     }
     config = DrafterConfig.from_env(env)
-    assert config == DrafterConfig("m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2)
+    assert config == DrafterConfig("m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2, metrics_port=9100)
     assert config.host == "0.0.0.0"
 
 
@@ -53,6 +54,8 @@ def test_every_variable_is_read() -> None:
         ("DRAFT_WIDTH", "0"),
         ("NICENESS", "-1"),
         ("NICENESS", "20"),
+        ("METRICS_PORT", "-1"),
+        ("METRICS_PORT", "65536"),
         ("DRAFT_STEPS", "-1"),
         ("DRAFT_MIN_GAIN", "2"),
     ],

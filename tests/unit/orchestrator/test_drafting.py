@@ -61,7 +61,7 @@ def test_a_late_tree_that_the_outcome_did_not_leave_is_passed_on_as_it_is() -> N
     one.tree("a", chain([7, 9, 4]), base=3)
     one.tree("a", chain([7, 8, 4]), base=3)
     assert [(base, list(tree.paths())[-1]) for base, tree in one.sent] == [(3, (7, 9, 4))]
-    assert one.drafting.stale_drafts == 1
+    assert one.drafting.stale == {"left": 1}
 
 
 @pytest.mark.parametrize("base", [0, 2, 4])
@@ -179,7 +179,7 @@ def test_of_sampled_trees_nothing_is_re_rooted_and_nothing_left_over() -> None:
     assert len(one.drafting.round_done(outcome(3, (7,)))) == 1
     one.tree("a", sampled_tree(4))
     assert len(one.sent) == 1
-    assert one.drafting.stale_drafts == 1
+    assert one.drafting.stale == {"sampled": 1}
     one.drafting.opened(lambda base, tree, budget, linger_us: one.sent.append((base, tree)))
     assert len(one.sent) == 1
 

@@ -110,7 +110,7 @@ async def test_a_late_draft_is_verified_only_while_drafts_are_wanted(wanted: boo
     num_sent = len(one.sent)
     one.drafting.on_tree("a", 3, (), chain([4, 5]))
     assert len(one.sent) == num_sent + wanted
-    assert one.drafting.stale_drafts == (not wanted)
+    assert one.drafting.stale == ({} if wanted else {"unwanted": 1})
 
 
 async def test_the_planner_learns_of_which_rounds_drafts_had_been_wanted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coppice.tree import EMPTY_TREE, TokenTree, chain
+from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.mailbox import Mailbox, SampledMailbox
 
 TOKENS = [1, 2, 3]
@@ -93,3 +94,28 @@ def test_a_sampled_tree_is_for_its_own_round_alone() -> None:
     mailbox.advance([7], [*TOKENS, 7])
     assert mailbox.tree is None
     assert not mailbox.is_fresh
+
+
+def test_every_draft_with_nodes_is_counted_once_by_what_became_of_it() -> None:
+    counts = DraftCounts()
+    mailbox = Mailbox(counts)
+    mailbox.put(3, EMPTY_TREE, TOKENS)
+    assert counts == DraftCounts()
+    # For a round to come: counted when that comes.
+    mailbox.put(5, chain([7]), TOKENS)
+    assert counts == DraftCounts()
+    mailbox.advance([4, 6], [*TOKENS, 4, 6])
+    assert counts == DraftCounts(in_time=1)
+    tokens = [*TOKENS, 4, 6]
+    # A fresh draft is there.
+    mailbox.put(4, chain([6, 9]), tokens)
+    mailbox.put(4, chain([5, 9]), tokens)
+    mailbox.advance([8], [*tokens, 8])
+    mailbox.put(4, chain([6, 8, 1]), [*tokens, 8])
+    assert counts == DraftCounts(in_time=1, late=1, stale_worse=1, stale_left=1)
+    for length in range(10, 20):
+        mailbox.put(length, chain([7]), [*tokens, 8])
+    sampled = SampledMailbox(counts)
+    sampled.put(3, chain([7]), TOKENS)
+    sampled.put(2, chain([3, 7]), TOKENS)
+    assert counts == DraftCounts(in_time=2, late=1, stale_worse=1, stale_left=1, stale_ahead=2, stale_sampled=1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedModel
 
+from coppice.histogram import Distribution
 from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.tree import TokenTree, chain
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.test_preemption import INFO
 from verifier_svc.engine import Engine
@@ -33,17 +35,88 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
     num_tokens = sum(len(result.token_ids) for result in results)
     assert num_tokens == 6 * 150
     metrics = {metric.name.removeprefix("coppice_verifier_"): metric for metric in verifier_metrics(engine, info)}
-    assert dict(metrics.pop("exactness").labels) == {"mode": "strict" if info.exact else "fast"}
-    values = {name: metric.value for name, metric in metrics.items()}
+    assert dict(metrics["exactness"].labels) == {"mode": "strict" if info.exact else "fast"}
+    values = {name: metric.value for name, metric in metrics.items() if not metric.labels}
+    distributions = {name: value for name, value in values.items() if isinstance(value, Distribution)}
     counted = {"near_tie_gap": 1e9, "near_ties_total": num_tokens} if info is FAST else {}
     assert engine.num_preemptions > 0
-    assert values == {
+    # Without drafts a round is a token.
+    assert {name: value for name, value in values.items() if name not in distributions} == {
         **counted,
         "bit_exact": info.bit_exact,
         "committed_tokens_total": num_tokens,
         "preemptions_total": engine.num_preemptions,
         "recomputed_tokens_total": engine.num_recomputed_tokens,
+        "rounds_total": num_tokens,
+        "spec_decode_num_drafts_total": 0,
+        "spec_decode_num_draft_tokens_total": 0,
+        "spec_decode_num_accepted_tokens_total": 0,
+        "failed_passes_total": 0,
+        "linger_seconds_total": 0.0,
+        "prompt_tokens_total": 6 * 40,
+        "cached_prompt_tokens_total": 0,
+        "kv_blocks": 7,
+        "reusable_kv_blocks": values["reusable_kv_blocks"],
         "free_kv_blocks": 7,
         "waiting_sequences": 0,
         "running_sequences": 0,
     }
+    assert distributions["pass_seconds"].count == distributions["pass_rows"].count
+    # A row per round, and those of prompts, some of them computed again.
+    assert distributions["pass_rows"].sum == num_tokens - 6 + 6 * 40 + engine.num_recomputed_tokens
+    # The first pass has none before it.
+    assert distributions["bubble_seconds"].count == distributions["pass_seconds"].count - 1
+    assert by_label(engine, info, "finished_sequences_total") == {"eos": 0, "stop": 0, "length": 6, "context_length": 0}
+    assert set(by_label(engine, info, "failed_sequences_total").values()) == {0}
+
+
+def by_label(engine: Engine, info: TargetInfo, name: str) -> dict[str, float | Distribution]:
+    """Values of a metric by those of its one label."""
+    return {
+        next(iter(metric.labels.values())): metric.value
+        for metric in verifier_metrics(engine, info)
+        if metric.name == f"coppice_verifier_{name}"
+    }
+
+
+def test_drafts_are_counted_by_what_became_of_them(new_model: Callable[[str], PreTrainedModel]) -> None:
+    target = TargetModel(new_model("llama"), exact=True, num_blocks=50)
+    engine = Engine(target, STRICT, LIMITS, max_nodes=2)
+    engine.start()
+    stopping = StoppingOptions(max_tokens=40, ignore_eos=True)
+    harness = Harness(engine)
+    [plain] = harness.generate([[5] * 20], SamplingParams(), stopping)
+
+    def drafter(index: int, tokens: Sequence[int], length: int) -> TokenTree:
+        right = plain.token_ids[len(tokens) : len(tokens) + 3]
+        return chain(right, [-0.1] * len(right))
+
+    before = engine.counts.num_rounds
+    [drafted] = harness.generate([[5] * 20], SamplingParams(), stopping, drafter)
+    engine.stop()
+    assert drafted.token_ids == plain.token_ids
+    values = {metric.name: metric.value for metric in verifier_metrics(engine, STRICT) if not metric.labels}
+    rounds = engine.counts.num_rounds - before
+    assert drafted.rounds == rounds < 40
+    drafted_rounds = values["coppice_verifier_spec_decode_num_drafts_total"]
+    assert 0 < drafted_rounds <= rounds
+    accepted = values["coppice_verifier_spec_decode_num_accepted_tokens_total"]
+    # Every token is a round's own or an accepted one, and these drafts are always right.
+    assert accepted == values["coppice_verifier_spec_decode_num_draft_tokens_total"] == 40 - rounds
+    pruned = by_label(engine, STRICT, "pruned_nodes_total")
+    # Of three nodes a round verifies two, until the output has no room for them.
+    assert pruned["budget"] >= drafted_rounds - 2
+    assert pruned["grammar"] == pruned["room"] == 0
+    assert set(by_label(engine, STRICT, "stale_drafts_total").values()) == {0}
+
+
+def test_failures_are_counted_by_their_status(new_model: Callable[[str], PreTrainedModel]) -> None:
+    target = TargetModel(new_model("llama"), exact=True, num_blocks=2)
+    engine = Engine(target, STRICT, LIMITS, max_nodes=4)
+    engine.start()
+    [result] = Harness(engine).generate([[5] * 20], SamplingParams(), StoppingOptions(max_tokens=400))
+    engine.stop()
+    assert result.error is not None
+    failed = by_label(engine, STRICT, "failed_sequences_total")
+    assert failed.pop("invalid_argument") == 1
+    assert set(failed.values()) == {0}

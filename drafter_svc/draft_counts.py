@@ -1,0 +1,35 @@
+"""What a drafter counts for operators."""
+
+from __future__ import annotations
+
+from coppice.histogram import Histogram
+
+SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+USUAL_FAILURES = ("already_exists", "internal", "invalid_argument", "not_found", "resource_exhausted", "unimplemented")
+
+
+class DraftCounts:
+    """Each is written by one thread alone, the event loop or the model's, and may be read by any."""
+
+    def __init__(self) -> None:
+        # The event loop's: sequences so far, and those that were refused or failed later, by the name of the status.
+        self.num_opened = 0
+        self.failed = dict.fromkeys(USUAL_FAILURES, 0)
+        # The model thread's: what a draft waited for its turn and what it took, reading the prompt included; its nodes.
+        self.queue_s = Histogram(SECONDS)
+        self.draft_s = Histogram(SECONDS)
+        self.nodes = Histogram(NODES)
+        # Drafts sent again with what they had grown by since.
+        self.num_ahead = 0
+
+    def drafted(self, queue_s: float, draft_s: float, num_nodes: int) -> None:
+        """A draft was sent."""
+        self.queue_s.observe(queue_s)
+        self.draft_s.observe(draft_s)
+        self.nodes.observe(num_nodes)
+
+    def count_failure(self, status: str) -> None:
+        """A sequence was refused, or dropped from; `status` is the name of its error's, in lower case."""
+        self.failed[status] = self.failed.get(status, 0) + 1

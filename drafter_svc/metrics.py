@@ -1,0 +1,26 @@
+"""What operators see of a drafter; `docs/metrics.md` lists it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coppice.metric import Metric, Prefix
+from drafter_svc.service import DrafterService
+
+_OWN = Prefix("coppice_drafter_")
+
+
+def drafter_metrics(service: DrafterService) -> Iterator[Metric]:
+    """The drafter's metrics now. Safe on any thread: they are numbers that are read once."""
+    counts = service.counts
+    yield _OWN.gauge("info", "1 beside the kind of the drafter.", 1, kind=service.drafter.info.kind)
+    yield _OWN.gauge("sequences", "Sequences that are open.", service.num_sequences)
+    yield _OWN.counter("opened_sequences", "Sequences opened.", counts.num_opened)
+    yield from _OWN.counters(
+        "failed_sequences", "Sequences refused, or failed later, by status.", "code", counts.failed.copy()
+    )
+    yield _OWN.gauge("waiting_jobs", "Drafts and other jobs that wait for the model.", service.thread.num_waiting)
+    yield _OWN.histogram("queue_seconds", "Time that a draft waited for the model.", counts.queue_s)
+    yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)
+    yield _OWN.histogram("draft_nodes", "Nodes of a draft.", counts.nodes)
+    yield _OWN.counter("ahead_drafts", "Drafts sent again after they had grown.", counts.num_ahead)

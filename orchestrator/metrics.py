@@ -1,0 +1,125 @@
+"""What operators see of an orchestrator; `docs/metrics.md` lists it. To be read on the event loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from coppice.metric import Metric, Prefix
+from orchestrator.admission import Admission
+from orchestrator.drafter_client import DrafterClient
+from orchestrator.drafting import STALE
+from orchestrator.latencies import Latencies
+from orchestrator.planner import Planner
+from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.tally import Tally
+from orchestrator.verifier_pool import VerifierPool
+
+_OWN = Prefix("coppice_orchestrator_")
+# Depths that acceptance is counted at; deeper nodes count in the sums alone.
+MOST_POSITIONS = 16
+
+
+def request_metrics(tally: Tally, admission: Admission) -> Iterator[Metric]:
+    """Requests and the tokens of their outputs."""
+    yield _OWN.gauge("num_requests_running", "Outputs that have a place.", admission.num_running)
+    yield _OWN.gauge("num_requests_waiting", "Outputs that wait for a place.", admission.num_waiting)
+    yield _OWN.counter("requests", "Calls of Generate.", tally.num_requests)
+    yield from _OWN.counters("requests_refused", "Calls that got no place, by reason.", "reason", tally.refused)
+    yield from _OWN.counters("requests_finished", "Outputs that have ended, by reason.", "reason", tally.finished)
+    yield _OWN.counter("prompt_tokens", "Tokens of prompts of requests that got a place.", tally.num_prompt_tokens)
+    yield _OWN.counter("generation_tokens", "Tokens generated.", tally.num_generated())
+
+
+def speculation_metrics(tally: Tally) -> Iterator[Metric]:
+    """Rounds, and what became of drafts."""
+    total = tally.statistics()
+    drafted, accepted = total.rounds_drafted_by_depth, total.rounds_accepted_by_depth
+    yield _OWN.counter("rounds", "Passes as seen by one output that committed tokens.", total.rounds)
+    yield _OWN.counter("spec_decode_num_drafts", "Rounds that verified a draft.", drafted[0] if drafted else 0)
+    yield _OWN.counter("spec_decode_num_draft_tokens", "Draft nodes verified.", total.draft_tokens)
+    yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", total.accepted_tokens)
+    for depth in range(MOST_POSITIONS):
+        count = accepted[depth] if depth < len(accepted) else 0
+        yield _OWN.counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted nodes by depth, from 0.", count, position=str(depth)
+        )
+    proposed = {source: counts.proposed for source, counts in total.sources.items()}
+    yield from _OWN.counters("source_proposed_tokens", "Verified nodes that a source proposed.", "source", proposed)
+    right = {source: counts.accepted for source, counts in total.sources.items()}
+    yield from _OWN.counters("source_accepted_tokens", "Accepted nodes that a source proposed.", "source", right)
+    stale = {**dict.fromkeys(STALE, 0), **tally.stale()}
+    yield from _OWN.counters("stale_drafts", "Drafts that came too late to be of use, by reason.", "reason", stale)
+    yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", total.linger_us / 1e6)
+    yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", total.near_ties)
+    plans = [generation.planned_nodes for generation in tally.generations()]
+    yield _OWN.gauge("planned_nodes", "Nodes that the current rounds of all outputs may verify.", sum(plans))
+    yield _OWN.gauge("drafting_outputs", "Outputs whose current rounds may verify any.", sum(map(bool, plans)))
+
+
+def latency_metrics(latencies: Latencies) -> Iterator[Metric]:
+    """What clients wait for."""
+    yield _OWN.histogram(
+        "time_to_first_token_seconds", "From a request's arrival to an output's first token.", latencies.to_first_token
+    )
+    yield _OWN.histogram(
+        "inter_token_latency_seconds", "From a round's tokens to the next round's.", latencies.between_tokens
+    )
+    yield _OWN.histogram(
+        "request_time_per_output_token_seconds", "Mean time per token behind an output's first.", latencies.per_token
+    )
+    yield _OWN.histogram("e2e_request_latency_seconds", "From arrival to an output's end.", latencies.to_end)
+    yield _OWN.histogram("request_queue_time_seconds", "Part of it spent in queues.", latencies.in_queues)
+
+
+def peer_metrics(verifiers: VerifierPool, drafters: Sequence[DrafterClient]) -> Iterator[Metric]:
+    """Connections to the other services, and what was lost with them."""
+    yield _OWN.gauge("verifiers", "Verifiers that this orchestrator is told of.", len(verifiers.clients))
+    yield _OWN.gauge("verifiers_connected", "Those that outputs can go to.", verifiers.num_usable)
+    draining = sum(client.is_draining for client in verifiers.clients)
+    yield _OWN.gauge("verifiers_draining", "Those that are about to stop.", draining)
+    yield _OWN.gauge("verifiers_refused", "Those that serve something else.", len(verifiers.refusals()))
+    lost = sum(client.stream.num_lost for client in verifiers.clients)
+    yield _OWN.counter("verifier_streams_lost", "Streams to verifiers that ended by themselves.", lost)
+    yield _OWN.counter("rehomed_sequences", "Outputs whose verifier was lost while they ran.", verifiers.num_rehomed)
+    yield _OWN.gauge("drafters", "Drafters that this orchestrator is told of.", len(drafters))
+    connected = Counter({client.kind: 0 for client in drafters if client.kind})
+    connected.update(client.kind for client in drafters if client.connected)
+    for kind, count in sorted(connected.items()):
+        yield _OWN.gauge("drafters_connected", "Those that can be asked for drafts.", count, kind=kind)
+    refused = sum(client.stream.refusal is not None for client in drafters)
+    yield _OWN.gauge("drafters_refused", "Those with another tokenizer.", refused)
+    lost = sum(client.stream.num_lost for client in drafters)
+    yield _OWN.counter("drafter_streams_lost", "Streams to drafters that ended by themselves.", lost)
+    handed_over = sum(client.num_handed_over for client in drafters)
+    yield _OWN.counter("handed_over_sequences", "Outputs that another drafter of the kind took over.", handed_over)
+    dropped = sum(client.num_dropped for client in drafters)
+    yield _OWN.counter("drafter_errors", "Outputs that a drafter erred in and was dropped from.", dropped)
+
+
+def planner_metrics(planner: Planner) -> Iterator[Metric]:
+    """What the adaptive planner thinks; nothing of a fixed one."""
+    if not isinstance(planner, AdaptivePlanner):
+        return
+    stance, exploration = planner.stance, planner.exploration
+    yield _OWN.gauge("planner_rate", "Tokens per second that time is worth; 0 until known.", stance.rate)
+    yield _OWN.gauge("planner_price", "Tokens that a row of a pass has to gain.", stance.price)
+    yield _OWN.gauge("planner_threshold", "Share of a usual draft's gain from which drafts pay.", stance.threshold)
+    yield _OWN.gauge("planner_gain", "Accepted tokens that a usual draft promises.", stance.gain)
+    yield _OWN.gauge("planner_nodes", "Nodes of a usual draft that are worth their rows.", stance.nodes)
+    yield _OWN.gauge("planner_pays", "Whether it would pay if every request drafted.", stance.pays_jointly)
+    yield _OWN.counter("planner_pauses", "Pauses of drafting where it pays.", exploration.num_pauses)
+    trials = {"all": exploration.num_trials, "alone": exploration.num_trials_alone}
+    yield from _OWN.counters("planner_probes", "Trials of drafting where it does not pay, by who.", "who", trials)
+
+
+def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:
+    """The prefix cache."""
+    yield _OWN.counter("prefix_cache_reads", "Values asked for.", counts.reads)
+    yield _OWN.counter("prefix_cache_hits", "Values found.", counts.hits)
+    yield _OWN.counter("prefix_cache_misses", "Values not found.", counts.misses)
+    yield _OWN.counter("prefix_cache_invalid_values", "Values that were not ours or not whole.", counts.invalid_values)
+    yield _OWN.counter("prefix_cache_errors", "Calls of the store that failed or took too long.", counts.errors)
+    yield _OWN.counter("prefix_cache_skipped", "Calls not made since others had just failed.", counts.skipped)
+    yield _OWN.counter("prefix_cache_dropped_outputs", "Outputs that were not remembered.", counts.dropped_outputs)

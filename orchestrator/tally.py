@@ -1,0 +1,152 @@
+"""What has become of all requests so far: counts that outlive them. Nothing is added up while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from types import TracebackType
+
+from coppice.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError, UnsupportedError
+from coppice.v1 import sampling_pb2
+from orchestrator.admission import CrowdedOutError, NoTimeError, QueueFullError
+from orchestrator.generation import Generation
+from orchestrator.latencies import Latencies
+from orchestrator.outputs import Outputs
+from orchestrator.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+# Why a request was refused, or an output came to no end of its own; the first that fits. Anything else is our fault.
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (QueueFullError, "queue_full"),
+    (NoTimeError, "no_time"),
+    (CrowdedOutError, "crowded_out"),
+    (OverloadedError, "verifier_full"),
+    (DeadlineError, "deadline"),
+    (InvalidRequestError, "invalid"),
+    (UnsupportedError, "unsupported"),
+    (UnavailableError, "unavailable"),
+    (asyncio.CancelledError, "cancelled"),
+    (GeneratorExit, "cancelled"),
+)
+INTERNAL = "internal"
+FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
+# What happens before an output begins, and what cannot.
+_AT_THE_DOOR = ("queue_full", "no_time", "crowded_out")
+REFUSALS = tuple(reason for reason in FAILURES if reason != "verifier_full")
+FINISHES = tuple(
+    name.removeprefix("FINISH_REASON_").lower()
+    for name, number in sampling_pb2.FinishReason.items()
+    if number != sampling_pb2.FINISH_REASON_UNSPECIFIED
+)
+ENDS = (*FINISHES, *(reason for reason in FAILURES if reason not in _AT_THE_DOOR))
+
+
+class Tally:
+    """Counts requests, and adds up what the outputs that have ended counted and those that run have so far.
+
+    Only the event loop touches it.
+    """
+
+    def __init__(self, latencies: Latencies | None = None) -> None:
+        """Without `latencies` no times are kept."""
+        self.latencies = latencies
+        self.num_requests = 0
+        self.num_prompt_tokens = 0
+        # Calls that got no place, by reason; outputs that have ended, by reason.
+        self.refused = Counter(dict.fromkeys(REFUSALS, 0))
+        self.finished = Counter(dict.fromkeys(ENDS, 0))
+        self._ended = Statistics()
+        self._num_generated = 0
+        self._stale: Counter[str] = Counter()
+        self._running: dict[Outputs, None] = {}
+
+    def request(self) -> CountedRequest:
+        """Count a call while it is entered."""
+        self.num_requests += 1
+        return CountedRequest(self)
+
+    def generations(self) -> list[Generation]:
+        """Outputs that run now."""
+        return [generation for outputs in self._running for generation in outputs.generations]
+
+    def statistics(self) -> Statistics:
+        """The counts of all outputs, together."""
+        total = Statistics()
+        total.add(self._ended)
+        for generation in self.generations():
+            total.add(generation.statistics)
+        return total
+
+    def num_generated(self) -> int:
+        """Tokens of all outputs."""
+        return self._num_generated + sum(generation.num_generated for generation in self.generations())
+
+    def stale(self) -> Counter[str]:
+        """Drafts of all outputs that came when they were of no use any more, by reason."""
+        total = self._stale.copy()
+        for generation in self.generations():
+            total.update(generation.stale)
+        return total
+
+    def began(self, outputs: Outputs, num_prompt: int) -> None:
+        """A request has its places, for outputs behind a prompt of so many tokens."""
+        self._running[outputs] = None
+        self.num_prompt_tokens += num_prompt
+
+    def ended(self, outputs: Outputs, error: BaseException | None) -> None:
+        """A request's outputs have ended, or were left because of an error."""
+        del self._running[outputs]
+        for generation in outputs.generations:
+            self._ended.add(generation.statistics)
+            self._num_generated += generation.num_generated
+            self._stale.update(generation.stale)
+            end = _end(generation, error)
+            self.finished[end] += 1
+            logger.debug(
+                "output ended: %s, after %d tokens in %d rounds",
+                end,
+                generation.num_generated,
+                generation.statistics.rounds,
+            )
+            if generation.finish is not None and self.latencies is not None:
+                clock = generation.clock
+                self.latencies.output_ended(generation.num_generated, clock.queue_ms, clock.ttft_ms, clock.elapsed_ms())
+
+
+class CountedRequest:
+    """One call of Generate, from its arrival to its end."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._outputs: Outputs | None = None
+
+    def __enter__(self) -> CountedRequest:
+        return self
+
+    def began(self, outputs: Outputs, num_prompt: int) -> None:
+        """It has its places."""
+        self._outputs = outputs
+        self._tally.began(outputs, num_prompt)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outputs is not None:
+            self._tally.ended(self._outputs, error)
+        elif error is not None:
+            reason = _reason(error)
+            self._tally.refused[reason] += 1
+            logger.debug("request refused: %s", reason)
+
+
+def _end(generation: Generation, error: BaseException | None) -> str:
+    if generation.finish is not None:
+        return sampling_pb2.FinishReason.Name(generation.finish.reason).removeprefix("FINISH_REASON_").lower()
+    cause = generation.error or error
+    return INTERNAL if cause is None else _reason(cause)
+
+
+def _reason(error: BaseException) -> str:
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), INTERNAL)

@@ -1,0 +1,111 @@
+"""A drafter's metrics beside what its peer was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from coppice import rpc
+from coppice.errors import InvalidRequestError
+from coppice.histogram import Distribution
+from coppice.sampling import SamplingParams
+from coppice.tree import TokenTree, chain
+from coppice.v1 import drafter_pb2_grpc
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.metrics import drafter_metrics
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.service import SERVICE_NAME, DrafterService
+from tests.fakes import eventually
+from tests.integration.draft_peer import PROMPT, Peer
+
+INFO = DrafterInfo("chain", "none", "", vocab_size=50, max_length=64)
+
+
+@dataclass
+class ChainSequence:
+    """Always drafts as many nodes as it may; fails when it is to take in a 49."""
+
+    grown: list[TokenTree] = field(default_factory=list)
+
+    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
+        if 49 in token_ids:
+            raise InvalidRequestError("outcome.token_ids", "no")
+
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        self.grown = [chain([1] * (max_nodes + 1))]
+        return chain([1] * max_nodes)
+
+    def ahead(self) -> TokenTree | None:
+        return self.grown.pop() if self.grown else None
+
+    def prepare(self) -> bool:
+        return False
+
+
+class ChainDrafter:
+    """A drafter without a model."""
+
+    info = INFO
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> ChainSequence:
+        return ChainSequence()
+
+    def warm_up(self) -> None: ...
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[DrafterService]:
+    thread = ModelThread()
+    thread.start()
+    yield DrafterService(ChainDrafter(), thread, max_nodes=8, max_sequences=2)
+    await asyncio.to_thread(thread.stop)
+
+
+def read(service: DrafterService) -> dict[str, float | Distribution]:
+    """Values by name and label."""
+    return {
+        ",".join([metric.name.removeprefix("coppice_drafter_"), *metric.labels.values()]): metric.value
+        for metric in drafter_metrics(service)
+    }
+
+
+async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> None:
+    server = rpc.Server([SERVICE_NAME])
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
+    port = await server.start("127.0.0.1:0")
+    async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
+        peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
+        await peer.open(1, max_nodes=4)
+        # The draft, and again with what it has grown by.
+        assert [len(await peer.tree(1, 5)) for _ in range(2)] == [4, 5]
+        await peer.open(2, max_nodes=2)
+        assert [len(await peer.tree(2, 5)) for _ in range(2)] == [2, 3]
+        await peer.open(3)
+        assert (await peer.error(3))[0] == "RESOURCE_EXHAUSTED"
+        assert read(service)["sequences"] == 2
+        await peer.commit(1, len(PROMPT), 49)
+        assert (await peer.error(1))[0] == "INVALID_ARGUMENT"
+        await peer.commit(1, 6, 3)
+        assert (await peer.error(1))[0] == "NOT_FOUND"
+        await eventually(lambda: read(service)["sequences"] == 1)
+        await peer.finish()
+    await server.stop(0)
+    values = read(service)
+    assert values["info,chain"] == 1
+    assert values["opened_sequences_total"] == values["ahead_drafts_total"] == 2
+    assert {key.partition(",")[2]: value for key, value in values.items() if key.startswith("failed") and value} == {
+        "resource_exhausted": 1,
+        "invalid_argument": 1,
+        "not_found": 1,
+    }
+    assert values["sequences"] == values["waiting_jobs"] == 0
+    nodes, draft_s, queue_s = (values[name] for name in ("draft_nodes", "draft_seconds", "queue_seconds"))
+    assert isinstance(nodes, Distribution)
+    assert isinstance(draft_s, Distribution)
+    assert isinstance(queue_s, Distribution)
+    assert (nodes.count, nodes.sum) == (2, 6)
+    assert draft_s.count == queue_s.count == 2
+    assert 0 < queue_s.sum < 5

@@ -1,0 +1,70 @@
+"""`docs/metrics.md` lists what the services serve: nothing more, nothing less, under the same names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from coppice.client import Options
+from coppice.metric import Metric
+from drafter_svc.metrics import drafter_metrics
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.service import DrafterService
+from tests.conftest import StartFakes
+from tests.fakes import FakeDrafter, FakeVerifier
+from tests.integration.test_drafter_metrics import ChainDrafter
+from tests.integration.test_orchestrator_metrics import PROMPT, free_port
+from tests.tiny_checkpoint import tiny_llama
+from tests.unit.verifier_svc.test_preemption import INFO
+from verifier_svc.engine import Engine
+from verifier_svc.metrics import verifier_metrics
+from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.target_model import TargetModel
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+NewModel = Callable[[str], PreTrainedModel]
+
+
+def rows(metrics: Iterable[Metric]) -> list[str]:
+    """The lines of the table that describe these metrics, in the order in which they are served."""
+    lines = {
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels) or '-'} | {metric.description} |": None
+        for metric in metrics
+    }
+    return list(lines)
+
+
+def documented(service: str) -> list[str]:
+    return re.findall(rf"^\| `coppice_{service}_.*\|$", DOCS.read_text(), re.MULTILINE)
+
+
+async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes) -> None:
+    settings = {"planner": "adaptive", "cache_drafter": True, "metrics_port": free_port()}
+    async with start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (client, orchestrator):
+        await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
+        assert documented("orchestrator") == rows(orchestrator.service.metrics())
+
+
+def test_the_drafters_table_is_what_they_serve() -> None:
+    assert documented("drafter") == rows(drafter_metrics(DrafterService(ChainDrafter(), ModelThread(), 8, 2)))
+
+
+def test_the_verifier_s_table_is_what_it_serves() -> None:
+    model = tiny_llama(vocab_size=INFO.vocab_size, max_context_tokens=INFO.max_context_tokens, eos_token_id=0)
+    limits = SchedulerLimits(max_sequences=8, max_queued=100, prefill_chunk=64)
+    engine = Engine(TargetModel(model, exact=False, num_blocks=7), INFO, limits, max_nodes=4)
+    # Fast mode has everything that strict mode has, and more.
+    info = replace(INFO, exact=False, bit_exact=False, near_tie_gap=0.01)
+    assert documented("verifier") == rows(verifier_metrics(engine, info))
+
+
+@pytest.mark.parametrize("label", ["tenant", "request", "user", "prompt"])
+def test_no_label_has_as_many_values_as_there_are_clients(label: str) -> None:
+    labels = [line.split("|")[3] for line in DOCS.read_text().splitlines() if line.startswith("| `coppice_")]
+    assert len(labels) > 60
+    assert not [text for text in labels if label in text]

@@ -1,0 +1,98 @@
+"""Logs as people and machines read them."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from coppice.errors import InvalidRequestError
+from coppice.logs import check_request_id, configure_logging, of_request, request_id
+
+logger = logging.getLogger("test.logs")
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """The root logger is as before when the test is over."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def configure(**env: str) -> None:
+    # What is replaced is closed, and these are pytest's.
+    logging.getLogger().handlers.clear()
+    configure_logging(env)
+
+
+def in_request(identity: str, *arguments: object) -> None:
+    """Log as the task of a request would."""
+
+    def log() -> None:
+        request_id.set(identity)
+        logger.info(*arguments)
+
+    contextvars.copy_context().run(log)
+
+
+def test_a_record_is_one_json_object_with_its_request(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LOG_FORMAT="json")
+    in_request("abc", "took %d ms", 5)
+    logger.warning("no request")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {"level": "INFO", "logger": "test.logs", "message": "took 5 ms", "request_id": "abc"}
+    assert "request_id" not in second
+
+
+def test_a_record_says_itself_which_request_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LOG_FORMAT="json")
+    logger.info("of another's task", extra=of_request("one"))
+    contextvars.copy_context().run(lambda: (request_id.set("two"), logger.info("three", extra=of_request("three"))))
+    assert [json.loads(line)["request_id"] for line in capsys.readouterr().err.splitlines()] == ["one", "three"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_an_id_cannot_look_like_another_record(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    configure(LOG_FORMAT=form)
+    in_request('x"\n2026-01-01 CRITICAL root: forged', "hello")
+    [line] = capsys.readouterr().err.splitlines()
+    assert "hello" in line
+
+
+def test_an_exception_stays_within_its_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LOG_FORMAT="json")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("failed")
+    [line] = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("ValueError: why")
+
+
+def test_text_is_the_default_and_levels_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LOG_LEVEL="warning")
+    logger.info("quiet")
+    in_request("abc", "quiet, too")
+    logger.warning("loud")
+    text = capsys.readouterr().err
+    assert text.endswith("WARNING test.logs: loud\n")
+    assert "quiet" not in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOG_LEVEL", "chatty"), ("LOG_FORMAT", "xml")])
+def test_a_bad_value_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be one of .*, got '{value}'"):
+        configure_logging({name: value})
+
+
+def test_ids_are_short() -> None:
+    check_request_id("x" * 128)
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        check_request_id("é" * 65)

@@ -1,0 +1,70 @@
+"""What is counted of requests outlives them, and is the same while they run and when they have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.latencies import Latencies
+from orchestrator.statistics import Clock, SourceCounts, Statistics
+
+
+def some(scale: int) -> Statistics:
+    return Statistics(
+        rounds=scale,
+        draft_tokens=2 * scale,
+        accepted_tokens=3 * scale,
+        redraft_tokens=4 * scale,
+        stale_drafts=5 * scale,
+        near_ties=6 * scale,
+        sources={"a": SourceCounts(scale, 1)},
+        rounds_drafted_by_depth=[scale] * scale,
+        rounds_accepted_by_depth=[scale],
+        linger_us=7 * scale,
+    )
+
+
+def test_statistics_add_up_by_depth_and_source() -> None:
+    total = some(1)
+    total.add(some(3))
+    total.add(Statistics(sources={"b": SourceCounts(2, 2)}))
+    assert total == Statistics(
+        rounds=4,
+        draft_tokens=8,
+        accepted_tokens=12,
+        redraft_tokens=16,
+        stale_drafts=20,
+        near_ties=24,
+        sources={"a": SourceCounts(4, 2), "b": SourceCounts(2, 2)},
+        rounds_drafted_by_depth=[4, 3, 3],
+        rounds_accepted_by_depth=[4],
+        linger_us=28,
+    )
+
+
+def test_the_sum_shares_nothing_with_what_was_added() -> None:
+    one, total = some(2), Statistics()
+    total.add(one)
+    total.add(some(1))
+    assert one == some(2)
+
+
+def test_a_clock_tells_the_first_token_once_and_then_every_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 10.0
+    monkeypatch.setattr("orchestrator.statistics.time.monotonic", lambda: now_s)
+    latencies = Latencies()
+    clock, silent = Clock(9.0, latencies=latencies), Clock(9.0)
+    for now_s in (10.0, 10.25, 10.75):  # noqa: B007
+        clock.tokens_came()
+        silent.tokens_came()
+    assert (latencies.to_first_token.read().count, latencies.to_first_token.read().sum) == (1, 1.0)
+    assert (latencies.between_tokens.read().count, latencies.between_tokens.read().sum) == (2, 0.75)
+    assert clock.ttft_ms == silent.ttft_ms == 1000.0
+
+
+def test_an_output_of_one_token_has_no_time_per_token() -> None:
+    latencies = Latencies()
+    latencies.output_ended(1, queue_ms=5, ttft_ms=100, total_ms=100)
+    latencies.output_ended(11, queue_ms=5, ttft_ms=100, total_ms=600)
+    assert (latencies.per_token.read().count, latencies.per_token.read().sum) == (1, 0.05)
+    assert latencies.to_end.read().sum == 0.7
+    assert latencies.in_queues.read().count == 2

@@ -1,0 +1,35 @@
+"""What becomes of drafts and of their nodes before they are verified, counted over all sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """One thread writes it, any may read."""
+
+    # Drafts with nodes that were there for the round that they were made for, and those that came later and were of use
+    # to another one, behind the tokens committed meanwhile.
+    in_time: int = 0
+    late: int = 0
+    # Those of no use, by reason: the committed tokens had left them; a better tree was there; they were for lengths far
+    # ahead, and too many; sampled trees that were not for the coming round.
+    stale_left: int = 0
+    stale_worse: int = 0
+    stale_ahead: int = 0
+    stale_sampled: int = 0
+    # Nodes that were at hand for a round and not verified in it, by reason: the output has no room for them, its
+    # grammar forbids them, the budget is less, the pass or the KV cache had no room. What is beyond the budget stays
+    # for the next round, and is counted in each.
+    pruned_output: int = 0
+    pruned_grammar: int = 0
+    pruned_budget: int = 0
+    pruned_room: int = 0
+
+    def pruned(self, whole: int, fitting: int, allowed: int, within_budget: int, verified: int) -> None:
+        """A round had a draft of `whole` nodes, of which so many were left at each step."""
+        self.pruned_output += whole - fitting
+        self.pruned_grammar += fitting - allowed
+        self.pruned_budget += allowed - within_budget
+        self.pruned_room += within_budget - verified

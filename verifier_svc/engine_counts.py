@@ -1,0 +1,57 @@
+"""What the engine counts for operators, beside what it needs itself: one thread writes it, any may read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coppice.histogram import Histogram
+from verifier_svc.sequence import RoundOutcome
+
+SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class EngineCounts:
+    """Passes, what was between them, and the rounds that they were for."""
+
+    def __init__(self) -> None:
+        self.pass_s = Histogram(SECONDS)
+        self.pass_rows = Histogram(ROWS)
+        # Between two passes while there were sequences to run all along.
+        self.bubble_s = Histogram(SECONDS)
+        self.num_failed_passes = 0
+        self.num_rounds = 0
+        # Rounds that had a draft; its nodes, and those accepted.
+        self.num_drafts = 0
+        self.num_draft_nodes = 0
+        self.num_accepted_nodes = 0
+        # Seconds that rounds waited for drafts, added up.
+        self.linger_s = 0.0
+        self._last_end_s: float | None = None
+
+    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> None:
+        """A forward pass has ended."""
+        self.pass_s.observe(ended_s - started_s)
+        self.pass_rows.observe(num_rows)
+        if self._last_end_s is not None:
+            self.bubble_s.observe(started_s - self._last_end_s)
+        self._last_end_s = ended_s
+
+    def pass_failed(self) -> None:
+        """A pass had no result."""
+        self.num_failed_passes += 1
+        self._last_end_s = None
+
+    def nothing_runs(self) -> None:
+        """The time until the next pass is no bubble: there is nothing to compute."""
+        self._last_end_s = None
+
+    def rounds_over(self, outcomes: Sequence[RoundOutcome]) -> None:
+        """The rounds of a pass have ended."""
+        self.num_rounds += len(outcomes)
+        for outcome in outcomes:
+            if outcome.draft_nodes:
+                self.num_drafts += 1
+                self.num_draft_nodes += outcome.draft_nodes
+                self.num_accepted_nodes += len(outcome.accepted_nodes)
+            self.linger_s += outcome.linger_s
