@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coppice.bundled import MODELS
@@ -79,6 +79,8 @@ class Topology:
         self._echo = echo
         # In the order in which they were started.
         self._children: list[Child] = []
+        # What every orchestrator is told of the services behind it; empty until they are ready.
+        self._back_ends: dict[str, str] = {}
         self.address = ""
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -95,19 +97,26 @@ class Topology:
             for drafter in self._spec.drafters
         ]
         await _all_ready([*verifiers, *drafters], timeout_s)
-        orchestrator = await self._launch(
-            "orchestrator",
-            "orchestrator",
-            {
-                "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
-                "VERIFIER_ADDRESS": ",".join(child.address for child in verifiers),
-                "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
-                "REQUIRE_DRAFTERS": "true",
-                "GRACE_S": f"{GRACE_S:g}",
-                **({"REDIS_URL": self._spec.redis} if self._spec.redis else {}),
-            },
-        )
-        self.address = await orchestrator.ready(timeout_s)
+        self._back_ends = {
+            "VERIFIER_ADDRESS": ",".join(child.address for child in verifiers),
+            "DRAFTER_ADDRESSES": ",".join(child.address for child in drafters),
+        }
+        env = {"LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
+        if self._spec.redis:
+            env["REDIS_URL"] = self._spec.redis
+        self.address = await self.add_orchestrator("orchestrator", env, timeout_s=timeout_s)
+
+    async def add_orchestrator(
+        self, name: str, env: Mapping[str, str], module: str = "orchestrator", timeout_s: float = START_TIMEOUT_S
+    ) -> str:
+        """Start one more orchestrator in front of the running back ends; returns the address that it serves on.
+
+        Raises:
+            ChildError: it did not start.
+        """
+        common = {"LISTEN_ADDRESS": f"{LOCAL}:0", "REQUIRE_DRAFTERS": "true", "GRACE_S": f"{GRACE_S:g}"}
+        orchestrator = await self._launch(name, module, {**common, **self._back_ends, **env})
+        return await orchestrator.ready(timeout_s)
 
     async def failed(self) -> ChildError:
         """Wait until a service ends by itself; returns what there is to say about it."""
