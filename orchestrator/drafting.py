@@ -14,6 +14,7 @@ from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, RequestPlanner, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.rounds import DraftOpening, Outcome
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
@@ -71,6 +72,9 @@ class Drafting:
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
         self._sent: list[TokenTree] = []
+        # Whether drafters' trees came before the last round was over. A drafter may still be reading the prompt when
+        # the verifier, which has seen its beginning before, is long done with it.
+        self._in_time = False
         self._told_linger_us = 0
         # What the drafters were told last: nodes, and the multiple of rows.
         self._told_nodes = 0
@@ -147,6 +151,7 @@ class Drafting:
                 self._forward(EMPTY_TREE)
             return sent
         asked = self._asked
+        self._in_time = bool(self._trees)
         self._replan()
         self._tell_drafters(outcome)
         sent = self.round_ended()
@@ -198,14 +203,24 @@ class Drafting:
         self._forward(best)
 
     def _draft_alone(self) -> None:
-        """Send the cache's tree where no drafter's will follow; else it waits for that, and is merged with it."""
-        if self._cache is None or self._send is None or self._num_following():
+        """Send the cache's tree where no drafter's may follow in time; else it waits for that, to be merged with it."""
+        if self._cache is None or self._send is None:
             return
-        tree = self._cache.draft(BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size)
+        nodes, batch_size = BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size
+        if not self._num_following():
+            tree = self._cache.draft(nodes, batch_size)
+        elif self._in_time or self._has_drafters_tree():
+            return
+        else:
+            tree = self._cache.draft_before(nodes, batch_size)
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)
             self._forward(tree)
+
+    def _has_drafters_tree(self) -> bool:
+        """Whether what was sent for the round, or left over for it, has drafters' nodes."""
+        return bool(self._sent) and self._sent[-1].source_names != (SOURCE,)
 
     def _check(self, tree: TokenTree) -> None:
         named = [tree.token_ids]

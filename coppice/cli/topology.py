@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coppice.bundled import MODELS
@@ -104,20 +104,21 @@ class Topology:
         await _all_ready([*verifiers, *drafters], timeout_s)
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
-        orchestrator = await self._launch(
-            "orchestrator",
-            "orchestrator",
-            {
-                **metrics,
-                "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}",
-                "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
-                "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
-                "REQUIRE_DRAFTERS": "true",
-                "GRACE_S": f"{GRACE_S:g}",
-                **({"REDIS_URL": self._spec.redis} if self._spec.redis else {}),
-            },
-        )
-        self.address = await orchestrator.ready(timeout_s)
+        env = {**metrics, "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
+        if self._spec.redis:
+            env["REDIS_URL"] = self._spec.redis
+        self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
+
+    async def add_orchestrator(
+        self, name: str, env: Mapping[str, str], module: str = "orchestrator", timeout_s: float = START_TIMEOUT_S
+    ) -> str:
+        """Start one more orchestrator in front of the running back ends; returns the address that it serves on.
+
+        Raises:
+            ChildError: it did not start.
+        """
+        own = {**self._metrics_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
+        return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
 
     async def failed(self) -> ChildError:
         """Wait until a service ends by itself; returns what there is to say about it."""
@@ -133,6 +134,16 @@ class Topology:
         """Stop every service, the orchestrator first, so that running requests can finish."""
         while self._children:
             await self._children.pop().stop(STOP_TIMEOUT_S)
+
+    async def _launch_orchestrator(self, name: str, module: str, env: Mapping[str, str], timeout_s: float) -> str:
+        back_ends = {
+            "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
+            "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
+            "REQUIRE_DRAFTERS": "true",
+            "GRACE_S": f"{GRACE_S:g}",
+        }
+        orchestrator = await self._launch(name, module, {**back_ends, **env})
+        return await orchestrator.ready(timeout_s)
 
     async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:
         child = Child(name, module, env, self._echo)

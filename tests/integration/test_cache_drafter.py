@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -148,15 +149,15 @@ async def test_it_is_listed_among_the_sources(start_fakes: StartFakes) -> None:
         assert orchestrator.cache is None
 
 
-async def test_with_drafters_there_are_no_more_messages_than_without_it(start_fakes: StartFakes) -> None:
-    """Its tree is merged into theirs, or not sent at all."""
+async def test_with_drafters_in_time_there_is_one_message_of_its_own_at_the_beginning(start_fakes: StartFakes) -> None:
+    """While they have not answered yet. After that its tree is merged into theirs, or not sent at all."""
     for cached in (False, True):
         verifier, drafter = rerooting(), FakeDrafter(propose=wrong(after=1))
         async with start_fakes(verifier, drafter, cache_drafter=cached) as (client, _):
             for _ in range(3):
                 completion = await client.generate(PROMPT, OPTIONS)
                 assert completion.token_ids == said(OPTIONS)
-        assert len(verifier.drafts) <= drafter.num_trees
+        assert len(verifier.drafts) <= drafter.num_trees + 3 * cached
 
 
 async def test_beside_a_drafter_that_errs_it_adds_what_is_right(start_fakes: StartFakes) -> None:
@@ -167,6 +168,21 @@ async def test_beside_a_drafter_that_errs_it_adds_what_is_right(start_fakes: Sta
     assert completions[-1].speculation.rounds < 0.8 * completions[0].speculation.rounds
     sources = completions[-1].speculation.sources
     assert sources["cache"].accepted > sources["small-lm"].accepted > 0
+
+
+async def test_what_is_remembered_does_not_wait_for_a_drafter_that_is_late(start_fakes: StartFakes) -> None:
+    """As one is that still reads a prompt whose beginning the verifier has seen before."""
+    rounds = []
+    for cached in (False, True):
+        verifier, drafter = rerooting(), FakeDrafter(propose=perfect(depth=6), delay_s=0.15)
+        async with start_fakes(verifier, drafter, cache_drafter=cached, linger_ms=5.0) as (client, _):
+            completions = [await client.generate(PROMPT, OPTIONS)]
+            await asyncio.sleep(0.3)
+            completions.append(await client.generate(PROMPT, OPTIONS))
+        assert all(completion.token_ids == said(OPTIONS) for completion in completions)
+        rounds.append([completion.speculation.rounds for completion in completions])
+    (_, late), (_, remembered) = rounds
+    assert remembered < late / 2
 
 
 async def test_beside_a_drafter_that_is_right_it_changes_nothing(start_fakes: StartFakes) -> None:

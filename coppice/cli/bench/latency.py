@@ -15,6 +15,7 @@ from coppice.cli.bench.options import (
     PromptsFile,
     Seed,
     choose_prompts,
+    choose_temperatures,
     drafter_spec,
     numbers,
     require_checkpoint,
@@ -57,7 +58,7 @@ def latency(
     require_checkpoint(small_lm, "--drafter")
     budgets = _node_budgets(sweep_nodes)
     chosen = choose_prompts(prompts, num_prompts, seed)
-    temperatures = _temperatures(temperature)
+    temperatures = choose_temperatures(temperature)
 
     from benchmarks.latency import Plan
     from benchmarks.latency_suite import LatencySuite
@@ -104,14 +105,6 @@ def _small_lm_directory(drafter: str) -> Path:
         # It is transformers' assistant too, which has to be a language model.
         raise typer.BadParameter(f"--drafter: this suite takes a {SMALL_LM}, got {drafter!r}")
     return Path(spec.model)
-
-
-def _temperatures(chosen: list[float] | None) -> tuple[float, ...]:
-    temperatures = tuple(dict.fromkeys(chosen or (0.0, 1.0)))
-    for value in temperatures:
-        if not 0 <= value <= 100:
-            raise typer.BadParameter(f"--temperature: must be in [0, 100], got {value}")
-    return temperatures
 
 
 def _node_budgets(text: str) -> tuple[int, ...]:

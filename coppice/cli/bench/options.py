@@ -56,3 +56,12 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     if any(number < 1 for number in values):
         raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
     return values
+
+
+def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:
+    """The temperatures asked for, each once, or 0 and 1; raises typer.BadParameter where one is out of range."""
+    temperatures = tuple(dict.fromkeys(chosen or (0.0, 1.0)))
+    for value in temperatures:
+        if not 0 <= value <= 100:
+            raise typer.BadParameter(f"--temperature: must be in [0, 100], got {value}")
+    return temperatures

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from coppice.draft_distribution import DraftDistribution
@@ -217,9 +219,11 @@ class Follower:
 class Cached:
     """A request with a cache drafter, behind a prompt that repeats itself; with a drafter or without."""
 
-    def __init__(self, *, drafter: bool, max_nodes: int = 6, max_tokens: int = 40) -> None:
+    def __init__(
+        self, *, drafter: bool, max_nodes: int = 6, max_tokens: int = 40, prompt: Sequence[int] = (1, 2, 3, 4, 5, 6) * 4
+    ) -> None:
         self.events: list[str] = []
-        self.transcript = Transcript([1, 2, 3, 4, 5, 6] * 4, (), max_tokens, 200, (), ())
+        self.transcript = Transcript(list(prompt), (), max_tokens, 200, (), ())
         keys = TenantKeys(Realm(b"s", "m", "f"), "")
         shown: list[PrefixStatistics] = []
         self.shown = shown
@@ -227,7 +231,7 @@ class Cached:
         def recall(on_recalled: OnRecalled) -> Recall:
             return Recall(MemoryStore(1000, 1.0), keys, CacheCounts(), VOCAB, set(), on_recalled)
 
-        self.cache = CacheDrafter(HitRates(), recall, shown.append, self.transcript.tokens, 24, False)
+        self.cache = CacheDrafter(HitRates(), recall, shown.append, self.transcript.tokens, len(prompt), False)
         clients = (Follower(self.events),) if drafter else ()
         planner = FixedPlanner(max_nodes, linger_us=1000)
         self.drafting = Drafting(
@@ -268,11 +272,39 @@ def test_where_no_drafter_follows_the_cache_drafts_at_once_and_nobody_is_told_to
     assert all(len(tree) <= BUDGETS_SENT * 6 for _, tree, _ in one.sent)
 
 
-def test_where_a_drafter_follows_the_cache_sends_nothing_by_itself() -> None:
+def test_where_a_drafter_follows_in_time_the_cache_sends_nothing_by_itself() -> None:
     one = Cached(drafter=True)
+    one.drafting.on_tree("small-lm", 24, (), chain([1, 9], [-0.1, -0.1]))
+    one.sent.clear()
+    one.events.clear()
     one.commit(1, 2)
     assert one.sent == []
     assert one.events == ["drafter told"]
+
+
+def test_the_cache_goes_ahead_of_a_drafter_that_has_not_answered_in_time() -> None:
+    one = Cached(drafter=True)
+    [(base, first, _)] = one.sent
+    assert (base, first.source_names) == (24, ("cache",))
+    one.drafting.on_tree("small-lm", 24, (), chain([1, 2], [-0.1, -0.1]))
+    # Both together, which replaces what went ahead.
+    assert [(base, tree.source_names) for base, tree, _ in one.sent[1:]] == [(24, ("small-lm", "cache"))]
+    one.commit(1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)
+    assert len(one.sent) == 2
+    # The drafter has said nothing for the last round, of whose tree nothing is left.
+    one.commit(1, 2, 8, 1, 2, 3, 4, 5, 6, 1, 2, 3)
+    base, tree, _ = one.sent[-1]
+    assert (len(one.sent), base, tree.source_names) == (3, 48, ("cache",))
+
+
+def test_a_few_unlikely_guesses_do_not_go_ahead_of_a_drafter() -> None:
+    one = Cached(drafter=True, max_nodes=0)
+    assert one.sent == []
+    one = Cached(drafter=True, max_tokens=1)
+    assert one.sent == []
+    one = Cached(drafter=True, prompt=[1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 8, 2, 3])
+    alone = Cached(drafter=False, prompt=[1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 8, 2, 3])
+    assert (len(one.sent), len(alone.sent)) == (0, 1)
 
 
 def test_the_cache_works_when_everyone_has_the_outcome() -> None:
@@ -289,7 +321,7 @@ def test_the_cache_works_when_everyone_has_the_outcome() -> None:
 def test_the_caches_nodes_join_the_drafters_tree_in_the_same_message() -> None:
     one = Cached(drafter=True)
     one.drafting.on_tree("small-lm", 24, (), chain([1, 2], [-0.1, -0.1]))
-    [(_, tree, _)] = one.sent
+    _, tree, _ = one.sent[-1]
     assert (1, 2, 3, 4) in set(tree.paths())
     names = [tree.sources_of(node) for node in tree.path(tree.children[(1, 3)])]
     assert names == [("small-lm", "cache"), ("small-lm", "cache"), ("cache",)]
@@ -303,7 +335,7 @@ def test_a_tree_to_which_the_cache_adds_nothing_stays_as_it_is() -> None:
     one = Cached(drafter=True)
     drafted = labelled(chain([1, 2, 3, 4, 5, 6] * 4, [-0.01] * 24), "small-lm")
     one.drafting.on_tree("small-lm", 24, (), drafted)
-    assert [tree for _, tree, _ in one.sent] == [drafted]
+    assert one.sent[-1][1] == drafted
 
 
 def test_the_cache_drafts_nothing_past_the_end() -> None:
