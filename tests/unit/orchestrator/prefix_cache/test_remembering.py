@@ -10,7 +10,12 @@ import pytest
 
 from orchestrator.prefix_cache.anchors import DEPTH, SPACING, anchors
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.codec import decode_statistics, encode_continuations, encode_statistics
+from orchestrator.prefix_cache.codec import (
+    decode_continuations,
+    decode_statistics,
+    encode_continuations,
+    encode_statistics,
+)
 from orchestrator.prefix_cache.continuations import Continuations
 from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, Realm, TenantKeys
 from orchestrator.prefix_cache.memory_store import MemoryStore
@@ -19,6 +24,7 @@ from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 from orchestrator.statistics import SourceCounts, Statistics
+from tests.fakes import eventually
 
 REALM = Realm(b"secret", "model", "fingerprint")
 KEYS = TenantKeys(REALM, "tenant")
@@ -196,6 +202,33 @@ async def test_outputs_that_end_together_are_written_together_and_counted_each(s
     statistics = decode_statistics(store.writes[0][KEYS.beginning(text(8))])
     assert (statistics.rounds, statistics.tokens, statistics.mean_acceptance_length) == (30, 90, 3.0)
     assert statistics.sources == {"cache": SourceCounts(24, 15)}
+
+
+@pytest.mark.parametrize("num_writers", [2, 5])
+async def test_outputs_that_several_write_at_once_are_all_counted_or_known_to_be_lost(
+    store: Store, num_writers: int
+) -> None:
+    counts = CacheCounts()
+    writers = [WriteBehind(store, counts) for _ in range(num_writers)]
+    store.answers.clear()
+    for writer in writers:
+        writer.put(finished(text(8)))
+    await eventually(lambda: len(store.reads) == num_writers)
+    # All have read the same, and the first to write wins, here and when the others try again.
+    store.answers.set()
+    for writer in writers:
+        await writer.flushed()
+        await writer.close(1.0)
+    [value] = await store.read([KEYS.beginning(text(8))])
+    assert value is not None
+    [tree] = await store.read([KEYS.prompt(text(8)[:50])])
+    assert tree is not None
+    num_keys = len({key for keys in store.reads for key in keys})
+    num_lost = counts.lost_changes / num_keys
+    assert counts.conflicts >= num_writers - 1
+    assert num_lost == num_writers - 2
+    assert decode_statistics(value).rounds == 10 * (num_writers - num_lost)
+    assert decode_continuations(tree).counts[0] == num_writers - num_lost
 
 
 async def test_a_long_output_is_written_in_calls_that_are_not_too_large(store: Store, writing: WriteBehind) -> None:
