@@ -22,6 +22,7 @@ from orchestrator.prefix_cache.keys import Realm, knowledge_key
 from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
+from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
 from orchestrator.verifier_client import VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
@@ -69,6 +70,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         cache = open_cache(config, realm, verifiers.info.vocab_size)
         if cache is not None:
             stack.push_async_callback(cache.close)
+
+        if config.redis_url and len(config.verifier_addresses) > 1:
+            counts = CacheCounts()
+            store = open_redis(config, config.redis_timeout_ms / 1000, counts)
+            verifiers.affinity = SharedAffinity(store, counts, realm)
+            stack.push_async_callback(verifiers.affinity.close)
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes)

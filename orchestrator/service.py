@@ -95,6 +95,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 self._sources(),
             )
             await _admitted(ticket, deadline_s)
+            await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
             outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
             try:
                 with outputs, _deadline(outputs, arrival_s, deadline_s):
