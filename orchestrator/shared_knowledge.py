@@ -100,13 +100,16 @@ class SharedKnowledge:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._write_every_s)
-            try:
-                await self._write()
-            except Exception:
-                # A bug of ours must not be the end of all sharing.
-                logger.exception("what planners have learned could not be written")
+            await self._write()
 
     async def _write(self) -> None:
+        try:
+            await self._write_news()
+        except Exception:
+            # A bug of ours must be the end neither of all sharing nor of an orderly stop.
+            logger.exception("what planners have learned could not be written")
+
+    async def _write_news(self) -> None:
         values: dict[bytes, bytes] = {}
         for pupil in self._pupils:
             num_passes = pupil.planner.pass_number

@@ -97,4 +97,7 @@ async def test_a_write_that_raises_is_not_the_end_of_writing() -> None:
     store.fails = False
     model.run(2.0)
     await eventually(lambda: bool(store.writes))
+    store.fails = True
+    model.run(2.0)
     await shared.close()
+    assert store.is_closed
