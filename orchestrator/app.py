@@ -18,8 +18,14 @@ from orchestrator.latencies import Latencies
 from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.opening import open_cache
+from orchestrator.prefix_cache.guesses import SOURCE as CACHE
+from orchestrator.prefix_cache.keys import Realm, knowledge_key
+from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
+from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
+from orchestrator.shared_affinity import SharedAffinity
+from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
+from orchestrator.verifier_client import VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
@@ -38,6 +44,8 @@ class Orchestrator:
     drafters: DrafterPool
     # None where CACHE_DRAFTER switches it off.
     cache: PrefixCache | None
+    # None where the planner learns nothing, or there is no Redis to share it through.
+    knowledge: SharedKnowledge | None
 
 
 @contextlib.asynccontextmanager
@@ -59,15 +67,27 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
 
-        cache = open_cache(config, verifiers.info)
+        realm = open_realm(config, verifiers.info)
+        cache = open_cache(config, realm, verifiers.info.vocab_size)
         if cache is not None:
             stack.push_async_callback(cache.close)
 
+        if config.redis_url and len(config.verifier_addresses) > 1:
+            counts = CacheCounts()
+            store = open_redis(config, config.redis_timeout_ms / 1000, counts)
+            verifiers.affinity = SharedAffinity(store, counts, realm)
+            stack.push_async_callback(verifiers.affinity.close)
+
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
+        planner = _planner(config, max_nodes)
+        knowledge = _knowledge(config, realm, verifiers.info, drafters, planner)
+        if knowledge is not None:
+            stack.push_async_callback(knowledge.close)
+            await knowledge.start()
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,
-            planner=_planner(config, max_nodes),
+            planner=planner,
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
             admission=Admission(config.max_requests, config.max_queued, dict(config.tenant_weights)),
             limits=Limits(
@@ -88,7 +108,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         stack.push_async_callback(_cancel, health)
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
-        yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache)
+        yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache, knowledge)
 
 
 def _planner(config: Config, max_nodes: int) -> Planner:
@@ -105,6 +125,22 @@ async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, servi
     server = MetricsServer(on_event_loop(service.metrics), host, config.metrics_port)
     # It waits for its thread, which may have a question to the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)
+
+
+def _knowledge(
+    config: Config, realm: Realm, info: VerifierInfo, drafters: DrafterPool, planner: Planner
+) -> SharedKnowledge | None:
+    """What planners learn, shared through Redis where there is one."""
+    if not config.redis_url or not isinstance(planner, AdaptivePlanner):
+        return None
+    counts = CacheCounts()
+    own = {CACHE} if config.cache_drafter else set[str]()
+
+    def key() -> bytes:
+        return knowledge_key(realm, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
+
+    store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
+    return SharedKnowledge(store, counts, [Pupil(planner, key)], config.cache_ttl_s)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

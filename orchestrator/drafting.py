@@ -112,7 +112,7 @@ class Drafting:
         self._send = None
         self._planner.close()
         if self._cache is not None:
-            self._cache.close(statistics)
+            self._cache.close(statistics, self._planner.gain)
         members, self._members = self._members, {}
         for client, sequence_id in members.items():
             client.leave(sequence_id)
@@ -129,6 +129,7 @@ class Drafting:
             self._forward(self._sent[-1])
         if self._cache is not None:
             self._cache.on_news = self._draft_alone
+            self._cache.on_gain = self._planner.know
             self._cache.begin()
             self._draft_alone()
 

@@ -53,6 +53,14 @@ class RoundPlan:
 round_plan = lru_cache(maxsize=256)(RoundPlan)
 
 
+@dataclass(frozen=True)
+class DraftGain:
+    """Accepted tokens of so many rounds that had asked for drafts, in all, those of a usual draft being 1."""
+
+    rounds: int = 0
+    total: float = 0.0
+
+
 class RequestPlanner(Protocol):
     """Plans one request's rounds; called several times per round, so it has to be quick."""
 
@@ -67,6 +75,13 @@ class RequestPlanner(Protocol):
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Learn from a round: the trees sent for it, and whether drafters had been asked for one."""
+
+    def know(self, known: DraftGain) -> None:
+        """Take what drafts of requests with the same beginning have gained; it may come at any time."""
+
+    @property
+    def gain(self) -> DraftGain:
+        """What drafts of this request have gained."""
 
     def close(self) -> None:
         """The request has ended."""
@@ -111,6 +126,14 @@ class FixedPlanner:
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Nothing is learned."""
+
+    def know(self, known: DraftGain) -> None:
+        """Nothing depends on it."""
+
+    @property
+    def gain(self) -> DraftGain:
+        """Nothing is measured."""
+        return DraftGain()
 
     def close(self) -> None:
         """Nothing is held."""

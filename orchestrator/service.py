@@ -114,6 +114,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 )
                 request_id.set(valid.request_id)
                 await _admitted(ticket, deadline_s)
+                await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
                 outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
                 counted.began(outputs, len(valid.prompt_ids))
                 try:

@@ -56,6 +56,9 @@ class VerifierInfo:
     row_multiple: int = 1
     # Every verifier samples and follows.
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,)
+    # What its passes run on, in words, and which process it is; empty where it does not say.
+    hardware: str = ""
+    instance_id: str = ""
 
 
 class VerifierHandler(Protocol):
@@ -292,6 +295,8 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         shared_block_tokens=described.shared_block_tokens,
         row_multiple=max(1, described.row_multiple),
         acceptance_rules=tuple(described.acceptance_rules) or VerifierInfo.acceptance_rules,
+        hardware=described.hardware,
+        instance_id=described.instance_id,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
 from orchestrator.rounds import Opening
 from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost, prefix_digests
+from orchestrator.shared_affinity import SharedAffinity, verifier_digest
 from orchestrator.verifier_client import VerifierClient, VerifierHandler, VerifierInfo
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class VerifierPool:
         self.num_rehomed = 0
         self._changed = asyncio.Event()
         self._info: VerifierInfo | None = None
+        # What orchestrators tell one another of where sequences went; None where they do not.
+        self.affinity: SharedAffinity | None = None
         self.tokenizer_json = b""
 
     @property
@@ -114,6 +117,24 @@ class VerifierPool:
         if self._lost:
             raise UnavailableError("no verifier is connected")
         self._place(handler)
+
+    async def recall(self, token_ids: Sequence[int], cache_salt: str) -> None:
+        """Before a sequence joins: find out where others sent its beginning, if that may matter and nobody knows here.
+
+        Takes `shared_affinity.WAIT_S` at most, and nothing with one verifier.
+        """
+        if self.affinity is None or len(self._usable) < 2:
+            return
+        digests = prefix_digests(token_ids, self.info.shared_block_tokens, cache_salt)
+        if not digests or any(self._prefixes[client].num_known(digests) for client in self._usable):
+            return
+
+        def on_found(verifier: bytes, num_blocks: int) -> None:
+            for client in self._usable:
+                if verifier_digest(client.info.instance_id) == verifier:
+                    self._prefixes[client].add(digests[:num_blocks])
+
+        await self.affinity.look_up(cache_salt, digests, on_found)
 
     def leave(self, handler: VerifierHandler) -> None:
         """Let a sequence no longer wait for a verifier."""
@@ -199,6 +220,9 @@ class VerifierPool:
 
         best = min(self._usable, key=rank)
         self._prefixes[best].add(digests)
+        # One that does not say which process it is could be empty when others read of it.
+        if self.affinity is not None and best.info.instance_id:
+            self.affinity.note(best.info.instance_id, opening.cache_salt, digests)
         self._turns[best] = next(self._turn)
         return best
 

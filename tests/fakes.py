@@ -55,6 +55,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     # Of every round, as in fast mode.
     near_ties: int = 0
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = ()
+    hardware: str = ""
+    instance_id: str = ""
     num_generated: int = 0
     # What that was when each sequence was opened.
     generated_at_opening: list[int] = field(default_factory=list)
@@ -79,6 +81,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             shared_block_tokens=self.shared_block_tokens,
             row_multiple=self.row_multiple,
             acceptance_rules=self.acceptance_rules,
+            hardware=self.hardware,
+            instance_id=self.instance_id,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802

@@ -13,6 +13,7 @@ from coppice.rpc import Server, run, stop_signal
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
+from verifier_svc.hardware import hardware
 from verifier_svc.loading import load_probed_target
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
@@ -30,7 +31,8 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
     engine = Engine(target, info, limits, config.max_nodes)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
-    servicer = VerifierServicer(engine, info, config.max_nodes)
+    runs_on = hardware(target.device, config.threads, config.tensor_parallel)
+    servicer = VerifierServicer(engine, info, config.max_nodes, runs_on)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
     with _metrics(config, engine, info):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,16 +19,20 @@ from verifier_svc.verify_stream import VerifyStream
 
 ACCEPTANCE_RULES = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
 
+_INSTANCE_ID_BYTES = 8
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves one engine to any number of orchestrators."""
 
-    def __init__(self, engine: Engine, info: TargetInfo, max_nodes: int) -> None:
+    def __init__(self, engine: Engine, info: TargetInfo, max_nodes: int, hardware: str = "") -> None:
         self._engine = engine
         self._info = info
         self._max_nodes = max_nodes
+        self._hardware = hardware
+        self._instance_id = secrets.token_hex(_INSTANCE_ID_BYTES)
         self._streams = itertools.count()
         self._open: set[VerifyStream] = set()
 
@@ -66,6 +71,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             shared_block_tokens=info.shared_block_tokens,
             row_multiple=info.row_multiple,
             acceptance_rules=ACCEPTANCE_RULES,
+            hardware=self._hardware,
+            instance_id=self._instance_id,
         )
 
     @unary

@@ -175,7 +175,7 @@ class VerifierServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierServiceDescribeResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "max_nodes", "hidden_size", "exactness", "version", "shared_block_tokens", "acceptance_rules", "row_multiple", "hardware", "instance_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,8 @@ class VerifierServiceDescribeResponse(_message.Message):
     SHARED_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -200,7 +202,9 @@ class VerifierServiceDescribeResponse(_message.Message):
     shared_block_tokens: int
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
     row_multiple: int
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ...) -> None: ...
+    hardware: str
+    instance_id: str
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., hidden_size: _Optional[int] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., shared_block_tokens: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., row_multiple: _Optional[int] = ..., hardware: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

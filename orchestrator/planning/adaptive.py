@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 
 from orchestrator.planner import FixedPlanner
+from orchestrator.planning.borrowed_costs import BorrowedCosts
 from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.exploration import Exploration
+from orchestrator.planning.knowledge import Knowledge
 from orchestrator.planning.measured_rate import MeasuredRates
 from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
@@ -17,6 +20,8 @@ from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.planning.stance import Stance
 from orchestrator.planning.value_model import ValueModel
 from orchestrator.rounds import Outcome
+
+logger = logging.getLogger(__name__)
 
 # Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run.
 LOOKED_AT_PER_PASS = 2
@@ -52,6 +57,8 @@ class AdaptivePlanner:
         self.exploration = Exploration(seed)
         self.stance = Stance()
         self._costs = CostModel()
+        # What another planner had learned, until it is known whether it holds here.
+        self._borrowed: BorrowedCosts | None = None
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
         self._measured = MeasuredRates()
@@ -75,9 +82,33 @@ class AdaptivePlanner:
         """Counts passes."""
         return self._passes.pass_number
 
+    def knowledge(self) -> Knowledge | None:
+        """What was learned so far that another planner of such a verifier could use; None while that is nothing."""
+        if not self._costs.is_known or not self.values.has_seen_trees:
+            return None
+        gains = (self._mean_gain, self._class_gain[True], self._class_gain[False])
+        return Knowledge(self._costs.evidence(), self._missed.evidence(), self.values.evidence(), gains, self._context)
+
+    def begin_with(self, knowledge: Knowledge) -> None:
+        """Take what another planner has learned, before the first request.
+
+        It counts little beside what comes, and nothing more if the first passes take other times than it says.
+        """
+        as_borrowed = CostModel()
+        for costs in (as_borrowed, self._costs):
+            costs.restore(knowledge.costs)
+        self._borrowed = BorrowedCosts(as_borrowed)
+        self._missed.restore(knowledge.missed)
+        self.values.restore(knowledge.trees)
+        self._mean_gain, self._class_gain[True], self._class_gain[False] = knowledge.gains
+        self._context = knowledge.context
+
     def follow(self, is_greedy: bool) -> AdaptiveRequest:
         """The plans of a request that begins now."""
         self._num_requests += 1
+        if not self.pass_number and self._costs.is_known:
+            # Nobody has had a round yet, and what was learned elsewhere is all there is.
+            self._replan(self._num_requests)
         return AdaptiveRequest(self, is_greedy, self._num_requests)
 
     def usual_gain(self, is_greedy: bool) -> float:
@@ -119,7 +150,18 @@ class AdaptivePlanner:
         if self.num_running == 0:
             self._passes.idle()
 
+    def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
+        """Begin anew if what was learned elsewhere is of no use here."""
+        if borrowed.are_refuted_by(record):
+            logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
+            self._costs, self._missed, self.values, self.stance = CostModel(), MissedPasses(), ValueModel(), Stance()
+            self._mean_gain, self._class_gain = 1.0, {True: 1.0, False: 1.0}
+        if borrowed.is_checked:
+            self._borrowed = None
+
     def _pass_over(self, record: PassRecord) -> None:
+        if self._borrowed is not None:
+            self._check(self._borrowed, record)
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._was_joint = record.is_joint
@@ -138,20 +180,20 @@ class AdaptivePlanner:
             self._measured.joint.forget()
         self._was_trying = self.exploration.is_trying
         if (is_typical and self._costs.add(record)) or trial_is_over:
-            self._replan()
+            self._replan(self.num_running)
         if trial_is_over:
             self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
 
-    def _replan(self) -> None:
-        """Draw conclusions from what is known."""
-        if not self._costs.is_known or not self.values.has_seen_trees or not self.num_running:
+    def _replan(self, running: int) -> None:
+        """Draw conclusions from what is known, for so many running requests."""
+        if not self._costs.is_known or not self.values.has_seen_trees or not running:
             return
         self._missed.solve()
-        costs, running = self._costs.costs, self.num_running
+        costs = self._costs.costs
         reached = self._measured.all.tokens_per_s(running) or 0.0
         plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
         measured_joint_rate = self._measured.joint.tokens_per_s(running)
-        joint_rate = measured_joint_rate or self._joint_rate()
+        joint_rate = measured_joint_rate or self._joint_rate(running)
         # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
         rate = max(plain_rate, reached)
         price = rate * costs.row_s
@@ -174,11 +216,11 @@ class AdaptivePlanner:
             threshold *= max(1.0, plain_rate / reached) ** DOUBT
         self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
 
-    def _joint_rate(self) -> float:
-        """Tokens per second if every request drafted."""
+    def _joint_rate(self, running: int) -> float:
+        """Tokens per second if every one of so many requests drafted."""
         costs = self._costs.costs
         # So many are there for a pass.
-        present = self.num_running / (1 + self._missed.jointly(self.num_running))
+        present = running / (1 + self._missed.jointly(running))
         drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
         nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
         best = best_budget(nodes, present, drafting_s, costs.row_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.planning.regression import RobustRegression
+from orchestrator.planning.regression import Evidence, RobustRegression, Vector
 
 # After how many passes an observation weighs half, for what follows the load and for what lasts.
 RECENT_PASSES = 48
@@ -72,22 +72,33 @@ class CostModel:
         self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
         self._since_fit = 0
         self._fitted_rounds = 0
+        self._is_known = False
         self.costs = Costs()
 
     @property
     def is_known(self) -> bool:
         """Whether there is anything to plan with."""
-        return self._gap.num_observations > 0
+        return self._is_known
+
+    def evidence(self) -> tuple[Evidence, Evidence]:
+        """What was seen of passes, and of the time between them."""
+        return self._pass.evidence(), self._gap.evidence()
+
+    def restore(self, evidence: tuple[Evidence, Evidence]) -> None:
+        """Begin with what was seen elsewhere."""
+        in_pass, around = evidence
+        self._pass.restore(in_pass)
+        self._gap.restore(around)
+        self._is_known = around.weight > 0
+        self._fit()
 
     def add(self, record: PassRecord) -> bool:
         """Learn from a pass; whether the costs have changed."""
-        further = record.num_rows - record.num_rounds
-        self._pass.add(
-            np.array([1.0, record.num_rounds, further, record.context / 1000, record.num_asked]), record.pass_s
-        )
+        self._pass.add(_pass_features(record), record.pass_s)
         if record.gap_s is not None:
             joint = record.num_asked if record.is_joint else 0
             self._gap.add(np.array([1.0, record.num_rounds, record.num_asked, joint]), record.gap_s)
+            self._is_known = True
         self._since_fit += 1
         is_due = (
             self._since_fit >= PASSES_PER_FIT or abs(record.num_rounds - self._fitted_rounds) > record.num_rounds / 4
@@ -96,6 +107,10 @@ class CostModel:
             self._since_fit, self._fitted_rounds = 0, record.num_rounds
             self._fit()
         return is_due
+
+    def pass_s(self, record: PassRecord) -> float:
+        """What a pass like this one is expected to take."""
+        return max(1e-6, float(self._pass.coefficients @ _pass_features(record)))
 
     def plain_round_s(self, num_rounds: float, context: float) -> float:
         """The interval between passes of so many sequences and no drafts."""
@@ -110,3 +125,8 @@ class CostModel:
             asking_s=max(0.0, in_pass[4] + around[2]),
             asking_jointly_s=max(0.0, in_pass[4] + around[2] + around[3]),
         )
+
+
+def _pass_features(record: PassRecord) -> Vector:
+    further = record.num_rows - record.num_rounds
+    return np.array([1.0, record.num_rounds, further, record.context / 1000, record.num_asked])

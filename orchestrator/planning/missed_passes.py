@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.planning.cost_model import LASTING_PASSES, RECENT_PASSES
-from orchestrator.planning.regression import RobustRegression
+from orchestrator.planning.regression import Evidence, RobustRegression
 
 # More than this is no wait for a draft but something else.
 _MOST = 8
@@ -24,6 +24,15 @@ class MissedPasses:
             is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
         }
         self._missed = self._num_rounds = 0
+
+    def evidence(self) -> tuple[Evidence, Evidence]:
+        """What was seen where some ask, and where everybody does."""
+        return self._regressions[False].evidence(), self._regressions[True].evidence()
+
+    def restore(self, evidence: tuple[Evidence, Evidence]) -> None:
+        """Begin with what was seen elsewhere."""
+        for is_joint, one in zip((False, True), evidence, strict=True):
+            self._regressions[is_joint].restore(one)
 
     def count(self, num_passes: int) -> None:
         """A round that had asked for a draft ended so many passes after the one before it."""

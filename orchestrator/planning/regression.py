@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,43 @@ _NORMAL_SHARE = 0.15
 _SLOW_WEIGHT = 1000.0
 # Weight of an observation in the usual error.
 _ERROR_RATE = 0.1
+# For how many observations what was restored counts, at most: in what lasts, and in what follows the load.
+RESTORED_LASTING = 64.0
+RESTORED_RECENT = 8.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a regression has seen: `weight` observations, and means over them.
+
+    `products` are the means of products of features, row by row up to the diagonal, `moments` those of features times
+    target. The first feature is the constant.
+
+    Raises:
+        ValueError: a number that no observations could give.
+    """
+
+    weight: float
+    products: tuple[float, ...]
+    moments: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        size = len(self.moments)
+        if len(self.products) != size * (size + 1) // 2 or not math.isfinite(sum(self.moments)):
+            raise ValueError(f"{len(self.products)} products of {size} features")
+        matrix = self.matrix()
+        if not 0 <= self.weight < math.inf or not np.isfinite(matrix).all() or (self.weight and matrix[0, 0] != 1):
+            raise ValueError("no weights of observations")
+        # As far as single precision goes.
+        if np.linalg.eigvalsh(matrix)[0] < -1e-5 * np.trace(matrix) or np.diagonal(matrix).min() < 0:
+            raise ValueError("no products of features")
+
+    def matrix(self) -> Vector:
+        """The products as a symmetric matrix."""
+        size = len(self.moments)
+        matrix = np.zeros((size, size))
+        matrix[np.tril_indices(size)] = self.products
+        return matrix + np.tril(matrix, -1).T
 
 
 class AgeWeightedRegression:
@@ -43,6 +82,18 @@ class AgeWeightedRegression:
         """As `add`, for what several regressions take in."""
         self._sums *= self._decay
         self._sums += products
+
+    def evidence(self) -> Evidence:
+        """What was seen, by weight."""
+        weight = float(self._products[0, 0])
+        means, moments = self._products / (weight or 1.0), self._moments / (weight or 1.0)
+        return Evidence(weight, tuple(means[np.tril_indices(len(moments))].tolist()), tuple(moments.tolist()))
+
+    def restore(self, evidence: Evidence, most: float) -> None:
+        """Begin with what was seen elsewhere, as if it had been `most` observations at most."""
+        weight = min(evidence.weight, most)
+        self._products = weight * evidence.matrix()
+        self._moments = weight * np.array(evidence.moments)
 
     def solve(self, anchor: Vector) -> Vector:
         """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
@@ -96,6 +147,19 @@ class RobustRegression:
     def coefficients(self) -> Vector:
         """As of the last `solve`."""
         return self._recent.coefficients
+
+    def evidence(self) -> Evidence:
+        """What the lasting regression has seen."""
+        return self._lasting.evidence()
+
+    def restore(self, evidence: Evidence) -> None:
+        """Begin with what was seen elsewhere, which a few observations of this place's own outweigh.
+
+        It says nothing of what is an outlier: these are judged by what is seen here.
+        """
+        self._lasting.restore(evidence, RESTORED_LASTING)
+        self._recent.restore(evidence, RESTORED_RECENT)
+        self.solve()
 
     def add(self, features: Vector, target: float) -> None:
         """Take an observation in, as far as it can be believed."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
-from orchestrator.planner import RoundPlan, Situation, round_plan
+from orchestrator.planner import DraftGain, RoundPlan, Situation, round_plan
 from orchestrator.planning.exploration import TRIAL_ROUNDS
 from orchestrator.planning.linger import worthwhile_linger_s
 from orchestrator.rounds import Outcome
@@ -26,6 +26,10 @@ TRIAL_GAIN = 4.0
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
 _MOST_RELATIVE_GAIN = 4.0
+# The most rounds that what is known of a prompt's beginning stands for, beside those of the class. Fewer where it is
+# bad: a request that drafts finds out itself, one that does not finds out nothing.
+_MOST_KNOWN_ROUNDS = 16
+_MOST_BAD_ROUNDS = 4
 # What a tree looked at leaves of the weight of earlier ones in the request's own correction.
 _FADE = 0.9
 _PRIOR_TOKENS = 2.0
@@ -52,7 +56,9 @@ class AdaptiveRequest:
         self._is_closed = False
         # Gain of its drafts relative to usual ones, from so many rounds.
         self._gain = planner.usual_gain(is_greedy)
+        self._usual_gain = self._gain
         self._num_asked = 0
+        self._total_gain = 0.0
         # Tokens that its verified trees promised, and those accepted.
         self._promised = self._accepted = _PRIOR_TOKENS
         self._row_multiple = 1
@@ -121,6 +127,24 @@ class AdaptiveRequest:
                 self._planner.exploration.trial_over(found_gain=self._pays())
                 self._planner.exploration.tried_alone()
 
+    def know(self, known: DraftGain) -> None:
+        """Let the request begin where others with its beginning were: two parts of three of its prior, at most, or one.
+
+        What its own rounds have shown so far keeps its weight.
+        """
+        if not known.rounds:
+            return
+        difference = known.total / known.rounds - self._usual_gain
+        rounds = min(_MOST_KNOWN_ROUNDS if difference > 0 else _MOST_BAD_ROUNDS, known.rounds)
+        prior = self._usual_gain + rounds / (_PRIOR_ROUNDS + rounds) * difference
+        self._gain += _PRIOR_ROUNDS / (_PRIOR_ROUNDS + self._num_asked) * (prior - self._usual_gain)
+        self._usual_gain = prior
+
+    @property
+    def gain(self) -> DraftGain:
+        """What drafts of this request have gained."""
+        return DraftGain(self._num_asked, self._total_gain)
+
     def close(self) -> None:
         """The request has ended."""
         if self._is_closed:
@@ -166,6 +190,7 @@ class AdaptiveRequest:
         if usual > 0 and not self._is_newcomer:
             gain = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / usual)
             self._num_asked += 1
+            self._total_gain += gain
             self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
             self._planner.gained(gain, self._is_greedy)
         if not self._planner.looks_at(self._number):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from coppice.tree import ROOT, TokenTree
 
@@ -16,10 +17,51 @@ _PRIOR_TOKENS = 4.0
 _LOWEST, _HIGHEST = -3.0, 0.7
 # Path probabilities are counted in bins of this width on the logarithmic scale, down to 2 %.
 _BIN_WIDTH = 0.1
-_NUM_BINS = 40
-_BIN_VALUES = tuple(math.exp(-(index + 0.5) * _BIN_WIDTH) for index in range(_NUM_BINS))
+NUM_BINS = 40
+_BIN_VALUES = tuple(math.exp(-(index + 0.5) * _BIN_WIDTH) for index in range(NUM_BINS))
 # Trees that the count of nodes at hand remembers about as many of.
 _TREES_AT_HAND = 64
+# What was restored counts for at most so many promised tokens of a source, and trees.
+RESTORED_TOKENS = 32.0
+RESTORED_TREES = 8.0
+
+
+@dataclass(frozen=True)
+class SourceEvidence:
+    """Tokens that a source promised, and those accepted, at each depth from 1 to `DEEPEST`.
+
+    Raises:
+        ValueError: other depths, or no counts.
+    """
+
+    promised: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_counts(self.promised, DEEPEST)
+        _check_counts(self.accepted, DEEPEST)
+
+
+@dataclass(frozen=True)
+class TreeEvidence:
+    """What is known of trees: how many there were, nodes of a tree by worth, and every source's promises.
+
+    Raises:
+        ValueError: other bins, or no counts.
+    """
+
+    num_trees: float
+    nodes: tuple[float, ...]
+    sources: Mapping[str, SourceEvidence]
+
+    def __post_init__(self) -> None:
+        _check_counts(self.nodes, NUM_BINS)
+        _check_counts((self.num_trees,), 1)
+
+
+def _check_counts(counts: Sequence[float], number: int) -> None:
+    if len(counts) != number or not all(0 <= count < math.inf for count in counts):
+        raise ValueError(f"no {number} counts: {counts}")
 
 
 class ValueModel:
@@ -31,7 +73,7 @@ class ValueModel:
 
     def __init__(self) -> None:
         self._corrections: dict[str, _SourceCorrection] = {}
-        self._counts = [0.0] * _NUM_BINS
+        self._counts = [0.0] * NUM_BINS
         self._num_trees = 0.0
         # What corrections come to for names, mask and depth of a tree, until the next one is learned from.
         self._known: dict[tuple[tuple[str, ...], int, int], list[float]] = {}
@@ -40,6 +82,23 @@ class ValueModel:
     def has_seen_trees(self) -> bool:
         """Whether there is anything to expect of drafts."""
         return self._num_trees > 0
+
+    def evidence(self) -> TreeEvidence:
+        """What was seen of trees."""
+        return TreeEvidence(
+            num_trees=self._num_trees,
+            nodes=tuple(count / (self._num_trees or 1.0) for count in self._counts),
+            sources={name: correction.evidence() for name, correction in self._corrections.items()},
+        )
+
+    def restore(self, evidence: TreeEvidence) -> None:
+        """Begin with what was seen elsewhere, which a few trees of this place's own outweigh."""
+        self._num_trees = min(evidence.num_trees, RESTORED_TREES)
+        self._counts = [self._num_trees * count for count in evidence.nodes]
+        for name, source in evidence.sources.items():
+            self._corrections[name] = _SourceCorrection()
+            self._corrections[name].restore(source)
+        self._known.clear()
 
     def learn(self, tree: TokenTree, token_ids: Sequence[int]) -> float:
         """Compare a verified tree with the tokens accepted of it; returns how many had been promised, as corrected."""
@@ -95,7 +154,7 @@ class ValueModel:
         self._num_trees = fade * self._num_trees + 1
         for value in self.path_logs(tree):
             index = int(-value / _BIN_WIDTH) if value < 0 else 0
-            if index < _NUM_BINS:
+            if index < NUM_BINS:
                 self._counts[index] += 1
 
     def nodes_at_hand(self) -> list[tuple[float, float]]:
@@ -139,6 +198,21 @@ class _SourceCorrection:
             depth = min(depths[node], DEEPEST)
             promised[depth] += probabilities[node]
             taken[depth] += node in accepted
+        self._solve()
+
+    def evidence(self) -> SourceEvidence:
+        """What was counted."""
+        return SourceEvidence(tuple(self._promised[1:]), tuple(self._accepted[1:]))
+
+    def restore(self, evidence: SourceEvidence) -> None:
+        """Begin with what was counted elsewhere."""
+        share = min(1.0, RESTORED_TOKENS / max(1.0, *evidence.promised))
+        self._promised[1:] = [share * count for count in evidence.promised]
+        self._accepted[1:] = [share * count for count in evidence.accepted]
+        self._solve()
+
+    def _solve(self) -> None:
+        promised, taken = self._promised, self._accepted
         lowest = _HIGHEST
         for depth in range(1, DEEPEST + 1):
             ratio = (taken[depth] + _PRIOR_TOKENS) / (promised[depth] + _PRIOR_TOKENS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from coppice.tree import EMPTY_TREE, TokenTree
+from orchestrator.planner import DraftGain
 from orchestrator.prefix_cache.guesses import Candidate, Guesses
 from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.prefix_cache.outlook import Outlook
@@ -33,6 +34,7 @@ _MIN_GAIN_BESIDE = 0.4
 _MIN_GAIN_BEFORE = 1.0
 # About what a further row costs of a pass, measured on CPUs.
 _ROW_SHARE = 0.04
+NO_GAIN = DraftGain()
 
 
 class CacheDrafter:
@@ -63,10 +65,13 @@ class CacheDrafter:
         self._guesses: Guesses | None = None
         self._began = False
         self._closed = False
+        self._knows_gain = False
         # Whether the caller drafts anyway when it is done with us.
         self._is_called = False
         # Called when what was remembered may make another draft than the last.
         self.on_news: Callable[[], None] = lambda: None
+        # Called when it is known what drafts of requests with the same beginning have gained.
+        self.on_gain: Callable[[DraftGain], None] = lambda gain: None
 
     def begin(self) -> None:
         """Index what is there and ask what is remembered of it; called again, it does nothing."""
@@ -104,14 +109,14 @@ class CacheDrafter:
         guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, _least(_MIN_PROBABILITY_BESIDE, batch_size))
         return EMPTY_TREE if guesses is None else guesses.tree(_MIN_GAIN_BESIDE)
 
-    def close(self, statistics: Statistics | None) -> None:
-        """Ask for nothing more, and remember the output if it has `statistics`."""
+    def close(self, statistics: Statistics | None, gain: DraftGain = NO_GAIN) -> None:
+        """Ask for nothing more, and remember the output, and what drafts gained, if it has `statistics`."""
         if self._closed:
             return
         self._closed = True
         self._recall.close()
         if statistics is not None and len(self._tokens) > self._num_prompt:
-            self._remember(PrefixStatistics.of(statistics, self._outlook.hits, self._outlook.expected))
+            self._remember(PrefixStatistics.of(statistics, self._outlook.hits, self._outlook.expected, gain))
 
     def _guess(
         self, drafted: TokenTree | None, max_nodes: int, max_depth: int, min_probability: float
@@ -138,6 +143,10 @@ class CacheDrafter:
 
     def _on_recalled(self, sequences: Iterable[tuple[int, ...]], statistics: PrefixStatistics) -> None:
         self._outlook.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
+        # Reads behind the first bring the same again.
+        if statistics.asked_rounds and not self._knows_gain:
+            self._knows_gain = True
+            self.on_gain(statistics.gain)
         for sequence in sequences:
             self._remembered.append((*sequence, SEPARATOR))
         if not self._is_called:

@@ -13,10 +13,11 @@ from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.statistics import SourceCounts
 
 VERSION = 1
-_CONTINUATIONS, _STATISTICS = 1, 2
+# Statistics of kind 2 had no gain.
+_CONTINUATIONS, _STATISTICS = 1, 3
 _CHECKSUM_BYTES = 4
 # Counts of statistics before those of its sources.
-_NUM_COUNTS = 4
+_NUM_COUNTS = 6
 # Seven bytes hold every number that we write.
 _MOST_SHIFT = 42
 
@@ -47,6 +48,7 @@ def decode_continuations(value: bytes) -> Continuations:
 def encode_statistics(statistics: PrefixStatistics) -> bytes:
     """Statistics as bytes."""
     numbers = [statistics.rounds, statistics.tokens, statistics.guess_hits, statistics.guess_expectation_milli]
+    numbers += [statistics.asked_rounds, statistics.gain_milli]
     for name, source in statistics.sources.items():
         text = name.encode()
         numbers += [len(text), *text, source.proposed, source.accepted]
@@ -70,8 +72,8 @@ def decode_statistics(value: bytes) -> PrefixStatistics:
             raise InvalidValueError("too short")
         sources[_text(numbers[at + 1 : end])] = SourceCounts(numbers[end], numbers[end + 1])
         at = end + 2
-    rounds, tokens, hits, expectation_milli = numbers[:_NUM_COUNTS]
-    return PrefixStatistics(rounds, tokens, hits, expectation_milli, sources)
+    rounds, tokens, hits, expectation_milli, asked_rounds, gain_milli = numbers[:_NUM_COUNTS]
+    return PrefixStatistics(rounds, tokens, hits, expectation_milli, sources, asked_rounds, gain_milli)
 
 
 def _text(numbers: Sequence[int]) -> str:

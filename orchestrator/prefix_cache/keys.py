@@ -31,8 +31,7 @@ class TenantKeys:
     """
 
     def __init__(self, realm: Realm, cache_salt: str) -> None:
-        parts = [text.encode() for text in ("tenant", realm.model, realm.tokenizer_fingerprint, cache_salt)]
-        self._key = _digest(realm.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
+        self._key = _of_texts(realm, "tenant", cache_salt)
 
     def prompt(self, tokens: Sequence[int]) -> bytes:
         """Of what follows a whole prompt."""
@@ -46,9 +45,23 @@ class TenantKeys:
         """Of the statistics of prompts that begin as this one does."""
         return self._of(b"beginning", tokens[:BEGINNING_TOKENS])
 
+    def holder(self, digest: bytes) -> bytes:
+        """Of the verifier that was given the blocks of this digest."""
+        return PREFIX + _digest(self._key, struct.pack("<I6s", 6, b"holder") + digest)
+
     def _of(self, tag: bytes, tokens: Sequence[int]) -> bytes:
         message = struct.pack(f"<I{len(tag)}sI{len(tokens)}I", len(tag), tag, len(tokens), *tokens)
         return PREFIX + _digest(self._key, message)
+
+
+def knowledge_key(realm: Realm, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
+    """Of what a planner has learned of a verifier on such hardware, with drafts of these sources."""
+    return PREFIX + _of_texts(realm, "knowledge", hardware, str(exactness), *sorted(sources))
+
+
+def _of_texts(realm: Realm, tag: str, *texts: str) -> bytes:
+    parts = [text.encode() for text in (tag, realm.model, realm.tokenizer_fingerprint, *texts)]
+    return _digest(realm.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 
 def _digest(key: bytes, message: bytes) -> bytes:

@@ -36,6 +36,18 @@ class MemoryStore:
         while self.num_bytes > self._max_bytes:
             self._forget(next(iter(self._values)))
 
+    async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
+        """Remember the values of `after` where those of `before` still are; returns the other keys."""
+        now = self._clock()
+        changed = [key for key in after if self._get(key, now) != before[key]]
+        await self.write({key: value for key, value in after.items() if key not in changed})
+        return changed
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Remember nothing of these."""
+        for key in keys:
+            self._forget(key)
+
     async def close(self) -> None:
         """Forget everything."""
         self._values.clear()

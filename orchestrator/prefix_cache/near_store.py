@@ -27,10 +27,15 @@ class NearStore:
         await self._near.write({keys[at]: value for at in missing if (value := values[at]) is not None})
         return values
 
-    async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """Remember values, here at once."""
-        await self._near.write(values)
-        await self._far.write(values)
+    async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
+        """Remember the values of `after`, unless others have changed them in the far store; returns those keys.
+
+        What the far store does not take for another reason is remembered here all the same.
+        """
+        changed = await self._far.replace(before, after)
+        self._near.forget(changed)
+        await self._near.write({key: value for key, value in after.items() if key not in changed})
+        return changed
 
     async def close(self) -> None:
         """Close both."""

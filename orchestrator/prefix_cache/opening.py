@@ -21,30 +21,43 @@ _SECRET_BYTES = 32
 _NEAR_TTL_S = 60.0
 
 
-def open_cache(config: Config, info: VerifierInfo) -> PrefixCache | None:
-    """The prefix cache of an orchestrator of this target; None when it is switched off.
+def open_realm(config: Config, info: VerifierInfo) -> Realm:
+    """Among whom things are shared that this orchestrator remembers of its target."""
+    if config.redis_url and not config.cache_secret:
+        logger.warning("without CACHE_SECRET nobody else finds in Redis what this process remembers there")
+    secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
+    return Realm(secret, info.model, info.tokenizer_fingerprint)
+
+
+def open_cache(config: Config, realm: Realm, vocab_size: int) -> PrefixCache | None:
+    """The prefix cache of an orchestrator; None when it is switched off.
 
     Raises:
         ConfigError: there is no such Redis, or no client for it.
     """
     if not config.cache_drafter:
         return None
-    if config.redis_url and not config.cache_secret:
-        logger.warning("without CACHE_SECRET nobody else finds in Redis what this process remembers there")
-    secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
     counts = CacheCounts()
-    realm = Realm(secret, info.model, info.tokenizer_fingerprint)
-    return PrefixCache(_store(config, counts), counts, realm, info.vocab_size)
+    return PrefixCache(_store(config, counts), counts, realm, vocab_size)
+
+
+def open_redis(config: Config, timeout_s: float, counts: CacheCounts) -> RedisStore:
+    """A store in REDIS_URL whose calls take at most `timeout_s`.
+
+    Raises:
+        ConfigError: there is no such Redis, or no client for it.
+    """
+    try:
+        return RedisStore.open(config.redis_url, config.cache_ttl_s, timeout_s, counts)
+    except ImportError as error:
+        raise ConfigError(f"REDIS_URL needs redis-py, the extra `redis`: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"REDIS_URL: {error}") from error
 
 
 def _store(config: Config, counts: CacheCounts) -> PrefixStore:
     max_bytes = config.cache_mib << 20
     if not config.redis_url:
         return MemoryStore(max_bytes, config.cache_ttl_s)
-    try:
-        far = RedisStore.open(config.redis_url, config.cache_ttl_s, config.redis_timeout_ms / 1000, counts)
-    except ImportError as error:
-        raise ConfigError(f"REDIS_URL needs redis-py, the extra `redis`: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"REDIS_URL: {error}") from error
+    far = open_redis(config, config.redis_timeout_ms / 1000, counts)
     return NearStore(MemoryStore(max_bytes, min(config.cache_ttl_s, _NEAR_TTL_S)), far)

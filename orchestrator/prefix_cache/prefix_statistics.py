@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from orchestrator.planner import DraftGain
 from orchestrator.prefix_cache.continuations import InvalidValueError
 from orchestrator.statistics import SourceCounts, Statistics
 
@@ -20,7 +21,8 @@ MAX_COUNT = 1 << 40
 class PrefixStatistics:
     """Counts over requests: rounds, tokens that they committed, and nodes of each source, proposed and accepted.
 
-    `guess_hits` are right guesses of the cache, `guess_expectation_milli` how many were expected, in thousandths.
+    `guess_hits` are right guesses of the cache, `guess_expectation_milli` how many were expected, in thousandths. Of
+    `asked_rounds` that had asked for drafts, these gained `gain_milli`, in thousandths of what usual ones gain.
 
     Raises:
         InvalidValueError: a count is negative or absurd, more accepted than proposed, or too many sources.
@@ -31,9 +33,12 @@ class PrefixStatistics:
     guess_hits: int = 0
     guess_expectation_milli: int = 0
     sources: Mapping[str, SourceCounts] = field(default_factory=lambda: MappingProxyType({}))
+    asked_rounds: int = 0
+    gain_milli: int = 0
 
     def __post_init__(self) -> None:
         counts = [self.rounds, self.tokens, self.guess_hits, self.guess_expectation_milli]
+        counts += [self.asked_rounds, self.gain_milli]
         for name, source in self.sources.items():
             counts += [source.proposed, source.accepted]
             if source.accepted > source.proposed or not 0 < len(name.encode()) <= MAX_SOURCE_BYTES:
@@ -42,7 +47,9 @@ class PrefixStatistics:
             raise InvalidValueError("statistics out of bounds")
 
     @classmethod
-    def of(cls, statistics: Statistics, guess_hits: float, guess_expectation: float) -> PrefixStatistics:
+    def of(
+        cls, statistics: Statistics, guess_hits: float, guess_expectation: float, gain: DraftGain
+    ) -> PrefixStatistics:
         """Those of one request."""
         return cls(
             rounds=statistics.rounds,
@@ -50,7 +57,14 @@ class PrefixStatistics:
             guess_hits=round(guess_hits),
             guess_expectation_milli=round(1000 * guess_expectation),
             sources={name: replace(counts) for name, counts in list(statistics.sources.items())[:MAX_SOURCES]},
+            asked_rounds=gain.rounds,
+            gain_milli=round(1000 * gain.total),
         )
+
+    @property
+    def gain(self) -> DraftGain:
+        """What drafts have gained."""
+        return DraftGain(self.asked_rounds, self.gain_milli / 1000)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -71,6 +85,8 @@ class PrefixStatistics:
             guess_hits=self.guess_hits + other.guess_hits,
             guess_expectation_milli=self.guess_expectation_milli + other.guess_expectation_milli,
             sources=sources,
+            asked_rounds=self.asked_rounds + other.asked_rounds,
+            gain_milli=self.gain_milli + other.gain_milli,
         )
         return total if total.tokens <= _MOST_TOKENS else total._halved()
 
@@ -81,4 +97,6 @@ class PrefixStatistics:
             guess_hits=self.guess_hits // 2,
             guess_expectation_milli=self.guess_expectation_milli // 2,
             sources={name: SourceCounts(one.proposed // 2, one.accepted // 2) for name, one in self.sources.items()},
+            asked_rounds=self.asked_rounds // 2,
+            gain_milli=self.gain_milli // 2,
         )

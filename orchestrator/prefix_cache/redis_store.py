@@ -6,6 +6,7 @@ redis-py is imported when a store is opened, so that an orchestrator without Red
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,22 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+# Sets each key whose value has the given SHA-1, which is empty for none, and returns the places of the others. A value
+# of another type counts as none, as it does when it is read.
+_REPLACE = """
+local changed = {}
+for place, key in ipairs(KEYS) do
+  local value = redis.pcall('GET', key)
+  local digest = type(value) == 'string' and redis.sha1hex(value) or ''
+  if digest == ARGV[2 * place] then
+    redis.call('SET', key, ARGV[2 * place + 1], 'PX', ARGV[1])
+  else
+    changed[#changed + 1] = place
+  end
+end
+return changed
+"""
+
 # Calls under way at once; more are not made.
 _MOST_CALLS = 16
 
@@ -32,7 +49,8 @@ class RedisStore:
 
     def __init__(self, redis: Redis, ttl_s: float, timeout_s: float, counts: CacheCounts) -> None:
         self._redis = redis
-        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._replace = redis.register_script(_REPLACE)
+        self._ttl_ms = _milliseconds(ttl_s)
         self._timeout_s = timeout_s
         self._counts = counts
         self._reads = Breaker()
@@ -68,14 +86,28 @@ class RedisStore:
             return [None] * len(keys)
         return [value if isinstance(value, bytes) else None for value in values]
 
-    async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """One pipeline of SETs."""
+    async def write(self, values: Mapping[bytes, bytes], ttl_s: float) -> None:
+        """Remember values for so long, whatever was there: one pipeline of SETs."""
         if not values or not self._may(self._writes):
             return
         pipeline = self._redis.pipeline(transaction=False)
         for key, value in values.items():
-            pipeline.set(key, value, px=self._ttl_ms)
+            pipeline.set(key, value, px=_milliseconds(ttl_s))
         await self._call(self._writes, pipeline.execute())
+
+    async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
+        """One script, which Redis runs without anything between: nobody's change of a value is lost.
+
+        Of what was there before it is sent a digest. A call that fails has changed some values or none.
+        """
+        if not after or not self._may(self._writes):
+            return []
+        keys, arguments = list(after), [str(self._ttl_ms).encode()]
+        for key in keys:
+            value = before[key]
+            arguments += [b"" if value is None else _sha1(value), after[key]]
+        changed = await self._call(self._writes, self._replace(keys, arguments))
+        return [keys[place - 1] for place in changed or ()]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -115,3 +147,11 @@ class RedisStore:
         if not call.cancelled():
             # Whoever waited has looked at it, or has gone; it is not to be reported as forgotten.
             call.exception()
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _sha1(value: bytes) -> bytes:
+    return hashlib.sha1(value, usedforsecurity=False).hexdigest().encode()

@@ -21,6 +21,9 @@ class CacheCounts:
     skipped: int = 0
     # Finished outputs that came faster than they could be written.
     dropped_outputs: int = 0
+    # Changes of a value that others had changed meanwhile, and of these the ones that were given up.
+    conflicts: int = 0
+    lost_changes: int = 0
 
 
 class PrefixStore(Protocol):
@@ -29,8 +32,11 @@ class PrefixStore(Protocol):
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys, in their order, in one round trip; None for what is not there."""
 
-    async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """Remember values, in one round trip."""
+    async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
+        """Put the values of `after` in place of those of `before`, which has the same keys, in one round trip.
+
+        Returns the keys that had another value by then: these keep it, and the next read tells it.
+        """
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.prefix_cache.anchors import DEPTH, anchors
@@ -103,14 +103,23 @@ class WriteBehind:
         keys = list(changes)
         for start in range(0, len(keys), _MOST_KEYS):
             part = keys[start : start + _MOST_KEYS]
-            after: dict[bytes, bytes] = {}
-            for key, value in zip(part, await self._store.read(part), strict=True):
-                after[key] = changes[key][0](value)
-                for change in changes[key][1:]:
-                    after[key] = change(after[key])
-                # Others have the event loop in between.
-                await asyncio.sleep(0)
-            await self._store.write(after)
+            if changed := await self._change(part, changes):
+                self._counts.conflicts += len(changed)
+                # Others write in batches, too: they will hardly have done so again.
+                lost = await self._change(changed, changes)
+                self._counts.lost_changes += len(lost)
+
+    async def _change(self, keys: Sequence[bytes], changes: Mapping[bytes, Sequence[Change]]) -> list[bytes]:
+        """Change values in two round trips; returns the keys whose values others have changed in between."""
+        before = dict(zip(keys, await self._store.read(keys), strict=True))
+        after: dict[bytes, bytes] = {}
+        for key in keys:
+            after[key] = changes[key][0](before[key])
+            for change in changes[key][1:]:
+                after[key] = change(after[key])
+            # Others have the event loop in between.
+            await asyncio.sleep(0)
+        return await self._store.replace(before, after)
 
 
 def _changes(finished: Finished) -> Iterator[tuple[bytes, Change]]:

@@ -194,6 +194,52 @@ async def test_wrong_types_and_garbage_are_misses_and_are_counted_and_replaced(r
     assert warm.speculation.rounds < cold.speculation.rounds / 2
 
 
+async def test_no_count_is_lost_where_many_change_the_same_values_at_once(redis: RedisServer) -> None:
+    """Each of several stores adds to the same numbers, in turns of the event loop that are as mixed as they come."""
+    counts = CacheCounts()
+    keys = [b"first", b"second", b"third"]
+    conflicts = 0
+
+    async def add(store: RedisStore, times: int) -> None:
+        nonlocal conflicts
+        for _ in range(times):
+            left = keys
+            while left:
+                before = dict(zip(left, await store.read(left), strict=True))
+                after = {key: str(int(value or b"0") + 1).encode() for key, value in before.items()}
+                left = await store.replace(before, after)
+                conflicts += len(left)
+
+    stores = [RedisStore.open(redis.url, ttl_s=1000.0, timeout_s=5.0, counts=counts) for _ in range(4)]
+    await asyncio.gather(*[add(store, 25) for store in stores])
+    assert await stores[0].read(keys) == [b"100"] * 3
+    assert conflicts > 0
+    for store in stores:
+        await store.close()
+    assert (counts.errors, counts.skipped) == (0, 0)
+
+
+async def test_a_change_costs_two_round_trips_and_a_digest_of_what_was_there(redis: RedisServer) -> None:
+    store = RedisStore.open(redis.url, ttl_s=1000.0, timeout_s=5.0, counts=CacheCounts())
+    keys = [f"key {number}".encode() for number in range(100)]
+    values = dict.fromkeys(keys, bytes(500))
+    assert await store.replace(dict.fromkeys(keys), values) == []
+
+    async def traffic() -> tuple[int, int]:
+        async with redis.client() as own:
+            info = await own.info()
+        return info["total_commands_processed"], info["total_net_input_bytes"]
+
+    num_before, bytes_before = await traffic()
+    before = dict(zip(keys, await store.read(keys), strict=True))
+    assert await store.replace(before, values) == []
+    num_after, bytes_after = await traffic()
+    await store.close()
+    # MGET, EVALSHA, and of the script 100 GETs and 100 SETs; to measure takes a connection's greeting and INFO.
+    assert num_after - num_before <= 2 + 200 + 4
+    assert bytes_after - bytes_before <= 100 * (500 + 40 + 100)
+
+
 async def test_more_calls_than_connections_are_not_made(redis: RedisServer) -> None:
     counts = CacheCounts()
     async with SlowProxy(redis.port, delay_s=0.05).running() as proxy:

@@ -98,6 +98,7 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
     assert described.exactness == sampling_pb2.EXACTNESS_STRICT
     assert described.shared_block_tokens == BLOCK_SIZE
     assert described.row_multiple == ROW_MULTIPLE
+    assert len(described.instance_id) == 16
     assert sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
     tokenizer = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=TIMEOUT_S)
     assert tokenizer.tokenizer_fingerprint == described.tokenizer_fingerprint

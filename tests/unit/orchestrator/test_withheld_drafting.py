@@ -12,7 +12,7 @@ from coppice.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
-from orchestrator.planner import RoundPlan, Situation
+from orchestrator.planner import DraftGain, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.transcript import Transcript
 
@@ -34,6 +34,12 @@ class ToldPlanner:
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         self.learned.append(asked)
+
+    def know(self, known: DraftGain) -> None: ...
+
+    @property
+    def gain(self) -> DraftGain:
+        return DraftGain()
 
     def close(self) -> None: ...
 

@@ -43,12 +43,11 @@ def test_continuations_come_back_as_they_were(paths: list[list[int]]) -> None:
     assert decode_continuations(encode_continuations(tree)) == tree
 
 
-@given(COUNTS, COUNTS, COUNTS, COUNTS, SOURCES)
+@given(st.tuples(*[COUNTS] * 6), SOURCES)
 @settings(max_examples=100, deadline=None)
-def test_statistics_come_back_as_they_were(
-    rounds: int, tokens: int, hits: int, milli: int, sources: dict[str, SourceCounts]
-) -> None:
-    statistics = PrefixStatistics(rounds, tokens, hits, milli, sources)
+def test_statistics_come_back_as_they_were(counts: tuple[int, ...], sources: dict[str, SourceCounts]) -> None:
+    rounds, tokens, hits, milli, asked, gain = counts
+    statistics = PrefixStatistics(rounds, tokens, hits, milli, sources, asked, gain)
     assert decode_statistics(encode_statistics(statistics)) == statistics
 
 

@@ -8,9 +8,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import pytest
 
+from orchestrator.planner import DraftGain
 from orchestrator.prefix_cache.anchors import DEPTH, SPACING, anchors
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.codec import decode_statistics, encode_continuations, encode_statistics
+from orchestrator.prefix_cache.codec import (
+    decode_continuations,
+    decode_statistics,
+    encode_continuations,
+    encode_statistics,
+)
 from orchestrator.prefix_cache.continuations import Continuations
 from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, Realm, TenantKeys
 from orchestrator.prefix_cache.memory_store import MemoryStore
@@ -19,6 +25,7 @@ from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 from orchestrator.statistics import SourceCounts, Statistics
+from tests.fakes import eventually
 
 REALM = Realm(b"secret", "model", "fingerprint")
 KEYS = TenantKeys(REALM, "tenant")
@@ -198,6 +205,33 @@ async def test_outputs_that_end_together_are_written_together_and_counted_each(s
     assert statistics.sources == {"cache": SourceCounts(24, 15)}
 
 
+@pytest.mark.parametrize("num_writers", [2, 5])
+async def test_outputs_that_several_write_at_once_are_all_counted_or_known_to_be_lost(
+    store: Store, num_writers: int
+) -> None:
+    counts = CacheCounts()
+    writers = [WriteBehind(store, counts) for _ in range(num_writers)]
+    store.answers.clear()
+    for writer in writers:
+        writer.put(finished(text(8)))
+    await eventually(lambda: len(store.reads) == num_writers)
+    # All have read the same, and the first to write wins, here and when the others try again.
+    store.answers.set()
+    for writer in writers:
+        await writer.flushed()
+        await writer.close(1.0)
+    [value] = await store.read([KEYS.beginning(text(8))])
+    assert value is not None
+    [tree] = await store.read([KEYS.prompt(text(8)[:50])])
+    assert tree is not None
+    num_keys = len({key for keys in store.reads for key in keys})
+    num_lost = counts.lost_changes / num_keys
+    assert counts.conflicts >= num_writers - 1
+    assert num_lost == num_writers - 2
+    assert decode_statistics(value).rounds == 10 * (num_writers - num_lost)
+    assert decode_continuations(tree).counts[0] == num_writers - num_lost
+
+
 async def test_a_long_output_is_written_in_calls_that_are_not_too_large(store: Store, writing: WriteBehind) -> None:
     tokens = text(10, 5000)
     writing.put(finished(tokens))
@@ -242,6 +276,34 @@ async def test_closing_does_not_wait_for_a_store_that_does_not_answer(store: Sto
         await cache.close()
 
 
+async def test_what_drafts_have_gained_is_told_once_to_a_request_with_the_same_beginning(store: Store) -> None:
+    cache = PrefixCache(store, CacheCounts(), REALM, VOCAB)
+    prompt = [1, 2, 3, 4, 5] * 10
+    tokens = list(prompt)
+    first = cache.drafter("tenant", tokens, len(prompt), sampled=False)
+    told: list[DraftGain] = []
+    first.on_gain = told.append
+    first.begin()
+    tokens += text(3, 100)
+    first.close(Statistics(rounds=20, accepted_tokens=80), DraftGain(16, 24.0))
+    await cache.flushed()
+    assert not told
+    store.answers.clear()
+    tokens = list(prompt)
+    second = cache.drafter("tenant", tokens, len(prompt), sampled=False)
+    second.on_gain = told.append
+    second.begin()
+    # Not while it began: the answer is late, and nobody waits for it.
+    assert not told
+    store.answers.set()
+    await eventually(lambda: bool(told))
+    for token in text(3, 100):
+        tokens.append(token)
+        second.commit([token])
+    assert told == [DraftGain(16, 24.0)]
+    await cache.close()
+
+
 @pytest.mark.parametrize(("hits", "is_better"), [(0, False), (200, True)])
 async def test_what_a_prompts_beginning_has_shown_moves_the_first_draft(
     store: Store, hits: int, is_better: bool
@@ -261,9 +323,10 @@ async def test_what_a_prompts_beginning_has_shown_moves_the_first_draft(
 
 
 def test_statistics_add_up_and_fade() -> None:
-    one = PrefixStatistics(10, 40, 3, 4000, {"a": SourceCounts(9, 3)})
-    other = PrefixStatistics(1, 2, 1, 500, {"b": SourceCounts(2, 1), "a": SourceCounts(1, 1)})
+    one = PrefixStatistics(10, 40, 3, 4000, {"a": SourceCounts(9, 3)}, asked_rounds=8, gain_milli=4000)
+    other = PrefixStatistics(1, 2, 1, 500, {"b": SourceCounts(2, 1), "a": SourceCounts(1, 1)}, 1, 500)
     both = one.plus(other)
+    assert both.gain == DraftGain(9, 4.5)
     assert (both.rounds, both.tokens, both.guess_hits, both.guess_expectation_milli) == (11, 42, 4, 4500)
     assert both.sources == {"a": SourceCounts(10, 4), "b": SourceCounts(2, 1)}
     assert one.sources == {"a": SourceCounts(9, 3)}
@@ -272,6 +335,7 @@ def test_statistics_add_up_and_fade() -> None:
         total = total.plus(one)
     assert total.tokens < 1 << 17
     assert total.mean_acceptance_length == pytest.approx(4.0, abs=0.1)
+    assert total.gain.total / total.gain.rounds == pytest.approx(0.5, abs=0.01)
     assert PrefixStatistics().mean_acceptance_length == 1.0
 
 

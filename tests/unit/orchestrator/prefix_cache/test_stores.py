@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from orchestrator.prefix_cache.breaker import Breaker
 from orchestrator.prefix_cache.memory_store import MemoryStore
@@ -28,9 +28,6 @@ class FarStore(MemoryStore):
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         self.asked.append(list(keys))
         return await super().read(keys)
-
-    async def write(self, values: Mapping[bytes, bytes]) -> None:
-        await super().write(values)
 
 
 async def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first() -> None:
@@ -70,9 +67,23 @@ async def test_the_far_store_is_asked_once_for_what_is_not_near() -> None:
     assert await near.read([b"a", b"c", b"b"]) == [b"1", None, b"2"]
     assert await near.read([b"b", b"a"]) == [b"2", b"1"]
     assert far.asked == [[b"a", b"c", b"b"]]
-    await near.write({b"c": b"3"})
+    assert await near.replace({b"c": None}, {b"c": b"3"}) == []
     assert await near.read([b"c"]) == [b"3"]
     assert await far.read([b"c"]) == [b"3"]
+
+
+async def test_what_others_have_changed_in_the_far_store_is_kept_and_read_from_there() -> None:
+    far = FarStore()
+    one, other = (NearStore(MemoryStore(1 << 20, 60.0), far) for _ in range(2))
+    assert await one.read([b"a", b"b"]) == [None, None]
+    assert await other.replace({b"a": None}, {b"a": b"1"}) == []
+    assert await one.replace({b"a": None, b"b": None}, {b"a": b"2", b"b": b"3"}) == [b"a"]
+    assert await one.read([b"a", b"b"]) == [b"1", b"3"]
+    assert await one.replace({b"a": b"1"}, {b"a": b"4"}) == []
+    # What is near may be old, but it never comes back.
+    assert await other.read([b"a"]) == [b"1"]
+    assert await other.replace({b"a": b"1"}, {b"a": b"5"}) == [b"a"]
+    assert await other.read([b"a"]) == await far.read([b"a"]) == [b"4"]
 
 
 def test_after_some_failures_nothing_is_asked_for_a_while_and_then_one_try_at_a_time() -> None:

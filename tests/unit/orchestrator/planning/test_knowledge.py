@@ -1,0 +1,209 @@
+"""What a planner has learned, given to another one: by a model of the same deployment, and of one ten times faster."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.planner import FixedPlanner, Planner
+from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.borrowed_costs import CHECKED_PASSES
+from orchestrator.planning.knowledge import MAX_SOURCES, Knowledge
+from orchestrator.planning.knowledge_codec import decode_knowledge, encode_knowledge
+from orchestrator.planning.regression import Evidence
+from tests.unit.orchestrator.planning.modelled_deployment import Deployment, Machine, Text
+
+MAX_NODES, LINGER_US = 15, 40_000
+TEXT = Text()
+# Drafters and messages by this factor; the model's passes are made slower or faster one by one.
+SCALED = {
+    factor: Machine(
+        **{
+            name: factor * getattr(Machine(), name)
+            for name in ("draft_s", "draft_node_s", "read_token_s", "message_s", "sequence_s")
+        }
+    )
+    for factor in (0.1, 1.0, 10.0)
+}
+
+
+def adaptive(knowledge: Knowledge | None = None, speed: float = 1.0, seed: int = 0) -> Deployment:
+    def planner(clock: Callable[[], float]) -> Planner:
+        made = AdaptivePlanner(MAX_NODES, LINGER_US, clock=clock)
+        if knowledge is not None:
+            made.begin_with(knowledge)
+        return made
+
+    deployment = Deployment(planner, machine=SCALED[speed], text=TEXT, seed=seed)
+    if speed != 1.0:
+        deployment.slow_passes = dict.fromkeys(range(10_000), speed)
+    return deployment
+
+
+def learned(num_requests: int, speed: float = 1.0) -> Knowledge:
+    """By 400 passes of so many requests, through bytes."""
+    deployment = adaptive(speed=speed)
+    deployment.set_load(num_requests)
+    while deployment.passes < 400:
+        deployment.run(0.1 * speed)
+    assert isinstance(deployment.planner, AdaptivePlanner)
+    knowledge = deployment.planner.knowledge()
+    assert knowledge is not None
+    return decode_knowledge(encode_knowledge(knowledge))
+
+
+def rate_off(num_requests: int) -> float:
+    deployment = Deployment(lambda clock: FixedPlanner(0, LINGER_US), "off", text=TEXT)
+    deployment.set_load(num_requests)
+    return deployment.run(2.0)
+
+
+def passes_until_steady(deployment: Deployment, num_requests: int) -> int:
+    """After how many passes no round in eight passes asks for a draft, where drafting does not pay."""
+    deployment.set_load(num_requests)
+    passes, asked, quiet = 0, 0, 0
+    while quiet < 8:
+        deployment.run(0.001)
+        if deployment.passes > passes:
+            quiet = quiet + deployment.passes - passes if deployment.asked_rounds == asked else 0
+            passes, asked = deployment.passes, deployment.asked_rounds
+    return passes - quiet
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_begins_with_knowledge_reaches_the_steady_plan_in_fewer_passes(seed: int) -> None:
+    """With 64 requests drafting does not pay, which a cold planner has to find out."""
+    warm = passes_until_steady(adaptive(learned(64), seed=seed), 64)
+    cold = passes_until_steady(adaptive(seed=seed), 64)
+    assert warm <= cold / 2
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 8, 16, 64])
+def test_one_that_begins_with_knowledge_is_not_slower_in_its_first_second(num_requests: int) -> None:
+    warm, cold = adaptive(learned(num_requests), seed=5), adaptive(seed=5)
+    for deployment in (warm, cold):
+        deployment.set_load(num_requests)
+    assert warm.run(1.0) >= 0.98 * cold.run(1.0)
+
+
+@pytest.mark.parametrize("speed", [0.1, 10.0])
+@pytest.mark.parametrize(("elsewhere", "num_requests"), [(1, 4), (16, 4), (1, 64), (16, 1)])
+def test_knowledge_of_a_machine_ten_times_faster_or_slower_does_no_lasting_harm(
+    speed: float, elsewhere: int, num_requests: int
+) -> None:
+    """Two seconds to recover, and then four in which it has to keep up, with plain decoding and with a cold planner."""
+    wrong, cold = adaptive(learned(elsewhere, speed)), adaptive()
+    for deployment in (wrong, cold):
+        deployment.set_load(num_requests)
+    # Never a collapse on the way either. Cold planners differ by a fifth among each other where four requests run.
+    assert wrong.run(2.0) >= 0.75 * cold.run(2.0)
+    assert wrong.run(4.0) >= max(0.97 * rate_off(num_requests), 0.75 * cold.run(4.0))
+
+
+def test_what_is_refuted_by_the_first_passes_is_forgotten_and_what_fits_is_kept() -> None:
+    for speed, is_kept in ((1.0, True), (0.1, False), (10.0, False)):
+        deployment = adaptive(learned(4, speed))
+        planner = deployment.planner
+        assert isinstance(planner, AdaptivePlanner)
+        values = planner.values
+        deployment.set_load(4)
+        while deployment.passes < CHECKED_PASSES + 2:
+            deployment.run(0.001)
+        assert (planner.values is values) == is_kept
+
+
+def test_nothing_is_known_before_passes_and_trees_were_seen() -> None:
+    assert AdaptivePlanner(MAX_NODES, LINGER_US).knowledge() is None
+    deployment = adaptive()
+    deployment.set_load(2)
+    deployment.run(0.5)
+    assert isinstance(deployment.planner, AdaptivePlanner)
+    assert deployment.planner.knowledge() is not None
+
+
+def test_a_planner_that_has_learned_nothing_more_knows_what_it_began_with() -> None:
+    knowledge = learned(8)
+    planner = AdaptivePlanner(MAX_NODES, LINGER_US)
+    planner.begin_with(knowledge)
+    again = planner.knowledge()
+    assert again is not None
+    for one, other in zip(knowledge.costs + knowledge.missed, again.costs + again.missed, strict=True):
+        assert other.weight == min(64.0, one.weight)
+        assert other.products == pytest.approx(one.products)
+        assert other.moments == pytest.approx(one.moments)
+    assert again.gains == knowledge.gains
+    assert again.trees.nodes == pytest.approx(knowledge.trees.nodes)
+    [source], [other_source] = knowledge.trees.sources.values(), again.trees.sources.values()
+    # Of counts that weigh less now the ratio is the same.
+    share = other_source.promised[0] / source.promised[0]
+    assert 0 < share < 1
+    assert other_source.accepted == pytest.approx([share * count for count in source.accepted])
+
+
+def test_knowledge_is_small() -> None:
+    assert len(encode_knowledge(learned(8))) < 700
+
+
+@given(st.binary(max_size=900))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_refused(value: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_knowledge(value)
+
+
+def test_what_was_changed_or_cut_anywhere_is_refused_or_valid_with_a_right_checksum() -> None:
+    whole = encode_knowledge(learned(2))
+    rng = random.Random(1)
+    num_refused = 0
+    for _ in range(400):
+        spoilt = bytearray(whole[:-4])
+        if rng.random() < 0.5:
+            del spoilt[rng.randrange(len(spoilt)) :]
+        else:
+            spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+        with pytest.raises(ValueError, match=r"checksum|version"):
+            decode_knowledge(bytes(spoilt) + whole[-4:])
+        try:
+            # Whatever is accepted can be begun with.
+            AdaptivePlanner(MAX_NODES, LINGER_US).begin_with(
+                decode_knowledge(bytes(spoilt) + zlib.crc32(spoilt).to_bytes(4, "little"))
+            )
+        except ValueError:
+            num_refused += 1
+    assert num_refused > 200
+
+
+@pytest.mark.parametrize(
+    ("weight", "products", "moments"),
+    [
+        (-1.0, (1.0, 1.0, 2.0), (1.0, 1.0)),
+        (float("nan"), (1.0, 1.0, 2.0), (1.0, 1.0)),
+        (1.0, (1.0, 1.0, float("inf")), (1.0, 1.0)),
+        (1.0, (1.0, 1.0, 2.0), (1.0, float("nan"))),
+        (1.0, (1.0, 1.0), (1.0, 1.0)),
+        # The constant is always 1, and no mean of squares is below the square of the mean.
+        (1.0, (2.0, 1.0, 2.0), (1.0, 1.0)),
+        (1.0, (1.0, 2.0, 2.0), (1.0, 1.0)),
+        (1.0, (1.0, 0.0, -1.0), (1.0, 1.0)),
+    ],
+)
+def test_means_that_nothing_could_have_are_refused(
+    weight: float, products: tuple[float, ...], moments: tuple[float, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Evidence(weight, products, moments)
+
+
+def test_knowledge_out_of_bounds_is_refused() -> None:
+    good = learned(2)
+    [source] = good.trees.sources.values()
+    many = replace(good.trees, sources={str(number): source for number in range(MAX_SOURCES + 1)})
+    for changes in ({"gains": (1.0, -1.0, 1.0)}, {"context": float("nan")}, {"trees": many}, {"missed": good.costs}):
+        with pytest.raises(ValueError, match=r"."):
+            replace(good, **changes)
