@@ -16,6 +16,7 @@ from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.fleet import FleetPlanner
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.opening import open_cache
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
@@ -88,9 +89,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
 
 
 def _planner(config: Config, max_nodes: int) -> Planner:
-    """What an adaptive planner learns is of one verifier, so that several have fixed plans."""
-    is_adaptive = config.planner == "adaptive" and len(config.verifier_addresses) == 1
-    return (AdaptivePlanner if is_adaptive else FixedPlanner)(max_nodes, round(config.linger_ms * 1000))
+    linger_us, verifiers = round(config.linger_ms * 1000), config.verifier_addresses
+    if config.planner == "fixed":
+        return FixedPlanner(max_nodes, linger_us)
+    if len(verifiers) == 1:
+        return AdaptivePlanner(max_nodes, linger_us)
+    return FleetPlanner(verifiers, max_nodes, linger_us)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

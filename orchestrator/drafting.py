@@ -102,9 +102,10 @@ class Drafting:
         self._told_linger_us = self._plan.linger_us
         return self._told_linger_us
 
-    def opened(self, send: SendDraft) -> None:
-        """The verifier has the sequence now, and only that; a tree that is there already is sent again."""
+    def opened(self, send: SendDraft, verifier: str = "") -> None:
+        """A verifier has the sequence now, and only that; a tree that is there already is sent again."""
         self._send = send
+        self._planner.runs_on(verifier)
         if self._sent:
             self._forward(self._sent[-1])
         if self._cache is not None:

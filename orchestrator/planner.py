@@ -51,6 +51,9 @@ class RoundPlan:
 class RequestPlanner(Protocol):
     """Plans one request's rounds; called several times per round, so it has to be quick."""
 
+    def runs_on(self, verifier: str) -> None:
+        """The request was opened on the verifier at this address, for the first time or anew."""
+
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits."""
 
@@ -68,9 +71,9 @@ class RequestPlanner(Protocol):
 
 
 class Planner(Protocol):
-    """Plans every request of one verifier."""
+    """Plans every request."""
 
-    def follow(self, is_greedy: bool) -> RequestPlanner:
+    def follow(self, is_greedy: bool, priority: int = 0) -> RequestPlanner:
         """The plans of a request that begins now."""
 
 
@@ -84,9 +87,12 @@ class FixedPlanner:
         self._max_nodes = max_nodes
         self._linger_us = linger_us
 
-    def follow(self, is_greedy: bool) -> FixedPlanner:
+    def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
         """Every request is planned alike."""
         return self
+
+    def runs_on(self, verifier: str) -> None:
+        """Every verifier is planned alike."""
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""

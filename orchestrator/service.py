@@ -175,7 +175,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
             clients=choose(request.sources) if request.speculates else (),
-            planner=self._planner.follow(is_greedy=request.sampling.temperature == 0),
+            planner=self._planner.follow(request.sampling.temperature == 0, request.priority),
             transcript=transcript,
             sampling=request.sampling,
             requested_nodes=request.max_nodes,

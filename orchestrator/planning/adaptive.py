@@ -10,11 +10,14 @@ from orchestrator.planner import FixedPlanner
 from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.exploration import Exploration
+from orchestrator.planning.latency_class import ClassWeights
 from orchestrator.planning.measured_rate import MeasuredRates
 from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
+from orchestrator.planning.reading import Reading
 from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.planning.stance import Stance
+from orchestrator.planning.usual_gains import UsualGains
 from orchestrator.planning.value_model import ValueModel
 from orchestrator.rounds import Outcome
 
@@ -34,6 +37,8 @@ DOUBT = 4
 LEAST_SHARE_OF_THRESHOLD = 0.6
 # Weight of an observation in running means.
 _RATE = 0.05
+# Fewer rounds of a pass that ask for drafts are the exception.
+_FEWEST_ASKING = 0.5
 
 
 class AdaptivePlanner:
@@ -42,32 +47,46 @@ class AdaptivePlanner:
     What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
     second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
     below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too.
+
+    Tokens of a higher priority count more (`latency_class.py`): a request's nodes and drafts are worth their tokens
+    times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
     """
 
     def __init__(
-        self, max_nodes: int, linger_us: int, seed: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        max_nodes: int,
+        linger_us: int,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        values: ValueModel | None = None,
+        gains: UsualGains | None = None,
     ) -> None:
+        """`values` and `gains` may be shared with the planners of other verifiers."""
         self.fixed = FixedPlanner(max_nodes, linger_us)
-        self.values = ValueModel()
+        self.values = values or ValueModel()
+        self.gains = gains or UsualGains()
+        self.weights = ClassWeights()
+        self.reading = Reading(clock)
         self.exploration = Exploration(seed)
         self.stance = Stance()
         self._costs = CostModel()
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
         self._measured = MeasuredRates()
-        # Requests that have begun, of these the ones that have had a round, and those that wait for their first tree.
+        # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
+        # round, and those that wait for their first tree.
         self._num_requests = 0
+        self.num_begun = 0
         self.num_running = 0
         self.num_newcomers = 0
+        # Whether a request that has stood aside for long has its turn to draft.
+        self.turn_is_taken = False
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
         self._unsettled_s = 0.0
-        # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
-        # greedy requests and others; committed tokens of a sequence.
+        # Running means: rounds of a pass that ask for drafts; committed tokens of a sequence.
         self._asked = 0.0
-        self._mean_gain = 1.0
-        self._class_gain = {True: 1.0, False: 1.0}
         self._context = 0.0
 
     @property
@@ -75,18 +94,36 @@ class AdaptivePlanner:
         """Counts passes."""
         return self._passes.pass_number
 
-    def follow(self, is_greedy: bool) -> AdaptiveRequest:
+    @property
+    def some_draft(self) -> bool:
+        """Whether requests ask for drafts these days."""
+        return self._asked >= _FEWEST_ASKING
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now."""
+        return AdaptiveRequest(self, is_greedy, priority)
+
+    def begins(self, weight: float) -> int:
+        """A request is opened here; returns its number among all that ever were."""
         self._num_requests += 1
-        return AdaptiveRequest(self, is_greedy, self._num_requests)
+        self.num_begun += 1
+        self.reading.num_unread += 1
+        self.weights.add(weight)
+        return self._num_requests
 
-    def usual_gain(self, is_greedy: bool) -> float:
-        """Relative gain that a request of a class is expected to have."""
-        return self._class_gain[is_greedy]
+    def first_round(self) -> None:
+        """A request has had its first round here: its prompt has been read."""
+        self.num_running += 1
+        self.reading.num_unread -= 1
 
-    def may_join(self) -> bool:
-        """Whether another request may begin to draft: where it pays for a few only, one after another."""
+    def may_join(self, num_queued: int) -> bool:
+        """Whether another request may begin to draft: where it pays for a few only, one after another.
+
+        `num_queued` sequences wait at the verifier.
+        """
         if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
+            return False
+        if self.reading.is_crowded(num_queued):
             return False
         return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
 
@@ -108,13 +145,13 @@ class AdaptivePlanner:
             self._missed.count(self.pass_number - last_pass)
         return self.pass_number
 
-    def gained(self, relative_gain: float, is_greedy: bool) -> None:
-        """A round that had asked for drafts accepted so much, relative to a usual draft."""
-        self._class_gain[is_greedy] += _RATE * (relative_gain - self._class_gain[is_greedy])
-        self._mean_gain += _RATE * (relative_gain - self._mean_gain)
-
-    def request_ended(self) -> None:
-        """A request that had had a round has ended."""
+    def ends(self, weight: float, was_running: bool) -> None:
+        """A request has ended, or goes on elsewhere."""
+        self.num_begun -= 1
+        self.weights.remove(weight)
+        if not was_running:
+            self.reading.num_unread -= 1
+            return
         self.num_running -= 1
         if self.num_running == 0:
             self._passes.idle()
@@ -140,7 +177,7 @@ class AdaptivePlanner:
         if (is_typical and self._costs.add(record)) or trial_is_over:
             self._replan()
         if trial_is_over:
-            self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
+            self.exploration.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
 
     def _replan(self) -> None:
         """Draw conclusions from what is known."""
@@ -182,7 +219,7 @@ class AdaptivePlanner:
         drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
         nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
         best = best_budget(nodes, present, drafting_s, costs.row_s)
-        return (present + self._mean_gain * best.gain) / (drafting_s + costs.row_s * best.rows)
+        return (present + self.gains.mean * best.gain) / (drafting_s + costs.row_s * best.rows)
 
     def _plain_round_s(self, num_rounds: float) -> float:
         return self._costs.plain_round_s(num_rounds, num_rounds * self._context)

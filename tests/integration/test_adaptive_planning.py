@@ -8,6 +8,7 @@ import pytest
 
 from coppice.client import Options
 from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.fleet import FleetPlanner
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, wrong
 from tests.toy_target import babble, plain
@@ -43,3 +44,24 @@ async def test_the_fixed_planner_asks_for_a_draft_in_every_round(start_fakes: St
         completion = await client.generate(PROMPT, Options(max_tokens=60, seed=3))
     # One behind the prompt and one behind each outcome but those of the last places, which the pass fills itself.
     assert drafter.num_trees >= completion.speculation.rounds - 2
+
+
+async def test_each_of_several_verifiers_has_plans_of_its_own_and_what_is_lost_moves_with_its_request(
+    start_fakes: StartFakes,
+) -> None:
+    count = 200
+    verifiers = [FakeVerifier(pass_s=0.001), FakeVerifier(pass_s=0.004, drops=1, drop_after=90)]
+    drafter = FakeDrafter(propose=perfect(depth=2), delay_s=0.0005)
+    async with start_fakes(verifiers, drafter, linger_ms=20, planner="adaptive") as (client, orchestrator):
+        planner = orchestrator.service._planner
+        assert isinstance(planner, FleetPlanner)
+        plans = list(planner.planners.values())
+        options = [Options(max_tokens=count, seed=seed) for seed in range(8)]
+        running = asyncio.gather(*(client.generate(PROMPT, one) for one in options))
+        await eventually(lambda: all(one.num_begun == 4 for one in plans))
+        for seed, completion in enumerate(await running):
+            assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
+        await eventually(lambda: all(one.num_begun == one.num_running == one.num_newcomers == 0 for one in plans))
+    assert verifiers[1].drops == 0
+    assert all(one.pass_number > 20 and one.stance.is_known for one in plans)
+    assert not drafter.errors
