@@ -34,18 +34,23 @@ class Situation:
     load: Load = Load()
     # A pass computes its rows in multiples of this.
     row_multiple: int = 1
+    # Kinds of the drafters that are there, where there are several of which some may be left out.
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RoundPlan:
     """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed.
 
-    With `max_nodes` 0 drafters are not asked for anything.
+    With `max_nodes` 0 drafters are not asked for anything, and else those of the kinds in `left_out` are not.
+    `row_price` is what a node has to be worth, in tokens; 0 while that is not known.
     """
 
     max_nodes: int
     linger_us: int
     row_multiple: int = 1
+    left_out: frozenset[str] = frozenset()
+    row_price: float = 0.0
 
 
 class RequestPlanner(Protocol):

@@ -16,6 +16,7 @@ from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
 from orchestrator.planning.reading import Reading
 from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.source_choice import SourceChoice
 from orchestrator.planning.stance import Stance
 from orchestrator.planning.usual_gains import UsualGains
 from orchestrator.planning.value_model import ValueModel
@@ -68,6 +69,7 @@ class AdaptivePlanner:
         self.weights = ClassWeights()
         self.reading = Reading(clock)
         self.exploration = Exploration(seed)
+        self.sources = SourceChoice(seed)
         self.stance = Stance()
         self._costs = CostModel()
         self._passes = PassLog(clock)
@@ -160,6 +162,7 @@ class AdaptivePlanner:
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._was_joint = record.is_joint
+        self.sources.pass_over(record, self.num_running)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         self._measured.add(record, self.num_running, is_settled)
         seconds = record.pass_s + (record.gap_s or 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
@@ -11,6 +12,7 @@ from orchestrator.planner import RoundPlan, Situation
 from orchestrator.planning.exploration import TRIAL_ROUNDS
 from orchestrator.planning.latency_class import class_weight
 from orchestrator.planning.linger import worthwhile_linger_s
+from orchestrator.planning.source_choice import NONE_LEFT_OUT, Verified
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import verified_tree
 
@@ -80,6 +82,9 @@ class AdaptiveRequest:
         # Tokens that its verified trees promised, and those accepted.
         self._promised = self._accepted = _PRIOR_TOKENS
         self._row_multiple = 1
+        # Drafters that there are to choose among; those that are not asked for the next round, and for this one.
+        self._sources: tuple[str, ...] = ()
+        self._left_out_next = self._left_out = NONE_LEFT_OUT
         # The round's last draft, before nodes were cut.
         self._at_hand: TokenTree | None = None
 
@@ -111,13 +116,18 @@ class AdaptiveRequest:
         num_queued = situation.load.queued_sequences
         if not self._drafts(num_queued):
             return RoundPlan(0, 0)
+        self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
+        is_trial = self._planner.exploration.is_trying or self._alone_left > 0
+        # Whether drafting pays is tried with all of them: those that were asked may be why it does not.
+        if situation.sources and not is_trial:
+            self._left_out_next = self._planner.sources.left_out(self._number, situation.sources)
         stance, running = self._planner.stance, max(1, self._planner.num_running)
         if not stance.is_known:
-            return fixed
+            return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
         gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
         if running > 1:
             self._row_multiple = 1
-        if self._planner.exploration.is_trying or self._alone_left:
+        if is_trial:
             # What is known may be out of date, and nothing is learned from drafts that are not waited for.
             gain = max(gain, TRIAL_GAIN)
         elif running > 1:
@@ -127,7 +137,9 @@ class AdaptiveRequest:
         # reads prompts waits for nobody: who waits for a draft misses it.
         if self._catches_up or self._planner.reading.is_crowded(num_queued):
             linger_s = 0.0
-        return RoundPlan(nodes, min(fixed.linger_us, round(1e6 * linger_s)), self._row_multiple)
+        price = stance.price / self._relative_weight
+        linger_us = min(fixed.linger_us, round(1e6 * linger_s))
+        return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, price)
 
     def tree_arrived(self) -> None:
         """Drafters owe the request nothing."""
@@ -164,8 +176,12 @@ class AdaptiveRequest:
         # The first round is the prompt's, which waits for nobody.
         asked = asked and not is_first
         self._last_pass = self._planner.round_over(outcome, self._last_pass, asked, self._is_newcomer)
+        # The next round has been planned already.
+        left_out, self._left_out = self._left_out, self._left_out_next
         if asked:
-            self._learn(outcome, sent)
+            if self._sources:
+                self._planner.sources.count(self._number, self._sources, left_out)
+            self._learn(outcome, sent, left_out)
         elif not self._is_drafting:
             self._num_aside += 1
         if self._alone_left:
@@ -190,6 +206,7 @@ class AdaptiveRequest:
         self.tree_arrived()
         if self._alone_left:
             self._give_back_trial()
+        self._planner.sources.request_ended(self._number)
         self._planner.ends(self._weight, was_running=self._last_pass > 0)
 
     def _trial_over(self, found_gain: bool) -> None:
@@ -251,20 +268,23 @@ class AdaptiveRequest:
             self._catches_up = self._last_pass > 0
             self._planner.joins()
 
-    def _learn(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
-        usual, values = self._planner.stance.gain, self._planner.values
+    def _learn(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
+        usual, values, sources = self._planner.stance.gain, self._planner.values, self._planner.sources
         if usual > 0 and not self._is_newcomer:
             gain = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / usual)
             self._num_asked += 1
             self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
             self._planner.gains.add(gain, self._is_greedy)
-        if not self._planner.looks_at(self._number):
+        if not self._planner.looks_at(self._number) and not sources.is_tried_by(self._number):
             return
         if self._at_hand is not None:
             values.note(self._at_hand)
             self._at_hand = None
-        if sent and outcome.draft_nodes:
-            tree = verified_tree(sent, outcome.draft_nodes)
+        tree = verified_tree(sent, outcome.draft_nodes) if sent and outcome.draft_nodes else None
+        if tree is not None:
             promised = values.learn(tree, outcome.token_ids[: outcome.num_accepted])
             self._promised = _FADE * self._promised + promised
             self._accepted = _FADE * self._accepted + outcome.num_accepted
+        if self._sources and not self._is_newcomer:
+            verified = Verified(tree, outcome.token_ids, outcome.num_accepted)
+            sources.learn(self._number, self._sources, left_out, sent, verified)

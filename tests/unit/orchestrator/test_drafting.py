@@ -196,6 +196,7 @@ class Follower:
     """Stands in for a connected drafter, and notes when it heard of an outcome."""
 
     needs_features = False
+    kind = "small-lm"
     connected = True
 
     def __init__(self, events: list[str]) -> None:
