@@ -173,7 +173,11 @@ class Drafting:
             return
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
-            drafted = merge([drafted, self._cache.draft_beside(drafted, self._plan.max_nodes, self.load.batch_size)])
+            plan = self._plan
+            beside = self._cache.draft_beside(
+                drafted, plan.max_nodes, self.load.batch_size, plan.row_price, plan.row_multiple
+            )
+            drafted = merge([drafted, beside])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             best = self._planner.select(best.prune(BUDGETS_SENT * self._plan.max_nodes))
@@ -184,7 +188,7 @@ class Drafting:
         """Send the cache's tree where no drafter's will follow; else it waits for that, and is merged with it."""
         if self._cache is None or self._send is None or not self._plan.max_nodes or self._num_asked():
             return
-        tree = self._cache.draft(BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size)
+        tree = self._cache.draft(BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size, self._plan.row_price)
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)

@@ -111,19 +111,25 @@ class AdaptiveRequest:
             self._number = self._planner.begins(self._weight)
         fixed = self._planner.fixed.plan(situation)
         self._row_multiple = fixed.row_multiple
-        if situation.forced or not situation.has_drafter or fixed.max_nodes == 0:
+        if situation.forced or fixed.max_nodes == 0:
             return fixed
-        num_queued = situation.load.queued_sequences
-        if not self._drafts(num_queued):
+        if not situation.has_drafter:
+            # The cache may have something.
+            return replace(fixed, row_price=self._row_price) if self._planner.stance.is_known else fixed
+        if not self._drafts(situation.load.queued_sequences):
             return RoundPlan(0, 0)
-        self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
         is_trial = self._planner.exploration.is_trying or self._alone_left > 0
+        self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
         # Whether drafting pays is tried with all of them: those that were asked may be why it does not.
         if situation.sources and not is_trial:
             self._left_out_next = self._planner.sources.left_out(self._number, situation.sources)
-        stance, running = self._planner.stance, max(1, self._planner.num_running)
-        if not stance.is_known:
+        if not self._planner.stance.is_known:
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
+        return self._draft_plan(fixed, is_trial, situation.load.queued_sequences)
+
+    def _draft_plan(self, fixed: RoundPlan, is_trial: bool, num_queued: int) -> RoundPlan:
+        """The limits of a round that asks for a draft."""
+        stance, running = self._planner.stance, max(1, self._planner.num_running)
         gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
         if running > 1:
             self._row_multiple = 1
@@ -137,9 +143,8 @@ class AdaptiveRequest:
         # reads prompts waits for nobody: who waits for a draft misses it.
         if self._catches_up or self._planner.reading.is_crowded(num_queued):
             linger_s = 0.0
-        price = stance.price / self._relative_weight
         linger_us = min(fixed.linger_us, round(1e6 * linger_s))
-        return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, price)
+        return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, self._row_price)
 
     def tree_arrived(self) -> None:
         """Drafters owe the request nothing."""
@@ -201,6 +206,11 @@ class AdaptiveRequest:
     def _relative_weight(self) -> float:
         """What its tokens count, compared with those of all requests; 1 where all have one priority."""
         return self._weight / self._planner.weights.mean
+
+    @property
+    def _row_price(self) -> float:
+        """What a row of this request has to bring, in its own tokens."""
+        return self._planner.stance.price / self._relative_weight
 
     def _leave(self) -> None:
         self.tree_arrived()
