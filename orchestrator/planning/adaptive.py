@@ -32,6 +32,8 @@ RUNNING_PER_NEWCOMER = 8
 # longer than so many seconds.
 ASKING_PER_UNSETTLED = 4
 LONGEST_UNSETTLED_S = 0.25
+# Prompts that are read within so many passes change nothing.
+FEW_CROWDED_PASSES = 2
 # The power of the shortfall behind plain decoding with which the threshold rises.
 DOUBT = 4
 # How far below the threshold a request may stay where drafting pays for all together.
@@ -86,6 +88,8 @@ class AdaptivePlanner:
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
+        # Passes in a row before which many prompts waited to be read.
+        self._num_crowded = 0
         self._unsettled_s = 0.0
         # Running means: rounds of a pass that ask for drafts; committed tokens of a sequence.
         self._asked = 0.0
@@ -118,14 +122,9 @@ class AdaptivePlanner:
         self.num_running += 1
         self.reading.num_unread -= 1
 
-    def may_join(self, num_queued: int) -> bool:
-        """Whether another request may begin to draft: where it pays for a few only, one after another.
-
-        `num_queued` sequences wait at the verifier.
-        """
+    def may_join(self) -> bool:
+        """Whether another request may begin to draft: where it pays for a few only, one after another."""
         if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
-            return False
-        if self.reading.is_crowded(num_queued):
             return False
         return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
 
@@ -164,13 +163,17 @@ class AdaptivePlanner:
         self._was_joint = record.is_joint
         self.sources.pass_over(record, self.num_running)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
-        self._measured.add(record, self.num_running, is_settled)
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
         # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
         # on and on.
         is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
+        if self._is_reading_pass():
+            if is_typical:
+                self._costs.add(record)
+            return
+        self._measured.add(record, self.num_running, is_settled)
         trial_is_over = self.exploration.next_pass(
             self.num_running, record.num_asked, record.num_rounds, seconds, is_settled
         )
@@ -181,6 +184,15 @@ class AdaptivePlanner:
             self._replan()
         if trial_is_over:
             self.exploration.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
+
+    def _is_reading_pass(self) -> bool:
+        """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""
+        num_before = self._num_crowded
+        self._num_crowded = num_before + 1 if self.reading.is_crowded() else 0
+        if num_before > FEW_CROWDED_PASSES and not self._num_crowded:
+            # Many requests are new: what they reach without drafts is seen before all of them ask for some.
+            self.exploration.pause()
+        return max(num_before, self._num_crowded) > FEW_CROWDED_PASSES
 
     def _replan(self) -> None:
         """Draw conclusions from what is known."""

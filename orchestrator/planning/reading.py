@@ -1,4 +1,4 @@
-"""Whether the verifier has many prompts to read: then nobody begins to draft, and no round waits."""
+"""Whether the verifier has many prompts to read: then nobody begins to draft, no round waits, nothing is concluded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 # So many prompts at a time are read on the side.
 FEW_PROMPTS = 4
 # Sequences that wait longer than this wait for room rather than for others' prompts, and drafting may give them some.
-LONGEST_S = 4.0
+LONGEST_S = 10.0
 
 
 class Reading:
@@ -19,14 +19,20 @@ class Reading:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        # Our own requests', and sequences that wait at the verifier, those of others among them, when it last told.
         self.num_unread = 0
+        self.num_queued = 0
         self._crowded_since_s: float | None = None
 
-    def is_crowded(self, num_queued: int) -> bool:
-        """Whether many prompts wait to be read; `num_queued` sequences wait at the verifier, others' among them."""
-        if max(self.num_unread, num_queued) <= FEW_PROMPTS:
+    def is_crowded(self) -> bool:
+        """Whether there are more than a few prompts, or some are left of so many."""
+        num_waiting = max(self.num_unread, self.num_queued)
+        if num_waiting == 0 or (num_waiting <= FEW_PROMPTS and not self._is_fresh()):
             self._crowded_since_s = None
             return False
-        if self._crowded_since_s is None:
+        if num_waiting > FEW_PROMPTS and self._crowded_since_s is None:
             self._crowded_since_s = self._clock()
-        return self._clock() - self._crowded_since_s <= LONGEST_S
+        return self._is_fresh()
+
+    def _is_fresh(self) -> bool:
+        return self._crowded_since_s is not None and self._clock() - self._crowded_since_s <= LONGEST_S

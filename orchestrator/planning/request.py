@@ -116,7 +116,9 @@ class AdaptiveRequest:
         if not situation.has_drafter:
             # The cache may have something.
             return replace(fixed, row_price=self._row_price) if self._planner.stance.is_known else fixed
-        if not self._drafts(situation.load.queued_sequences):
+        if situation.load.batch_size:
+            self._planner.reading.num_queued = situation.load.queued_sequences
+        if not self._drafts():
             return RoundPlan(0, 0)
         is_trial = self._planner.exploration.is_trying or self._alone_left > 0
         self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
@@ -125,9 +127,9 @@ class AdaptiveRequest:
             self._left_out_next = self._planner.sources.left_out(self._number, situation.sources)
         if not self._planner.stance.is_known:
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
-        return self._draft_plan(fixed, is_trial, situation.load.queued_sequences)
+        return self._draft_plan(fixed, is_trial)
 
-    def _draft_plan(self, fixed: RoundPlan, is_trial: bool, num_queued: int) -> RoundPlan:
+    def _draft_plan(self, fixed: RoundPlan, is_trial: bool) -> RoundPlan:
         """The limits of a round that asks for a draft."""
         stance, running = self._planner.stance, max(1, self._planner.num_running)
         gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
@@ -141,7 +143,7 @@ class AdaptiveRequest:
         linger_s = worthwhile_linger_s(gain * self._relative_weight, stance.rate, running)
         # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it. A pass that
         # reads prompts waits for nobody: who waits for a draft misses it.
-        if self._catches_up or self._planner.reading.is_crowded(num_queued):
+        if self._catches_up or self._planner.reading.is_crowded():
             linger_s = 0.0
         linger_us = min(fixed.linger_us, round(1e6 * linger_s))
         return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, self._row_price)
@@ -238,15 +240,15 @@ class AdaptiveRequest:
         floor = math.log(FLOOR_SHARE * self._planner.stance.price)
         return [likeliest] if self._planner.values.path_logs(tree)[likeliest] >= floor else []
 
-    def _drafts(self, num_queued: int) -> bool:
+    def _drafts(self) -> bool:
         """Whether the next round asks for a draft."""
         exploration = self._planner.exploration
-        if exploration.is_pausing:
+        if exploration.is_pausing or (not self._is_drafting and self._planner.reading.is_crowded()):
             return False
         if exploration.is_trying:
             self._begin()
         elif self._pays():
-            if self._planner.may_join(num_queued):
+            if self._planner.may_join():
                 self._begin()
         elif not self._alone_left:
             if exploration.tries_alone() or self._has_its_turn():
