@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from coppice.rpc import Server
 from coppice.tokenizer import TargetTokenizer
@@ -17,6 +18,7 @@ from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.latencies import Latencies
 from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.fleet import FleetPlanner, adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.prefix_cache.keys import Realm, knowledge_key
@@ -25,7 +27,6 @@ from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
 from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
-from orchestrator.verifier_client import VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes)
-        knowledge = _knowledge(config, realm, verifiers.info, drafters, planner)
+        knowledge = _knowledge(config, realm, verifiers, drafters, planner)
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
             await knowledge.start()
@@ -112,9 +113,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
 
 
 def _planner(config: Config, max_nodes: int) -> Planner:
-    """What an adaptive planner learns is of one verifier, so that several have fixed plans."""
-    is_adaptive = config.planner == "adaptive" and len(config.verifier_addresses) == 1
-    return (AdaptivePlanner if is_adaptive else FixedPlanner)(max_nodes, round(config.linger_ms * 1000))
+    linger_us, verifiers = round(config.linger_ms * 1000), config.verifier_addresses
+    if config.planner == "fixed":
+        return FixedPlanner(max_nodes, linger_us)
+    if len(verifiers) == 1:
+        return AdaptivePlanner(max_nodes, linger_us)
+    return FleetPlanner(verifiers, max_nodes, linger_us)
 
 
 async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, service: InferenceService) -> None:
@@ -128,19 +132,22 @@ async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, servi
 
 
 def _knowledge(
-    config: Config, realm: Realm, info: VerifierInfo, drafters: DrafterPool, planner: Planner
+    config: Config, realm: Realm, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
 ) -> SharedKnowledge | None:
     """What planners learn, shared through Redis where there is one."""
-    if not config.redis_url or not isinstance(planner, AdaptivePlanner):
+    planners = adaptive_planners(planner, config.verifier_addresses)
+    if not config.redis_url or not planners:
         return None
     counts = CacheCounts()
     own = {CACHE} if config.cache_drafter else set[str]()
 
-    def key() -> bytes:
+    def key(client: VerifierClient) -> bytes:
+        info = client.info if client.is_known else verifiers.info
         return knowledge_key(realm, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
 
     store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
-    return SharedKnowledge(store, counts, [Pupil(planner, key)], config.cache_ttl_s)
+    pupils = [Pupil(planners[client.address], partial(key, client)) for client in verifiers.clients]
+    return SharedKnowledge(store, counts, pupils, config.cache_ttl_s)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

@@ -52,8 +52,9 @@ class DrafterClient:
         self._handlers: dict[int, DraftHandler] = {}
         # Those that may be of the same kind.
         self.others: Sequence[DrafterClient] = ()
-        # Tokens of each sequence that the drafter knows.
+        # Of each sequence, the tokens that the drafter knows, and the limits: most nodes and the multiple of rows.
         self._lengths: dict[int, int] = {}
+        self._limits: dict[int, tuple[int, int]] = {}
         # Known once the drafter has been connected.
         self.kind = ""
         self.needs_features = False
@@ -94,28 +95,29 @@ class DrafterClient:
             self._open(sequence_id, handler)
         return sequence_id
 
-    def outcome(
-        self, sequence_id: int, outcome: Outcome, max_nodes: int | None, row_multiple: int | None = None
-    ) -> None:
-        """Tell what was committed and, when they change, the next round's most nodes and multiple of rows.
+    def outcome(self, sequence_id: int, outcome: Outcome, max_nodes: int, row_multiple: int) -> None:
+        """Tell what was committed and, when they have changed, the next round's most nodes and multiple of rows.
 
         It may be that of several rounds; what the drafter was opened with since is left out.
         """
         if sequence_id in self._lengths:
             known = self._lengths[sequence_id] - outcome.base_length
             self._lengths[sequence_id] = outcome.base_length + len(outcome.token_ids)
+            known_nodes, known_multiple = self._limits[sequence_id]
+            self._limits[sequence_id] = max_nodes, row_multiple
             message = drafter_pb2.DraftOutcome(
                 base_length=outcome.base_length + known,
                 token_ids=outcome.token_ids[known:],
                 features=outcome.features if self.needs_features else b"",
-                max_nodes=max_nodes,
-                row_multiple=row_multiple,
+                max_nodes=max_nodes if max_nodes != known_nodes else None,
+                row_multiple=row_multiple if row_multiple != known_multiple else None,
             )
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
     def leave(self, sequence_id: int) -> None:
         """Stop following a sequence."""
         self._lengths.pop(sequence_id, None)
+        self._limits.pop(sequence_id, None)
         if self._handlers.pop(sequence_id, None) is not None:
             close = drafter_pb2.CloseDraft()
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
@@ -198,6 +200,7 @@ class DrafterClient:
     def _open(self, sequence_id: int, handler: DraftHandler) -> None:
         opening = handler.draft_opening()
         self._lengths[sequence_id] = len(opening.token_ids)
+        self._limits[sequence_id] = opening.max_nodes, opening.row_multiple
         message = drafter_pb2.OpenDraft(
             prompt_token_ids=opening.token_ids,
             sampling=wire.sampling_to_proto(opening.sampling),

@@ -64,10 +64,12 @@ class Drafting:
         self._row_multiple = row_multiple
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
-        # Drafters that follow the request; they are asked to when a plan first wants a draft.
+        # Drafters that follow the request, and those that do not yet: they are asked to when a plan first wants a draft
+        # of theirs.
         self._members: dict[DrafterClient, int] = {}
-        # From where on the drafters were not told what was committed, since no draft was wanted.
-        self._withheld_from: int | None = None
+        self._unjoined = list(self._clients)
+        # From where on drafters were not told what was committed, since no draft of theirs was wanted.
+        self._withheld_from: dict[DrafterClient, int] = {}
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -76,9 +78,6 @@ class Drafting:
         # the verifier, which has seen its beginning before, is long done with it.
         self._in_time = False
         self._told_linger_us = 0
-        # What the drafters were told last: nodes, and the multiple of rows.
-        self._told_nodes = 0
-        self._told_multiple = 1
         # The current round's plan, and whether drafters were asked for this round and for the one before.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
@@ -114,6 +113,7 @@ class Drafting:
         if self._cache is not None:
             self._cache.close(statistics, self._planner.gain)
         members, self._members = self._members, {}
+        self._unjoined.clear()
         for client, sequence_id in members.items():
             client.leave(sequence_id)
 
@@ -122,9 +122,10 @@ class Drafting:
         self._told_linger_us = self._plan.linger_us
         return self._told_linger_us
 
-    def opened(self, send: SendDraft) -> None:
-        """The verifier has the sequence now, and only that; a tree that is there already is sent again."""
+    def opened(self, send: SendDraft, verifier: str = "") -> None:
+        """A verifier has the sequence now, and only that; a tree that is there already is sent again."""
         self._send = send
+        self._planner.runs_on(verifier)
         if self._sent:
             self._forward(self._sent[-1])
         if self._cache is not None:
@@ -137,7 +138,6 @@ class Drafting:
         """The request as a drafter that begins to follow it has to know it."""
         # The drafter that asks may be the first.
         plan = self._replan(has_drafter=True)
-        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         tokens = tuple(self._transcript.tokens)
         return DraftOpening(
             tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple, self.request_id
@@ -192,11 +192,16 @@ class Drafting:
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
-        if not len(tree) and len(self._trees) < self._num_following():
+        if not len(tree) and len(self._trees) < self._num_asked():
+            # Another one's may still come.
             return
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
-            drafted = merge([drafted, self._cache.draft_beside(drafted, self._plan.max_nodes, self.load.batch_size)])
+            plan = self._plan
+            beside = self._cache.draft_beside(
+                drafted, plan.max_nodes, self.load.batch_size, plan.row_price, plan.row_multiple
+            )
+            drafted = merge([drafted, beside])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             best = self._planner.select(best.prune(BUDGETS_SENT * self._plan.max_nodes))
@@ -205,15 +210,16 @@ class Drafting:
 
     def _draft_alone(self) -> None:
         """Send the cache's tree where no drafter's may follow in time; else it waits for that, to be merged with it."""
-        if self._cache is None or self._send is None:
+        plan = self._plan
+        if self._cache is None or self._send is None or not plan.max_nodes:
             return
-        nodes, batch_size = BUDGETS_SENT * self._plan.max_nodes, self.load.batch_size
-        if not self._num_following():
-            tree = self._cache.draft(nodes, batch_size)
+        nodes, batch_size = BUDGETS_SENT * plan.max_nodes, self.load.batch_size
+        if not self._num_asked():
+            tree = self._cache.draft(nodes, batch_size, plan.row_price)
         elif self._in_time or self._has_drafters_tree():
             return
         else:
-            tree = self._cache.draft_before(nodes, batch_size)
+            tree = self._cache.draft_before(nodes, batch_size, plan.row_price)
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)
@@ -256,15 +262,22 @@ class Drafting:
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
         """Have another drafter of the same kind follow the request."""
         gone.leave(self._members.pop(gone))
-        self._members[other] = other.join(self)
+        if self._withheld_from.pop(gone, None) is None:
+            self._members[other] = other.join(self)
+        else:
+            self._unjoined.append(other)
         self._sync_linger()
 
     def _is_current(self, base_length: int, assumed: tuple[int, ...]) -> bool:
         tokens = self._transcript.tokens
         return base_length + len(assumed) == len(tokens) and (not assumed or tuple(tokens[base_length:]) == assumed)
 
-    def _num_following(self) -> int:
-        return sum(client.follows(sequence_id) for client, sequence_id in self._members.items())
+    def _num_asked(self) -> int:
+        """Drafters that the round's trees may come from."""
+        return sum(
+            client.follows(sequence_id) and client not in self._withheld_from
+            for client, sequence_id in self._members.items()
+        )
 
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
         has_drafter = has_drafter or self._has_drafter()
@@ -276,41 +289,54 @@ class Drafting:
                 forced=self._forced or self._samples,
                 load=self.load,
                 row_multiple=self._row_multiple,
+                sources=self._choice() if len(self._clients) > 1 else (),
             )
         )
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
 
     def _has_drafter(self) -> bool:
-        if self._members:
-            return self._num_following() > 0
-        return any(client.connected for client in self._clients)
+        return bool(self._at_hand())
+
+    def _at_hand(self) -> list[DrafterClient]:
+        """Drafters that could be asked for the next round."""
+        following = [client for client, sequence_id in self._members.items() if client.follows(sequence_id)]
+        return following + [client for client in self._unjoined if client.connected]
+
+    def _choice(self) -> tuple[str, ...]:
+        """Kinds to choose among; none where a drafter needs features, which has to be told of every outcome."""
+        at_hand = self._at_hand()
+        return tuple(client.kind for client in at_hand) if len(at_hand) > 1 and not self.wants_features else ()
 
     def _join(self) -> None:
-        for client in self._clients:
-            self._members[client] = client.join(self)
+        """Ask the drafters that the plan wants to follow the request."""
+        left_out, unjoined = self._plan.left_out, self._unjoined
+        self._unjoined = [client for client in unjoined if client.kind in left_out]
+        for client in unjoined:
+            if client.kind not in left_out:
+                self._members[client] = client.join(self)
 
     def _tell_drafters(self, outcome: Outcome) -> None:
-        """Ask for drafts behind the outcome; while none are wanted, drafters have no work with the request at all.
+        """Ask for drafts behind the outcome; drafters of whom none is wanted have no work with the request at all.
 
         Those that need features are told of every outcome, since features come only once.
         """
         plan = self._plan
-        if plan.max_nodes and not self._members:
-            self._join()
-            return
-        if not plan.max_nodes and not self.wants_features:
-            if self._withheld_from is None:
-                self._withheld_from = outcome.base_length
-            return
-        if self._withheld_from is not None:
-            start, self._withheld_from = self._withheld_from, None
-            outcome = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
-        new_nodes = plan.max_nodes if plan.max_nodes != self._told_nodes else None
-        new_multiple = plan.row_multiple if plan.row_multiple != self._told_multiple else None
-        self._told_nodes, self._told_multiple = plan.max_nodes, plan.row_multiple
         for client, sequence_id in self._members.items():
-            client.outcome(sequence_id, outcome, new_nodes, new_multiple)
+            if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
+                told = (
+                    self._all_since(self._withheld_from.pop(client), outcome)
+                    if client in self._withheld_from
+                    else outcome
+                )
+                client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
+            else:
+                self._withheld_from.setdefault(client, outcome.base_length)
+        if plan.max_nodes and self._unjoined:
+            self._join()
+
+    def _all_since(self, start: int, outcome: Outcome) -> Outcome:
+        return replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
 
     def _sync_linger(self) -> None:
         """Tell the verifier at once whether to wait; how long exactly, it is told with the next tree."""

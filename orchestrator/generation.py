@@ -128,7 +128,7 @@ class Generation:
     def on_opened(self, place: Place) -> None:
         """Drafts may be sent from here on."""
         self._place = place
-        self._drafting.opened(place.draft)
+        self._drafting.opened(place.draft, place.verifier.address)
 
     def on_outcome(self, outcome: Outcome, load: Load) -> None:
         """Commit a round. The drafters hear of it first: they are what the next round waits for.

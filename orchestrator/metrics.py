@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from coppice.metric import Metric, Prefix
 from orchestrator.admission import Admission
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import STALE
 from orchestrator.latencies import Latencies
-from orchestrator.planner import Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.tally import Tally
@@ -98,20 +97,32 @@ def peer_metrics(verifiers: VerifierPool, drafters: Sequence[DrafterClient]) -> 
     yield _OWN.counter("drafter_errors", "Outputs that a drafter erred in and was dropped from.", dropped)
 
 
-def planner_metrics(planner: Planner) -> Iterator[Metric]:
-    """What the adaptive planner thinks; nothing of a fixed one."""
-    if not isinstance(planner, AdaptivePlanner):
-        return
+def planner_metrics(planners: Mapping[str, AdaptivePlanner]) -> Iterator[Metric]:
+    """What the adaptive planners think, by the address of their verifier."""
+    for verifier, planner in planners.items():
+        yield from _planner_metrics(planner, verifier)
+
+
+def _planner_metrics(planner: AdaptivePlanner, verifier: str) -> Iterator[Metric]:
     stance, exploration = planner.stance, planner.exploration
-    yield _OWN.gauge("planner_rate", "Tokens per second that time is worth; 0 until known.", stance.rate)
-    yield _OWN.gauge("planner_price", "Tokens that a row of a pass has to gain.", stance.price)
-    yield _OWN.gauge("planner_threshold", "Share of a usual draft's gain from which drafts pay.", stance.threshold)
-    yield _OWN.gauge("planner_gain", "Accepted tokens that a usual draft promises.", stance.gain)
-    yield _OWN.gauge("planner_nodes", "Nodes of a usual draft that are worth their rows.", stance.nodes)
-    yield _OWN.gauge("planner_pays", "Whether it would pay if every request drafted.", stance.pays_jointly)
-    yield _OWN.counter("planner_pauses", "Pauses of drafting where it pays.", exploration.num_pauses)
-    trials = {"all": exploration.num_trials, "alone": exploration.num_trials_alone}
-    yield from _OWN.counters("planner_probes", "Trials of drafting where it does not pay, by who.", "who", trials)
+    yield _OWN.gauge(
+        "planner_rate", "Tokens per second that time is worth; 0 until known.", stance.rate, verifier=verifier
+    )
+    yield _OWN.gauge("planner_price", "Tokens that a row of a pass has to gain.", stance.price, verifier=verifier)
+    yield _OWN.gauge(
+        "planner_threshold", "Share of a usual draft's gain from which drafts pay.", stance.threshold, verifier=verifier
+    )
+    yield _OWN.gauge("planner_gain", "Accepted tokens that a usual draft promises.", stance.gain, verifier=verifier)
+    yield _OWN.gauge(
+        "planner_nodes", "Nodes of a usual draft that are worth their rows.", stance.nodes, verifier=verifier
+    )
+    yield _OWN.gauge(
+        "planner_pays", "Whether it would pay if every request drafted.", stance.pays_jointly, verifier=verifier
+    )
+    yield _OWN.counter("planner_pauses", "Pauses of drafting where it pays.", exploration.num_pauses, verifier=verifier)
+    for who, count in (("all", exploration.num_trials), ("alone", exploration.num_trials_alone)):
+        text = "Trials of drafting where it does not pay, by who."
+        yield _OWN.counter("planner_probes", text, count, verifier=verifier, who=who)
 
 
 def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:

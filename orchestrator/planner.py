@@ -35,18 +35,23 @@ class Situation:
     load: Load = Load()
     # A pass computes its rows in multiples of this.
     row_multiple: int = 1
+    # Kinds of the drafters that are there, where there are several of which some may be left out.
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RoundPlan:
     """Limits of a round, and in which multiples its rows, one for the root and one per node, are computed.
 
-    With `max_nodes` 0 drafters are not asked for anything.
+    With `max_nodes` 0 drafters are not asked for anything, and else those of the kinds in `left_out` are not.
+    `row_price` is what a node has to be worth, in tokens; 0 while that is not known.
     """
 
     max_nodes: int
     linger_us: int
     row_multiple: int = 1
+    left_out: frozenset[str] = frozenset()
+    row_price: float = 0.0
 
 
 # Plans are immutable, and few differ: most rounds get one that is there already.
@@ -63,6 +68,9 @@ class DraftGain:
 
 class RequestPlanner(Protocol):
     """Plans one request's rounds; called several times per round, so it has to be quick."""
+
+    def runs_on(self, verifier: str) -> None:
+        """The request was opened on the verifier at this address, for the first time or anew."""
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits."""
@@ -88,9 +96,9 @@ class RequestPlanner(Protocol):
 
 
 class Planner(Protocol):
-    """Plans every request of one verifier."""
+    """Plans every request."""
 
-    def follow(self, is_greedy: bool) -> RequestPlanner:
+    def follow(self, is_greedy: bool, priority: int = 0) -> RequestPlanner:
         """The plans of a request that begins now."""
 
 
@@ -104,9 +112,12 @@ class FixedPlanner:
         self._max_nodes = max_nodes
         self._linger_us = linger_us
 
-    def follow(self, is_greedy: bool) -> FixedPlanner:
+    def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
         """Every request is planned alike."""
         return self
+
+    def runs_on(self, verifier: str) -> None:
+        """Every verifier is planned alike."""
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""

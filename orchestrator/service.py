@@ -35,6 +35,7 @@ from orchestrator.metrics import (
 from orchestrator.output import Output
 from orchestrator.outputs import OneOutput, Outputs
 from orchestrator.planner import Planner
+from orchestrator.planning.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
@@ -134,7 +135,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if self.tally.latencies is not None:
             yield from latency_metrics(self.tally.latencies)
         yield from peer_metrics(self._verifiers, self._drafters.clients)
-        yield from planner_metrics(self._planner)
+        yield from planner_metrics(adaptive_planners(self._planner, [one.address for one in self._verifiers.clients]))
         if self._cache is not None:
             yield from cache_metrics(self._cache.counts)
 
@@ -207,7 +208,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
             clients=choose(request.sources) if request.speculates else (),
-            planner=self._planner.follow(is_greedy=request.sampling.temperature == 0),
+            planner=self._planner.follow(request.sampling.temperature == 0, request.priority),
             transcript=transcript,
             sampling=request.sampling,
             requested_nodes=request.max_nodes,

@@ -13,11 +13,15 @@ from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.exploration import Exploration
 from orchestrator.planning.knowledge import Knowledge
+from orchestrator.planning.latency_class import ClassWeights
 from orchestrator.planning.measured_rate import MeasuredRates
 from orchestrator.planning.missed_passes import MissedPasses
 from orchestrator.planning.pass_log import PassLog
+from orchestrator.planning.reading import Reading
 from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.source_choice import SourceChoice
 from orchestrator.planning.stance import Stance
+from orchestrator.planning.usual_gains import UsualGains
 from orchestrator.planning.value_model import ValueModel
 from orchestrator.rounds import Outcome
 
@@ -33,12 +37,16 @@ RUNNING_PER_NEWCOMER = 8
 # longer than so many seconds.
 ASKING_PER_UNSETTLED = 4
 LONGEST_UNSETTLED_S = 0.25
+# Prompts that are read within so many passes change nothing.
+FEW_CROWDED_PASSES = 2
 # The power of the shortfall behind plain decoding with which the threshold rises.
 DOUBT = 4
 # How far below the threshold a request may stay where drafting pays for all together.
 LEAST_SHARE_OF_THRESHOLD = 0.6
 # Weight of an observation in running means.
 _RATE = 0.05
+# Fewer rounds of a pass that ask for drafts are the exception.
+_FEWEST_ASKING = 0.5
 
 
 class AdaptivePlanner:
@@ -47,14 +55,28 @@ class AdaptivePlanner:
     What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
     second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
     below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too.
+
+    Tokens of a higher priority count more (`latency_class.py`): a request's nodes and drafts are worth their tokens
+    times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
     """
 
     def __init__(
-        self, max_nodes: int, linger_us: int, seed: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        max_nodes: int,
+        linger_us: int,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        values: ValueModel | None = None,
+        gains: UsualGains | None = None,
     ) -> None:
+        """`values` and `gains` may be shared with the planners of other verifiers."""
         self.fixed = FixedPlanner(max_nodes, linger_us)
-        self.values = ValueModel()
+        self.values = values or ValueModel()
+        self.gains = gains or UsualGains()
+        self.weights = ClassWeights()
+        self.reading = Reading(clock)
         self.exploration = Exploration(seed)
+        self.sources = SourceChoice(seed)
         self.stance = Stance()
         self._costs = CostModel()
         # What another planner had learned, until it is known whether it holds here.
@@ -62,19 +84,22 @@ class AdaptivePlanner:
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
         self._measured = MeasuredRates()
-        # Requests that have begun, of these the ones that have had a round, and those that wait for their first tree.
+        # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
+        # round, and those that wait for their first tree.
         self._num_requests = 0
+        self.num_begun = 0
         self.num_running = 0
         self.num_newcomers = 0
+        # Whether a request that has stood aside for long has its turn to draft.
+        self.turn_is_taken = False
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
+        # Passes in a row before which many prompts waited to be read.
+        self._num_crowded = 0
         self._unsettled_s = 0.0
-        # Running means: rounds of a pass that ask for drafts; gain relative to that of a usual draft, in all and of
-        # greedy requests and others; committed tokens of a sequence.
+        # Running means: rounds of a pass that ask for drafts; committed tokens of a sequence.
         self._asked = 0.0
-        self._mean_gain = 1.0
-        self._class_gain = {True: 1.0, False: 1.0}
         self._context = 0.0
 
     @property
@@ -86,7 +111,7 @@ class AdaptivePlanner:
         """What was learned so far that another planner of such a verifier could use; None while that is nothing."""
         if not self._costs.is_known or not self.values.has_seen_trees:
             return None
-        gains = (self._mean_gain, self._class_gain[True], self._class_gain[False])
+        gains = (self.gains.mean, self.gains.of_class(True), self.gains.of_class(False))
         return Knowledge(self._costs.evidence(), self._missed.evidence(), self.values.evidence(), gains, self._context)
 
     def begin_with(self, knowledge: Knowledge) -> None:
@@ -100,20 +125,33 @@ class AdaptivePlanner:
         self._borrowed = BorrowedCosts(as_borrowed)
         self._missed.restore(knowledge.missed)
         self.values.restore(knowledge.trees)
-        self._mean_gain, self._class_gain[True], self._class_gain[False] = knowledge.gains
+        self.gains.restore(*knowledge.gains)
         self._context = knowledge.context
 
-    def follow(self, is_greedy: bool) -> AdaptiveRequest:
+    @property
+    def some_draft(self) -> bool:
+        """Whether requests ask for drafts these days."""
+        return self._asked >= _FEWEST_ASKING
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now."""
+        return AdaptiveRequest(self, is_greedy, priority)
+
+    def begins(self, weight: float) -> int:
+        """A request is opened here; returns its number among all that ever were."""
         self._num_requests += 1
+        self.num_begun += 1
+        self.reading.num_unread += 1
+        self.weights.add(weight)
         if not self.pass_number and self._costs.is_known:
             # Nobody has had a round yet, and what was learned elsewhere is all there is.
-            self._replan(self._num_requests)
-        return AdaptiveRequest(self, is_greedy, self._num_requests)
+            self._replan(self.num_begun)
+        return self._num_requests
 
-    def usual_gain(self, is_greedy: bool) -> float:
-        """Relative gain that a request of a class is expected to have."""
-        return self._class_gain[is_greedy]
+    def first_round(self) -> None:
+        """A request has had its first round here: its prompt has been read."""
+        self.num_running += 1
+        self.reading.num_unread -= 1
 
     def may_join(self) -> bool:
         """Whether another request may begin to draft: where it pays for a few only, one after another."""
@@ -139,13 +177,13 @@ class AdaptivePlanner:
             self._missed.count(self.pass_number - last_pass)
         return self.pass_number
 
-    def gained(self, relative_gain: float, is_greedy: bool) -> None:
-        """A round that had asked for drafts accepted so much, relative to a usual draft."""
-        self._class_gain[is_greedy] += _RATE * (relative_gain - self._class_gain[is_greedy])
-        self._mean_gain += _RATE * (relative_gain - self._mean_gain)
-
-    def request_ended(self) -> None:
-        """A request that had had a round has ended."""
+    def ends(self, weight: float, was_running: bool) -> None:
+        """A request has ended, or goes on elsewhere."""
+        self.num_begun -= 1
+        self.weights.remove(weight)
+        if not was_running:
+            self.reading.num_unread -= 1
+            return
         self.num_running -= 1
         if self.num_running == 0:
             self._passes.idle()
@@ -154,8 +192,9 @@ class AdaptivePlanner:
         """Begin anew if what was learned elsewhere is of no use here."""
         if borrowed.are_refuted_by(record):
             logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
-            self._costs, self._missed, self.values, self.stance = CostModel(), MissedPasses(), ValueModel(), Stance()
-            self._mean_gain, self._class_gain = 1.0, {True: 1.0, False: 1.0}
+            self._costs, self._missed, self.stance = CostModel(), MissedPasses(), Stance()
+            self.values.forget()
+            self.gains.restore(1.0, 1.0, 1.0)
         if borrowed.is_checked:
             self._borrowed = None
 
@@ -165,14 +204,19 @@ class AdaptivePlanner:
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._was_joint = record.is_joint
+        self.sources.pass_over(record, self.num_running)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
-        self._measured.add(record, self.num_running, is_settled)
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
         # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
         # on and on.
         is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
+        if self._is_reading_pass():
+            if is_typical:
+                self._costs.add(record)
+            return
+        self._measured.add(record, self.num_running, is_settled)
         trial_is_over = self.exploration.next_pass(
             self.num_running, record.num_asked, record.num_rounds, seconds, is_settled
         )
@@ -182,7 +226,16 @@ class AdaptivePlanner:
         if (is_typical and self._costs.add(record)) or trial_is_over:
             self._replan(self.num_running)
         if trial_is_over:
-            self.exploration.trial_over(found_gain=self._mean_gain >= self.stance.threshold)
+            self.exploration.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
+
+    def _is_reading_pass(self) -> bool:
+        """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""
+        num_before = self._num_crowded
+        self._num_crowded = num_before + 1 if self.reading.is_crowded() else 0
+        if num_before > FEW_CROWDED_PASSES and not self._num_crowded:
+            # Many requests are new: what they reach without drafts is seen before all of them ask for some.
+            self.exploration.pause()
+        return max(num_before, self._num_crowded) > FEW_CROWDED_PASSES
 
     def _replan(self, running: int) -> None:
         """Draw conclusions from what is known, for so many running requests."""
@@ -224,7 +277,7 @@ class AdaptivePlanner:
         drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
         nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
         best = best_budget(nodes, present, drafting_s, costs.row_s)
-        return (present + self._mean_gain * best.gain) / (drafting_s + costs.row_s * best.rows)
+        return (present + self.gains.mean * best.gain) / (drafting_s + costs.row_s * best.rows)
 
     def _plain_round_s(self, num_rounds: float) -> float:
         return self._costs.plain_round_s(num_rounds, num_rounds * self._context)

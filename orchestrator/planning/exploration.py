@@ -11,6 +11,8 @@ from orchestrator.planning.measured_rate import FULL_SHARE
 # further one it takes twice as long.
 PAUSE_PASSES = 4
 LONGEST_PAUSE = 16
+# When many requests have begun at once: as many as it takes to know what plain passes reach now.
+NEW_LOAD_PAUSE_PASSES = 8
 FIRST_PAUSE_AFTER = 32
 FIRST_PAUSE_IN_COMPANY_AFTER = 12
 LONGEST_BETWEEN_PAUSES = 384
@@ -61,6 +63,11 @@ class Exploration:
     def is_trying(self) -> bool:
         """Whether everybody drafts now."""
         return self._trial_left > 0
+
+    def pause(self) -> None:
+        """Let nobody draft for the next passes, since the load is another one; unless something is tried already."""
+        if not self._trial_left and not self._pause_left:
+            self._pause_left, self._pause_passes = NEW_LOAD_PAUSE_PASSES, 0
 
     def next_pass(self, num_running: int, num_asked: int, num_rounds: int, seconds: float, is_settled: bool) -> bool:
         """A pass of so many rounds that took so long has ended, of which so many had asked for drafts.

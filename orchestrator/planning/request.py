@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
 from orchestrator.planner import DraftGain, RoundPlan, Situation, round_plan
 from orchestrator.planning.exploration import TRIAL_ROUNDS
+from orchestrator.planning.latency_class import class_weight
 from orchestrator.planning.linger import worthwhile_linger_s
+from orchestrator.planning.source_choice import NONE_LEFT_OUT, Verified
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import verified_tree
 
@@ -30,6 +33,12 @@ _MOST_RELATIVE_GAIN = 4.0
 # bad: a request that drafts finds out itself, one that does not finds out nothing.
 _MOST_KNOWN_ROUNDS = 16
 _MOST_BAD_ROUNDS = 4
+# A request that stands aside while others draft tries again for TRIAL_ROUNDS after so many rounds, and after twice as
+# many each time that it was in vain: one in 17 rounds at first, and 1.5 % in the long run.
+FIRST_TURN_AFTER = 128
+LONGEST_BETWEEN_TURNS = 512
+# A request that asks for drafts keeps its likeliest node where that is worth this share of its row.
+FLOOR_SHARE = 0.5
 # What a tree looked at leaves of the weight of earlier ones in the request's own correction.
 _FADE = 0.9
 _PRIOR_TOKENS = 2.0
@@ -40,12 +49,25 @@ class AdaptiveRequest:
 
     It asks drafters while its drafts gain more, compared with usual ones, than the stance's threshold, and when it is
     its turn to try. While it does not ask, there is nothing to draft, to verify or to wait for.
+
+    Nobody is left out for good: who does not draft while others do has its turn now and then, and who drafts keeps one
+    node, however low its class and its record, unless a row costs twice what the node is worth by itself.
     """
 
-    def __init__(self, planner: AdaptivePlanner, is_greedy: bool, number: int) -> None:
+    def __init__(
+        self,
+        planner: AdaptivePlanner,
+        is_greedy: bool,
+        priority: int = 0,
+        fleet: Mapping[str, AdaptivePlanner] | None = None,
+    ) -> None:
+        """`fleet` are the planners of all verifiers, by address, where there are several."""
         self._planner = planner
+        self._fleet = fleet or {}
         self._is_greedy = is_greedy
-        self._number = number
+        self._weight = class_weight(priority)
+        # Its number at the planner; 0 until its first plan is wanted, since outputs wait for the first of their prompt.
+        self._number = 0
         self._last_pass = 0
         self._is_drafting = False
         # Whether drafters owe it the first tree since it began to draft.
@@ -55,38 +77,81 @@ class AdaptiveRequest:
         self._alone_left = 0
         self._is_closed = False
         # Gain of its drafts relative to usual ones, from so many rounds.
-        self._gain = planner.usual_gain(is_greedy)
-        self._usual_gain = self._gain
+        self._gain = self._usual_gain = planner.gains.of_class(is_greedy)
         self._num_asked = 0
         self._total_gain = 0.0
+        # Rounds since it drafted last, and after how many it tries again.
+        self._num_aside = 0
+        self._turn_after = FIRST_TURN_AFTER
+        self._has_turn = False
         # Tokens that its verified trees promised, and those accepted.
         self._promised = self._accepted = _PRIOR_TOKENS
         self._row_multiple = 1
+        # Drafters that there are to choose among; those that are not asked for the next round, and for this one.
+        self._sources: tuple[str, ...] = ()
+        self._left_out_next = self._left_out = NONE_LEFT_OUT
         # The round's last draft, before nodes were cut.
         self._at_hand: TokenTree | None = None
 
+    def runs_on(self, verifier: str) -> None:
+        """Belong to the planner of the verifier that it was opened on; what is known of its drafts goes with it."""
+        planner = self._fleet.get(verifier, self._planner)
+        if planner is self._planner or self._is_closed:
+            return
+        was_newcomer, has_begun = self._is_newcomer, self._number > 0
+        if has_begun:
+            self._leave()
+        self._planner = planner
+        if not has_begun:
+            return
+        self._last_pass = self._alone_left = 0
+        self._number = planner.begins(self._weight)
+        if was_newcomer:
+            self._is_newcomer = True
+            planner.joins()
+
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
+        if not self._number:
+            self._number = self._planner.begins(self._weight)
         fixed = self._planner.fixed.plan(situation)
         self._row_multiple = fixed.row_multiple
-        if situation.forced or not situation.has_drafter or fixed.max_nodes == 0:
+        if situation.forced or fixed.max_nodes == 0:
             return fixed
+        if not situation.has_drafter:
+            # The cache may have something.
+            return replace(fixed, row_price=self._row_price) if self._planner.stance.is_known else fixed
+        if situation.load.batch_size:
+            self._planner.reading.num_queued = situation.load.queued_sequences
         if not self._drafts():
             return round_plan(0, 0)
+        is_trial = self._planner.exploration.is_trying or self._alone_left > 0
+        self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
+        # Whether drafting pays is tried with all of them: those that were asked may be why it does not.
+        if situation.sources and not is_trial:
+            self._left_out_next = self._planner.sources.left_out(self._number, situation.sources)
+        if not self._planner.stance.is_known:
+            return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
+        return self._draft_plan(fixed, is_trial)
+
+    def _draft_plan(self, fixed: RoundPlan, is_trial: bool) -> RoundPlan:
+        """The limits of a round that asks for a draft."""
         stance, running = self._planner.stance, max(1, self._planner.num_running)
-        if not stance.is_known:
-            return fixed
         gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
         if running > 1:
             self._row_multiple = 1
-        if self._planner.exploration.is_trying or self._alone_left:
+        if is_trial:
             # What is known may be out of date, and nothing is learned from drafts that are not waited for.
             gain = max(gain, TRIAL_GAIN)
         elif running > 1:
             nodes = min(nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
-        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it.
-        linger_s = 0.0 if self._catches_up else worthwhile_linger_s(gain, stance.rate, running)
-        return round_plan(nodes, min(fixed.linger_us, round(1e6 * linger_s)), self._row_multiple)
+        linger_s = worthwhile_linger_s(gain * self._relative_weight, stance.rate, running)
+        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it. A pass that
+        # reads prompts waits for nobody: who waits for a draft misses it.
+        if self._catches_up or self._planner.reading.is_crowded():
+            linger_s = 0.0
+        linger_us = min(fixed.linger_us, round(1e6 * linger_s))
+        return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, self._row_price)
 
     def tree_arrived(self) -> None:
         """Drafters owe the request nothing."""
@@ -102,9 +167,12 @@ class AdaptiveRequest:
         stance, values = self._planner.stance, self._planner.values
         if stance.price <= 0:
             return tree
-        kept = values.worth(tree, stance.log_price - math.log(self._accepted / self._promised))
+        own = self._relative_weight * self._accepted / self._promised
+        kept = values.worth(tree, stance.log_price - math.log(own))
         if kept is None:
             return tree
+        if not kept:
+            kept = self._floor(tree)
         if self._row_multiple > 1 and kept:
             rows = -(-(1 + len(kept)) // self._row_multiple) * self._row_multiple
             return tree.prune(rows - 1)
@@ -115,17 +183,23 @@ class AdaptiveRequest:
         if self._is_closed:
             return
         is_first = self._last_pass == 0
-        self._planner.num_running += is_first
+        if is_first:
+            self._planner.first_round()
         # The first round is the prompt's, which waits for nobody.
         asked = asked and not is_first
         self._last_pass = self._planner.round_over(outcome, self._last_pass, asked, self._is_newcomer)
+        # The next round has been planned already.
+        left_out, self._left_out = self._left_out, self._left_out_next
         if asked:
-            self._learn(outcome, sent)
+            if self._sources:
+                self._planner.sources.count(self._number, self._sources, left_out)
+            self._learn(outcome, sent, left_out)
+        elif not self._is_drafting:
+            self._num_aside += 1
         if self._alone_left:
             self._alone_left -= 1
             if not self._alone_left:
-                self._planner.exploration.trial_over(found_gain=self._pays())
-                self._planner.exploration.tried_alone()
+                self._trial_over(found_gain=self._pays())
 
     def know(self, known: DraftGain) -> None:
         """Let the request begin where others with its beginning were: two parts of three of its prior, at most, or one.
@@ -150,16 +224,49 @@ class AdaptiveRequest:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._number:
+            self._leave()
+
+    @property
+    def _relative_weight(self) -> float:
+        """What its tokens count, compared with those of all requests; 1 where all have one priority."""
+        return self._weight / self._planner.weights.mean
+
+    @property
+    def _row_price(self) -> float:
+        """What a row of this request has to bring, in its own tokens."""
+        return self._planner.stance.price / self._relative_weight
+
+    def _leave(self) -> None:
         self.tree_arrived()
         if self._alone_left:
+            self._give_back_trial()
+        self._planner.sources.request_ended(self._number)
+        self._planner.ends(self._weight, was_running=self._last_pass > 0)
+
+    def _trial_over(self, found_gain: bool) -> None:
+        if self._has_turn:
+            self._turn_after = FIRST_TURN_AFTER if found_gain else min(LONGEST_BETWEEN_TURNS, 2 * self._turn_after)
+        else:
+            self._planner.exploration.trial_over(found_gain)
+        self._give_back_trial()
+
+    def _give_back_trial(self) -> None:
+        if self._has_turn:
+            self._has_turn = self._planner.turn_is_taken = False
+        else:
             self._planner.exploration.tried_alone()
-        if self._last_pass:
-            self._planner.request_ended()
+
+    def _floor(self, tree: TokenTree) -> Sequence[int]:
+        """The likeliest node, if it is worth enough without regard to class and record, which it could not better."""
+        likeliest = max(range(len(tree)), key=tree.path_log_probs.__getitem__)
+        floor = math.log(FLOOR_SHARE * self._planner.stance.price)
+        return [likeliest] if self._planner.values.path_logs(tree)[likeliest] >= floor else []
 
     def _drafts(self) -> bool:
         """Whether the next round asks for a draft."""
         exploration = self._planner.exploration
-        if exploration.is_pausing:
+        if exploration.is_pausing or (not self._is_drafting and self._planner.reading.is_crowded()):
             return False
         if exploration.is_trying:
             self._begin()
@@ -167,7 +274,7 @@ class AdaptiveRequest:
             if not self._is_drafting and self._planner.may_join():
                 self._begin()
         elif not self._alone_left:
-            if exploration.tries_alone():
+            if exploration.tries_alone() or self._has_its_turn():
                 self._alone_left = TRIAL_ROUNDS
                 self._begin()
             else:
@@ -175,31 +282,45 @@ class AdaptiveRequest:
                 self.tree_arrived()
         return self._is_drafting
 
+    def _has_its_turn(self) -> bool:
+        """Whether it tries again, since it has not drafted for long while others do."""
+        planner = self._planner
+        if self._num_aside < self._turn_after or planner.turn_is_taken or not planner.some_draft:
+            return False
+        self._has_turn = planner.turn_is_taken = True
+        # It weighs what it finds as a request that begins does.
+        self._num_asked = 0
+        return True
+
     def _pays(self) -> bool:
         margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
-        return self._gain >= margin * self._planner.stance.threshold
+        return self._gain * self._relative_weight >= margin * self._planner.stance.threshold
 
     def _begin(self) -> None:
         if not self._is_drafting:
             self._is_drafting = self._is_newcomer = True
+            self._num_aside = 0
             self._catches_up = self._last_pass > 0
             self._planner.joins()
 
-    def _learn(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
-        usual, values = self._planner.stance.gain, self._planner.values
+    def _learn(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
+        usual, values, sources = self._planner.stance.gain, self._planner.values, self._planner.sources
         if usual > 0 and not self._is_newcomer:
             gain = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / usual)
             self._num_asked += 1
             self._total_gain += gain
             self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
-            self._planner.gained(gain, self._is_greedy)
-        if not self._planner.looks_at(self._number):
+            self._planner.gains.add(gain, self._is_greedy)
+        if not self._planner.looks_at(self._number) and not sources.is_tried_by(self._number):
             return
         if self._at_hand is not None:
             values.note(self._at_hand)
             self._at_hand = None
-        if sent and outcome.draft_nodes:
-            tree = verified_tree(sent, outcome.draft_nodes)
+        tree = verified_tree(sent, outcome.draft_nodes) if sent and outcome.draft_nodes else None
+        if tree is not None:
             promised = values.learn(tree, outcome.token_ids[: outcome.num_accepted])
             self._promised = _FADE * self._promised + promised
             self._accepted = _FADE * self._accepted + outcome.num_accepted
+        if self._sources and not self._is_newcomer:
+            verified = Verified(tree, outcome.token_ids, outcome.num_accepted)
+            sources.learn(self._number, self._sources, left_out, sent, verified)

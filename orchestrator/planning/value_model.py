@@ -100,6 +100,13 @@ class ValueModel:
             self._corrections[name].restore(source)
         self._known.clear()
 
+    def forget(self) -> None:
+        """Begin anew."""
+        self._corrections.clear()
+        self._known.clear()
+        self._counts = [0.0] * NUM_BINS
+        self._num_trees = 0.0
+
     def learn(self, tree: TokenTree, token_ids: Sequence[int]) -> float:
         """Compare a verified tree with the tokens accepted of it; returns how many had been promised, as corrected."""
         accepted: set[int] = set()

@@ -22,8 +22,8 @@ _DEPTH_ALONE = 32
 _DEPTH_BESIDE = 16
 # Occurrences that become candidates, of each kind.
 _CANDIDATES = 4
-# A path less likely than this is not worth a row of the target's pass; beside drafters, with whose nodes it competes,
-# it has to be more.
+# While nobody knows the price of a row: a path less likely than this is not worth a row of the target's pass; beside
+# drafters, with whose nodes it competes, it has to be more.
 _MIN_PROBABILITY_ALONE = 0.12
 _MIN_PROBABILITY_BESIDE = 0.25
 # A tree that adds fewer accepted tokens to the drafters' than this is left out: rows are computed in multiples, and it
@@ -35,6 +35,8 @@ _MIN_GAIN_BEFORE = 1.0
 # About what a further row costs of a pass, measured on CPUs.
 _ROW_SHARE = 0.04
 NO_GAIN = DraftGain()
+# However cheap rows are, a guess that is hardly ever right only fills the tree.
+_LEAST_PROBABILITY = 0.03
 
 
 class CacheDrafter:
@@ -94,20 +96,29 @@ class CacheDrafter:
         self._is_called = False
         self._find()
 
-    def draft(self, max_nodes: int, batch_size: int) -> TokenTree:
-        """A tree for the committed tokens, where there is no other; `batch_size` sequences share a pass."""
-        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_ALONE, batch_size))
+    def draft(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
+        """A tree for the committed tokens, where there is no other; `batch_size` sequences share a pass.
+
+        `price` is what a row has to bring, in accepted tokens; 0 where that is not known.
+        """
+        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_ALONE, batch_size, price))
         return EMPTY_TREE if guesses is None else guesses.tree()
 
-    def draft_before(self, max_nodes: int, batch_size: int) -> TokenTree:
+    def draft_before(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
         """A tree for the committed tokens that is worth a round before drafters have answered, or an empty one."""
-        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_BESIDE, batch_size))
+        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_BESIDE, batch_size, price))
         return EMPTY_TREE if guesses is None else guesses.tree(_MIN_GAIN_BEFORE)
 
-    def draft_beside(self, drafted: TokenTree, max_nodes: int, batch_size: int) -> TokenTree:
-        """A tree for the committed tokens that adds enough to `drafted`, or an empty one."""
-        guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, _least(_MIN_PROBABILITY_BESIDE, batch_size))
-        return EMPTY_TREE if guesses is None else guesses.tree(_MIN_GAIN_BESIDE)
+    def draft_beside(
+        self, drafted: TokenTree, max_nodes: int, batch_size: int, price: float = 0.0, row_multiple: int = 1
+    ) -> TokenTree:
+        """A tree for the committed tokens that adds enough to `drafted`, or an empty one.
+
+        It may begin another `row_multiple` of rows, and has to be worth that.
+        """
+        least = _least(_MIN_PROBABILITY_BESIDE, batch_size, price)
+        guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, least)
+        return EMPTY_TREE if guesses is None else guesses.tree(price * row_multiple or _MIN_GAIN_BESIDE)
 
     def close(self, statistics: Statistics | None, gain: DraftGain = NO_GAIN) -> None:
         """Ask for nothing more, and remember the output, and what drafts gained, if it has `statistics`."""
@@ -154,7 +165,12 @@ class CacheDrafter:
             self.on_news()
 
 
-def _least(base: float, batch_size: int) -> float:
-    """What a path's probability has to be for its row to pay: a token is worth the pass of those who share it."""
+def _least(base: float, batch_size: int, price: float) -> float:
+    """What a path's probability has to be for its row to pay.
+
+    Without a price: a token is worth the pass of those who share it.
+    """
+    if price > 0:
+        return max(price, _LEAST_PROBABILITY)
     row = _ROW_SHARE * batch_size
     return max(base, row / (1 + row))

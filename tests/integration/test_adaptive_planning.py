@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from coppice.client import Options
+from coppice.client import Client, Options
 from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.fleet import FleetPlanner
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, wrong
 from tests.toy_target import babble, plain
@@ -43,3 +44,68 @@ async def test_the_fixed_planner_asks_for_a_draft_in_every_round(start_fakes: St
         completion = await client.generate(PROMPT, Options(max_tokens=60, seed=3))
     # One behind the prompt and one behind each outcome but those of the last places, which the pass fills itself.
     assert drafter.num_trees >= completion.speculation.rounds - 2
+
+
+async def test_each_of_several_verifiers_has_plans_of_its_own_and_what_is_lost_moves_with_its_request(
+    start_fakes: StartFakes,
+) -> None:
+    count = 200
+    verifiers = [FakeVerifier(pass_s=0.001), FakeVerifier(pass_s=0.004, drops=1, drop_after=90)]
+    drafter = FakeDrafter(propose=perfect(depth=2), delay_s=0.0005)
+    async with start_fakes(verifiers, drafter, linger_ms=20, planner="adaptive") as (client, orchestrator):
+        planner = orchestrator.service._planner
+        assert isinstance(planner, FleetPlanner)
+        plans = list(planner.planners.values())
+        options = [Options(max_tokens=count, seed=seed) for seed in range(8)]
+        running = asyncio.gather(*(client.generate(PROMPT, one) for one in options))
+        await eventually(lambda: all(one.num_begun == 4 for one in plans))
+        for seed, completion in enumerate(await running):
+            assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
+        await eventually(lambda: all(one.num_begun == one.num_running == one.num_newcomers == 0 for one in plans))
+    assert verifiers[1].drops == 0
+    assert all(one.pass_number > 20 and one.stance.is_known for one in plans)
+    assert not drafter.errors
+
+
+async def test_a_drafter_that_adds_nothing_is_soon_asked_seldom_and_one_that_has_become_good_is_asked_again(
+    start_fakes: StartFakes,
+) -> None:
+    # The good one's trees come second, so that what the other one adds is there in time.
+    good = FakeDrafter(kind="good", propose=perfect(depth=2), delay_s=0.002)
+    other = FakeDrafter(kind="other", propose=wrong())
+    count = 200
+
+    async def share_asked(client: Client, first_seed: int) -> float:
+        """Trees of the other drafter for each of the good one, in three requests at once."""
+        before = good.num_trees, other.num_trees
+        seeds = range(first_seed, first_seed + 3)
+        for seed, completion in zip(
+            seeds,
+            await asyncio.gather(*(client.generate(PROMPT, Options(max_tokens=count, seed=seed)) for seed in seeds)),
+            strict=True,
+        ):
+            assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
+        return (other.num_trees - before[1]) / max(1, good.num_trees - before[0])
+
+    async with start_fakes(FakeVerifier(pass_s=0.001), good, other, linger_ms=20, planner="adaptive") as (client, _):
+        await share_asked(client, 0)
+        await share_asked(client, 3)
+        assert await share_asked(client, 6) <= 0.3
+        other.propose = perfect(depth=4)
+        for seed in range(10, 70, 3):
+            if await share_asked(client, seed) >= 0.8:
+                break
+        else:
+            pytest.fail("the drafter that has become good is not asked again")
+    assert not good.errors
+    assert not other.errors
+
+
+async def test_a_slow_drafter_does_not_keep_a_quick_ones_tree(start_fakes: StartFakes) -> None:
+    quick, slow = FakeDrafter(kind="quick"), FakeDrafter(kind="slow", delay_s=0.3)
+    async with start_fakes(FakeVerifier(pass_s=0.001), quick, slow, linger_ms=2000) as (client, _):
+        completion = await client.generate(PROMPT, Options(max_tokens=60, seed=1))
+    assert list(completion.token_ids) == plain(babble, PROMPT, 60, seed=1)
+    assert completion.speculation.mean_acceptance_length > 3
+    # Twelve rounds or more; waiting for the slow one in each would take seconds.
+    assert completion.timing.total_ms < 2000

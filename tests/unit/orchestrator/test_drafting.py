@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -198,6 +200,7 @@ class Follower:
     """Stands in for a connected drafter, and notes when it heard of an outcome."""
 
     needs_features = False
+    kind = "small-lm"
     connected = True
 
     def __init__(self, events: list[str]) -> None:
@@ -216,11 +219,28 @@ class Follower:
         self._events.append("drafter told")
 
 
+class PricedPlanner(FixedPlanner):
+    """Knows what rows cost."""
+
+    def __init__(self, max_nodes: int, row_price: float, row_multiple: int = 1) -> None:
+        super().__init__(max_nodes, linger_us=1000)
+        self._row_price, self._row_multiple = row_price, row_multiple
+
+    def plan(self, situation: Situation) -> RoundPlan:
+        return replace(super().plan(situation), row_price=self._row_price, row_multiple=self._row_multiple)
+
+
 class Cached:
     """A request with a cache drafter, behind a prompt that repeats itself; with a drafter or without."""
 
     def __init__(
-        self, *, drafter: bool, max_nodes: int = 6, max_tokens: int = 40, prompt: Sequence[int] = (1, 2, 3, 4, 5, 6) * 4
+        self,
+        *,
+        drafter: bool,
+        max_nodes: int = 6,
+        max_tokens: int = 40,
+        prompt: Sequence[int] = (1, 2, 3, 4, 5, 6) * 4,
+        planner: FixedPlanner | None = None,
     ) -> None:
         self.events: list[str] = []
         self.transcript = Transcript(list(prompt), (), max_tokens, 200, (), ())
@@ -233,10 +253,9 @@ class Cached:
 
         self.cache = CacheDrafter(HitRates(), recall, shown.append, self.transcript.tokens, len(prompt), False)
         clients = (Follower(self.events),) if drafter else ()
-        planner = FixedPlanner(max_nodes, linger_us=1000)
         self.drafting = Drafting(
             clients,  # type: ignore[arg-type]
-            planner,
+            planner or FixedPlanner(max_nodes, linger_us=1000),
             self.transcript,
             SamplingParams(),
             None,
@@ -365,3 +384,31 @@ def test_the_more_sequences_share_a_pass_the_likelier_a_guess_has_to_be() -> Non
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 2 * sizes[2]
     assert sizes[3] == 0
+
+
+def test_where_the_planner_knows_the_price_of_a_row_a_guess_has_to_be_worth_it_whatever_the_load() -> None:
+    trees = []
+    for price in (0.01, 0.5, 0.75, 0.999):
+        one = Cached(drafter=False, planner=PricedPlanner(20, price))
+        one.drafting.load = Load(batch_size=1000)
+        one.commit(1, 2)
+        trees.append(one.sent[-1][1] if one.sent and one.sent[-1][0] == 26 else None)
+    cheap, usual, dear, none = trees
+    assert cheap is not None
+    assert usual is not None
+    assert dear is not None
+    assert none is None
+    assert len(cheap) > len(usual) > len(dear)
+    for tree, price in ((usual, 0.5), (dear, 0.75)):
+        assert min(tree.path_log_probs) >= math.log(price)
+
+
+@pytest.mark.parametrize(("row_price", "row_multiple", "adds"), [(0.3, 1, True), (0.3, 4, True), (0.3, 16, False)])
+def test_beside_a_drafter_the_caches_tree_has_to_be_worth_a_multiple_of_rows(
+    row_price: float, row_multiple: int, adds: bool
+) -> None:
+    one = Cached(drafter=True, planner=PricedPlanner(6, row_price, row_multiple))
+    drafted = chain([1, 2], [-0.1, -0.1])
+    one.drafting.on_tree("small-lm", 24, (), drafted)
+    [(_, tree, _)] = one.sent
+    assert (len(tree) > len(drafted)) == adds

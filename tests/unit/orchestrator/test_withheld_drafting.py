@@ -24,6 +24,8 @@ class ToldPlanner:
         self.max_nodes = max_nodes
         self.learned: list[bool] = []
 
+    def runs_on(self, verifier: str) -> None: ...
+
     def plan(self, situation: Situation) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 

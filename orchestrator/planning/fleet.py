@@ -1,0 +1,47 @@
+"""Adaptive plans on several verifiers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.planner import Planner
+from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.usual_gains import UsualGains
+from orchestrator.planning.value_model import ValueModel
+
+
+class FleetPlanner:
+    """One adaptive planner for each verifier, since passes, costs and prices are a verifier's own.
+
+    What drafts are worth is about drafters and texts: that they learn together. A request belongs to the planner of the
+    verifier that it runs on, and moves when it is opened on another.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[str],
+        max_nodes: int,
+        linger_us: int,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`verifiers` are their addresses, no two alike."""
+        values, gains = ValueModel(), UsualGains()
+        self.planners = {
+            verifier: AdaptivePlanner(max_nodes, linger_us, seed + index, clock, values, gains)
+            for index, verifier in enumerate(verifiers)
+        }
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
+        """The plans of a request that begins now; until it runs somewhere, the least busy verifier's."""
+        least_busy = min(self.planners.values(), key=lambda planner: planner.num_begun)
+        return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
+
+
+def adaptive_planners(planner: Planner, verifiers: Sequence[str]) -> Mapping[str, AdaptivePlanner]:
+    """The planners that learn, by the address of their verifier; none of a fixed one."""
+    if isinstance(planner, FleetPlanner):
+        return planner.planners
+    return {verifiers[0]: planner} if isinstance(planner, AdaptivePlanner) else {}

@@ -1,0 +1,101 @@
+"""Latency classes and the floor below which no request's share falls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coppice.tree import chain
+from orchestrator.planner import Planner, Situation
+from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.latency_class import class_weight
+from orchestrator.planning.request import AdaptiveRequest
+from orchestrator.planning.stance import Stance
+from tests.unit.orchestrator.planning.modelled_deployment import Deployment, Text
+
+MAX_NODES, LINGER_US = 15, 40_000
+EASY, HARD = Text(), Text(first=0.1, second=0.05)
+
+
+class Classed(AdaptivePlanner):
+    """Gives requests priorities in turns."""
+
+    def __init__(self, priorities: list[int], clock: Callable[[], float]) -> None:
+        super().__init__(MAX_NODES, LINGER_US, clock=clock)
+        self._priorities = priorities
+        self._num_followed = 0
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
+        self._num_followed += 1
+        return super().follow(is_greedy, self._priorities[self._num_followed % len(self._priorities)])
+
+
+def deployment(*priorities: int, text: Text = EASY) -> Deployment:
+    def planner(clock: Callable[[], float]) -> Planner:
+        return Classed(list(priorities), clock)
+
+    return Deployment(planner, text=text)
+
+
+@pytest.mark.parametrize(("priority", "weight"), [(-9, 0.25), (-1, 0.5), (0, 1), (1, 2), (2, 4), (2**31 - 1, 4)])
+def test_a_step_of_priority_doubles_what_a_token_counts_within_bounds(priority: int, weight: float) -> None:
+    assert class_weight(priority) == weight
+
+
+def test_where_all_requests_are_of_one_class_classes_change_nothing() -> None:
+    runs = []
+    for priority in (0, 2, -1):
+        one = deployment(priority)
+        one.set_load(12)
+        one.run(3.0)
+        runs.append((one.tokens, one.passes, one.rows, one.asked_rounds))
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_of_two_classes_the_higher_one_gets_the_rows_and_the_tokens() -> None:
+    one = deployment(2, -2)
+    one.set_load(32)
+    one.run(3.0)
+    before = [request.length for request in one.requests]
+    one.run(5.0)
+    grown = [request.length - start for request, start in zip(one.requests, before, strict=True)]
+    # The first request follows as number 1, the second priority of the two.
+    low, high = sum(grown[::2]), sum(grown[1::2])
+    assert high > 1.2 * low
+    # Nobody stands still.
+    assert min(grown) > 0.2 * max(grown)
+
+
+def asking(priority: int, price: float) -> AdaptiveRequest:
+    """A request of its class that drafts beside one of the highest, at a price that is known."""
+    planner = AdaptivePlanner(MAX_NODES, LINGER_US)
+    planner.follow(is_greedy=True, priority=2).plan(Situation(has_drafter=True))
+    planner.stance = Stance(price=price, gain=1.0, nodes=2.0, rate=100.0)
+    request = planner.follow(is_greedy=True, priority=priority)
+    assert request.plan(Situation(has_drafter=True)).max_nodes > 0
+    return request
+
+
+@pytest.mark.parametrize(("price", "kept"), [(0.02, 3), (0.05, 2), (0.3, 1), (1.2, 1), (1.25, 0)])
+def test_who_drafts_keeps_its_likeliest_node_unless_that_is_far_below_the_price(price: float, kept: int) -> None:
+    tree = chain([1, 2, 3], [-0.5, -0.5, -0.5])
+    assert len(asking(-2, price).select(tree)) == kept
+    assert asking(-2, price).select(tree).token_ids == (1, 2, 3)[:kept]
+
+
+def test_a_request_whose_text_becomes_easy_drafts_again_although_others_drafted_all_along() -> None:
+    one = deployment(0)
+    one.set_load(3)
+    one.set_load(4, HARD)
+    one.run(6.0)
+    hard = one.requests[-1]
+    before = hard.num_rounds, hard.length
+    one.run(2.0)
+    assert (hard.length - before[1]) / (hard.num_rounds - before[0]) < 1.6
+    # The text that is already said stays as it was.
+    hard._text = EASY
+    one.run(10.0)
+    before = hard.num_rounds, hard.length
+    one.run(4.0)
+    assert (hard.length - before[1]) / (hard.num_rounds - before[0]) > 3
