@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load conformance
+.PHONY: help setup demo test fuzz gpu lint format proto bench load conformance chart
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,11 @@ bench: setup ## Measure one stream against transformers; writes benchmarks/resul
 
 load: setup ## Measure load through the public API, about 40 minutes; writes benchmarks/results/load.json
 	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
+
+chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
+	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
+	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)
+	@scripts/check_policies.sh $(VENV)
 
 # The cache holds the longest context and little more, so that sequences have to make room for each other.
 conformance: setup ## Prove the bundled topology lossless, case by case

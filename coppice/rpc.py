@@ -31,6 +31,9 @@ KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 RECONNECT_MIN_MS = 100
 RECONNECT_MAX_MS = 5_000
+# Health by this name is SERVING as long as the event loop turns, whatever there is to serve: who restarts what hangs
+# asks for it, since restarting what is merely not ready helps nobody.
+LIVENESS = "coppice.liveness"
 
 _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -142,6 +145,7 @@ class Server:
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen at {address}: {error}") from error
         await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.grpc.start()
         return port
 

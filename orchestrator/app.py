@@ -27,6 +27,7 @@ from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
 from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
+from orchestrator.verifier_client import VerifierClient
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ OLDEST_PYTHON = (3, 11)
 TORCH = "torch>=2.11,<2.14"
 EXTRAS = "dev"
 # What only tests need, and what is too large for everyone else (--tests).
-TEST_EXTRAS = "dev,triton"
+TEST_EXTRAS = "dev,triton,chart"
 
 CUDA_TORCH = """\
 pip would fetch torch with gigabytes of CUDA libraries here, and this machine has no NVIDIA GPU.

@@ -170,7 +170,7 @@ def test_every_command_explains_itself() -> None:
         assert result.exit_code == 0, name
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/kubernetes.md"])
 def test_documents_name_only_files_that_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     named = set(re.findall(r"`((?:\w+/)+(?:\w+\.(?:py|proto|md))?)`", text))

@@ -23,7 +23,7 @@ from coppice.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from coppice.rpc import Server, open_channel, status_code_name, streaming, unary
+from coppice.rpc import LIVENESS, Server, open_channel, status_code_name, streaming, unary
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = "coppice.v1.InferenceService"
@@ -176,10 +176,12 @@ async def test_health_follows_the_server() -> None:
             return int(answer.status)
 
         assert [await check(""), await check(SERVICE)] == [kinds.NOT_SERVING] * 2
+        assert await check(LIVENESS) == kinds.SERVING
         await server.set_serving(True)
-        assert [await check(""), await check(SERVICE)] == [kinds.SERVING] * 2
+        assert [await check(""), await check(SERVICE), await check(LIVENESS)] == [kinds.SERVING] * 3
         await server.set_serving(False)
         assert [await check(""), await check(SERVICE)] == [kinds.NOT_SERVING] * 2
+        assert await check(LIVENESS) == kinds.SERVING
         await server.stop(grace_s=0)
 
 

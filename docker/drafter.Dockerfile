@@ -1,0 +1,31 @@
+# A drafter of any kind, with the bundled small language model. No compiler.
+#   docker build -f docker/drafter.Dockerfile -t coppice/drafter:0.1.0 .
+#   docker build -f docker/drafter.Dockerfile --build-arg TORCH_BACKEND=cu130 -t coppice/drafter:0.1.0-cuda .
+# A release pins its base by digest: --build-arg PYTHON_IMAGE=python:3.13-slim-bookworm@sha256:...
+ARG PYTHON_IMAGE=python:3.13-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# A build of torch, as uv names it.
+ARG TORCH_BACKEND=cpu
+WORKDIR /src
+RUN python -m venv --without-pip /opt/coppice && pip install --no-cache-dir uv==0.13.8
+# First, since it is large and changes least.
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
+    --torch-backend ${TORCH_BACKEND} "torch>=2.11,<2.14"
+COPY pyproject.toml README.md LICENSE ./
+COPY coppice coppice
+COPY drafter_svc drafter_svc
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[model]"
+
+FROM ${PYTHON_IMAGE}
+COPY --from=build /opt/coppice /opt/coppice
+COPY models/small-lm /models/small-lm
+RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
+# Weights come from a directory, never from a hub.
+ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
+WORKDIR /tmp
+# A number: only of a number Kubernetes knows that it is not root.
+USER 65532:65532
+EXPOSE 50052
+ENTRYPOINT ["python", "-m", "drafter_svc"]

@@ -1,0 +1,41 @@
+# The verifier with the bundled target.
+#   docker build -f docker/verifier.Dockerfile -t coppice/verifier:0.1.0 .
+#   docker build -f docker/verifier.Dockerfile --target cuda --build-arg TORCH_BACKEND=cu130 \
+#     -t coppice/verifier:0.1.0-cuda .
+# A release pins its base by digest: --build-arg PYTHON_IMAGE=python:3.13-slim-bookworm@sha256:...
+ARG PYTHON_IMAGE=python:3.13-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# A build of torch, as uv names it.
+ARG TORCH_BACKEND=cpu
+WORKDIR /src
+RUN python -m venv --without-pip /opt/coppice && pip install --no-cache-dir uv==0.13.8
+# First, since it is large and changes least.
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
+    --torch-backend ${TORCH_BACKEND} "torch>=2.11,<2.14"
+COPY pyproject.toml README.md LICENSE ./
+COPY coppice coppice
+COPY verifier_svc verifier_svc
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[parallel]"
+
+FROM ${PYTHON_IMAGE} AS serve
+COPY --from=build /opt/coppice /opt/coppice
+COPY models/target /models/target
+RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
+# Weights come from a directory, never from a hub. What torch and Triton compile goes where it may be written.
+ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
+    TRITON_CACHE_DIR=/tmp/triton TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
+WORKDIR /tmp
+# A number: only of a number Kubernetes knows that it is not root.
+USER 65532:65532
+EXPOSE 50051 9100
+ENTRYPOINT ["python", "-m", "verifier_svc"]
+
+# For GPUs, and the only image with a compiler: Triton builds the code that launches its kernels with one, at start.
+FROM serve AS cuda
+USER root
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+USER 65532:65532
+
+# What is built when no target is named.
+FROM serve

@@ -1,0 +1,43 @@
+{{/* Names and labels, and how settings become environment variables; nothing else. */}}
+
+{{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters. */}}
+{{- define "coppice.fullname" -}}
+{{ default .Release.Name .Values.fullnameOverride | trunc 28 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What selects a component's pods: (list . "orchestrator"). Never changes in a release's life. */}}
+{{- define "coppice.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ $root.Chart.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* The selector, and what else is good to know: (list . "orchestrator"). */}}
+{{- define "coppice.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "coppice.selector" . }}
+app.kubernetes.io/part-of: coppice
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
+{{- end }}
+
+{{/* The image of (list . .Values.orchestrator.image); a digest goes before a tag. */}}
+{{- define "coppice.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default $root.Chart.AppVersion $image.tag }}
+{{- end }}
+{{- end }}
+
+{{/* `config` as environment variables. JSON writes large numbers out; plain printing would have 1e+06. */}}
+{{- define "coppice.env" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- end }}

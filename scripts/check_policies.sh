@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Check what the chart renders, and the Dockerfiles, against checkov's policies (.checkov.yaml says which are not kept).
+# checkov brings many packages of fixed versions, so that it has an environment of its own in that of the first argument.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=$1
+version=3.3.30
+checkov="$venv/checkov/$version"
+
+if [ ! -x "$checkov/bin/checkov" ]; then
+    "$venv/bin/python" -m venv "$checkov"
+    if ! "$checkov/bin/python" -m pip --disable-pip-version-check install -qq "checkov==$version"; then
+        rm -r "$checkov"
+        echo "chart: pip could not fetch checkov, so policies are SKIPPED"
+        exit 0
+    fi
+fi
+check() { # framework, directory; it is not to ask its maker's server for anything
+    "$checkov/bin/checkov" --config-file .checkov.yaml --skip-download --quiet --compact --framework "$1" -d "$2"
+}
+check dockerfile docker
+if ! "$venv/bin/python" -c "import helm_python" 2>/dev/null; then
+    echo "chart: Helm cannot be had here, so policies of what it renders are SKIPPED"
+    exit 0
+fi
+rendered=$(mktemp -d)
+trap 'rm -r "$rendered"' EXIT
+"$venv/bin/python" -m tests.chart.write_profiles "$rendered"
+check kubernetes "$rendered"
+echo "checkov: no policy is broken"

@@ -1,0 +1,32 @@
+"""What is rendered fits Kubernetes' own schemas, without a field that they do not know. No API server has seen it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.chart.rendering import PROFILES, of_kind, rendered
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `chart` is not installed")
+
+VERSIONS = ("1.30", "1.37")
+# Of the Prometheus Operator, whose schemas nobody ships with Kubernetes': looked at in test_monitoring.py.
+FOREIGN = ("ServiceMonitor",)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_manifests_are_valid(profile: str, version: str) -> None:
+    for manifest in rendered(profile):
+        if manifest["kind"] not in FOREIGN:
+            assert kubernetes_validate.validate(manifest, version, strict=True).startswith(version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_field_that_kubernetes_does_not_know_is_found(version: str) -> None:
+    manifest = copy.deepcopy(of_kind(rendered("default"), "Deployment")[0])
+    [container] = manifest["spec"]["template"]["spec"]["containers"]
+    container["readynessProbe"] = container.pop("readinessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
+        kubernetes_validate.validate(manifest, version, strict=True)

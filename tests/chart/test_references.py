@@ -1,0 +1,140 @@
+"""Everything that a manifest names exists: addresses, ports, volumes, Secrets, accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chart.rendering import (
+    GIVEN,
+    NAMESPACE,
+    PROFILES,
+    component,
+    environment,
+    name_of,
+    notes,
+    of_kind,
+    pods,
+    render,
+    rendered,
+    selects,
+    services_of_ours,
+    workloads,
+)
+
+every_profile = pytest.mark.parametrize("profile", PROFILES)
+
+
+@every_profile
+def test_names_are_unique(profile: str) -> None:
+    names = [(manifest["kind"], name_of(manifest)) for manifest in rendered(profile)]
+    assert len(names) == len(set(names))
+
+
+def test_the_longest_names_still_fit() -> None:
+    drafter = {"name": "d" * 15, "kind": "small-lm", "config": {"MODEL": "/models/small-lm"}}
+    manifests = render({"fullnameOverride": "n" * 28, "drafters": [drafter]})
+    assert all(len(name_of(manifest)) <= 63 for manifest in manifests)
+    # A label of each pod is the name of its set, a hyphen and a hash of ten characters.
+    assert max(len(name_of(one)) for one in of_kind(manifests, "StatefulSet")) == 63 - 11
+
+
+@every_profile
+def test_services_lead_to_ports_that_pods_have(profile: str) -> None:
+    manifests = rendered(profile)
+    for service in of_kind(manifests, "Service"):
+        found = [spec for _, labels, spec in pods(manifests) if selects(service["spec"]["selector"], labels)]
+        assert len(found) == 1, name_of(service)
+        ports = {port["name"] for one in found[0]["containers"] for port in one["ports"]}
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ports, name_of(service)
+            number = {one["name"]: one["containerPort"] for one in found[0]["containers"][0]["ports"]}
+            assert port["port"] == number[port["targetPort"]]
+
+
+def addresses(profile: str) -> Iterator[tuple[str, str, int]]:
+    """What orchestrators call: the component, and host and port."""
+    [orchestrator] = [one for one in workloads(rendered(profile)) if component(one) == "orchestrator"]
+    variables = environment(orchestrator)
+    for variable, wanted in (("VERIFIER_ADDRESS", "verifier"), ("DRAFTER_ADDRESSES", "drafter")):
+        for address in (variables[variable] or "").split(","):
+            if address:
+                host, _, port = address.rpartition(":")
+                yield wanted, host, int(port)
+
+
+@every_profile
+def test_orchestrators_call_every_replica_that_there_may_be_by_its_name(profile: str) -> None:
+    manifests = rendered(profile)
+    headless = {name_of(one): one for one in of_kind(manifests, "Service") if one["spec"].get("clusterIP") == "None"}
+    most = {name_of(one): one["spec"]["maxReplicas"] for one in of_kind(manifests, "HorizontalPodAutoscaler")}
+    expected = set()
+    for workload in of_kind(manifests, "StatefulSet"):
+        service = headless[workload["spec"]["serviceName"]]
+        assert selects(service["spec"]["selector"], workload["spec"]["template"]["metadata"]["labels"])
+        port = next(one["port"] for one in service["spec"]["ports"] if one["name"] == "grpc")
+        kind = component(workload).partition("-")[0]
+        for ordinal in range(workload["spec"].get("replicas") or most[name_of(workload)]):
+            expected.add((kind, f"{name_of(workload)}-{ordinal}.{name_of(service)}", port))
+    called = list(addresses(profile))
+    assert set(called) == expected
+    assert len(called) == len(expected)
+
+
+@every_profile
+def test_what_is_not_of_the_chart_is_named_in_values(profile: str) -> None:
+    manifests = rendered(profile)
+    own = {(manifest["kind"], name_of(manifest)) for manifest in manifests}
+    for name, _, spec in pods(manifests):
+        used = {("Secret", one["name"]) for one in spec.get("imagePullSecrets", [])}
+        for volume in spec.get("volumes", []):
+            if claim := volume.get("persistentVolumeClaim"):
+                used.add(("PersistentVolumeClaim", claim["claimName"]))
+            if settings := volume.get("configMap"):
+                used.add(("ConfigMap", settings["name"]))
+        for one in spec["containers"]:
+            for variable in one.get("env", []):
+                if "valueFrom" in variable:
+                    used.add(("Secret", variable["valueFrom"]["secretKeyRef"]["name"]))
+        assert used <= own | GIVEN, name
+
+
+@every_profile
+def test_a_secret_s_value_is_in_no_manifest(profile: str) -> None:
+    assert not of_kind(rendered(profile), "Secret")
+    for workload in services_of_ours(rendered(profile)):
+        assert environment(workload).get("CACHE_SECRET") is None
+
+
+def test_the_redis_of_the_chart_is_the_one_that_is_called() -> None:
+    manifests = rendered("everything")
+    [orchestrator] = [one for one in workloads(manifests) if component(one) == "orchestrator"]
+    [redis] = [one for one in of_kind(manifests, "Service") if component(one) == "redis"]
+    [port] = redis["spec"]["ports"]
+    assert environment(orchestrator)["REDIS_URL"] == f"redis://{name_of(redis)}:{port['port']}/0"
+
+
+def test_a_redis_of_somebody_else_comes_from_the_secret() -> None:
+    [orchestrator] = [one for one in workloads(rendered("bare")) if component(one) == "orchestrator"]
+    assert {"REDIS_URL": None, "CACHE_SECRET": None}.items() <= environment(orchestrator).items()
+    assert not [one for one in rendered("bare") if component(one) == "redis"]
+
+
+def test_what_helm_test_runs_calls_the_front_door() -> None:
+    for profile in PROFILES:
+        [test] = of_kind(rendered(profile), "Pod")
+        assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        [one] = test["spec"]["containers"]
+        host, _, port = one["command"][one["command"].index("--address") + 1].rpartition(":")
+        [service] = [found for found in of_kind(rendered(profile), "Service") if name_of(found) == host]
+        assert int(port) in [found["port"] for found in service["spec"]["ports"]]
+
+
+@every_profile
+def test_notes_name_what_there_is(profile: str) -> None:
+    text = notes(profile)
+    [orchestrator] = of_kind(rendered(profile), "Deployment")[:1]
+    assert f"deployment/{name_of(orchestrator)}" in text
+    assert f"--namespace {NAMESPACE}" in text
+    assert ("WARNING" in text) == (profile == "bare")

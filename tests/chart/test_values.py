@@ -1,0 +1,125 @@
+"""The chart's values: strict, and by the names that the services know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import yaml
+
+from drafter_svc.config import DrafterConfig
+from orchestrator.config import Config
+from tests.chart.rendering import CHART, PROFILES, environment, helm, render, rendered, services_of_ours, values_of
+from verifier_svc.config import VerifierConfig
+
+# Set by the templates, which know addresses and ports; Secrets hold the last two.
+SET_BY_THE_CHART = {
+    "LISTEN_ADDRESS",
+    "VERIFIER_ADDRESS",
+    "DRAFTER_ADDRESSES",
+    "DRAFTER_KIND",
+    "METRICS_PORT",
+    "REDIS_URL",
+    "CACHE_SECRET",
+}
+CONFIGS: dict[str, Any] = {"orchestrator": Config, "verifier": VerifierConfig, "drafter": DrafterConfig}
+
+
+def service_of(workload: dict[str, Any]) -> str:
+    return workload["spec"]["template"]["spec"]["containers"][0]["name"]
+
+
+def settings(config: Any) -> set[str]:
+    return {field.name.upper() for field in fields(config)}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
+    report = helm.lint(CHART, values_of(profile), strict=True, kube_version="v1.30.0")
+    assert report["total_charts_linted"] == 1
+    assert not report["errors"]
+    # Information is let pass: that an icon is recommended.
+    assert all(message["severity"] <= 1 for message in report["messages"]), report["messages"]
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"orchestrater": {}}, "orchestrater"),
+        ({"orchestrator": {"replicas": "two"}}, "replicas"),
+        ({"orchestrator": {"replicas": 0}}, "replicas"),
+        ({"orchestrator": {"config": {"MAX_NODE": 4}}}, "MAX_NODE"),
+        ({"orchestrator": {"config": {"VERIFIER_ADDRESS": "a:1"}}}, "VERIFIER_ADDRESS"),
+        ({"verifier": {"config": {"GRACE_S": 1.5}}}, "GRACE_S"),
+        ({"verifier": {"config": {"MODEL": "org/model-on-a-hub"}}}, "MODEL"),
+        ({"verifier": {"weights": {"persistentVolumeClaim": {}, "image": {}}}}, "weights"),
+        ({"verifier": {"image": {"digest": "sha256:short"}}}, "digest"),
+        ({"drafters": [{"name": "a", "kind": "small-lm"}]}, "config"),
+        ({"drafters": [{"name": "Not A Name", "kind": "small-lm", "config": {}}]}, "name"),
+        ({"redis": {"enabled": True}}, "existingSecret"),
+        ({"networkPolicy": {"clients": "everybody"}}, "clients"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(helm.HelmError, match=complaint):
+        render(values)
+
+
+def objects(schema: Any) -> list[dict[str, Any]]:
+    """Every schema of an object with properties, at any depth."""
+    if isinstance(schema, list):
+        return [found for part in schema for found in objects(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if schema.get("type") == "object" and "properties" in schema else []
+    return own + [found for part in schema.values() for found in objects(part)]
+
+
+def test_the_schema_lets_no_unknown_name_pass() -> None:
+    found = objects(json.loads((CHART / "values.schema.json").read_text()))
+    assert len(found) > 10
+    assert all(schema["additionalProperties"] is False for schema in found)
+
+
+def test_two_drafters_cannot_have_one_name() -> None:
+    twice = [{"name": "a", "kind": "small-lm", "config": {"MODEL": model}} for model in ("/models/a", "/models/b")]
+    with pytest.raises(helm.HelmError, match="drafters has two entries"):
+        render({"drafters": twice})
+
+
+@pytest.mark.parametrize("service", CONFIGS)
+def test_values_may_set_each_setting_of_a_service_and_nothing_else(service: str) -> None:
+    definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    offered = set(definitions[f"{service}Config"]["properties"])
+    known = settings(CONFIGS[service]) - SET_BY_THE_CHART
+    assert offered == known, f"k8s/values.schema.json, definitions.{service}Config: {sorted(offered ^ known)}"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_services_accept_the_environment_that_they_get(profile: str) -> None:
+    for workload in services_of_ours(rendered(profile)):
+        given: Mapping[str, str | None] = environment(workload)
+        config = CONFIGS[service_of(workload)]
+        assert given.keys() <= settings(config)
+        variables = {name: "redis://elsewhere:6379" if value is None else value for name, value in given.items()}
+        config.from_env(variables)
+
+
+def test_large_numbers_are_written_out() -> None:
+    [orchestrator] = [one for one in services_of_ours(rendered("everything")) if service_of(one) == "orchestrator"]
+    assert environment(orchestrator)["MAX_QUEUED"] == "10000000"
+    assert environment(orchestrator)["CACHE_DRAFTER"] == "true"
+
+
+def test_a_drafter_has_the_defaults_and_its_own_settings_over_them() -> None:
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["drafterDefaults"]["config"]
+    small, large = (
+        next(environment(one) for one in services_of_ours(rendered("everything")) if one["metadata"]["name"] == name)
+        for name in ("copse-drafter-small-lm", "copse-drafter-large-lm")
+    )
+    assert (small["GRACE_S"], small["THREADS"]) == (str(defaults["GRACE_S"]), str(defaults["THREADS"]))
+    assert (large["GRACE_S"], large["THREADS"], large["DEVICE"]) == ("9", "3", defaults["DEVICE"])
