@@ -100,7 +100,8 @@ def test_metrics_are_for_those_who_are_named(profile: str) -> None:
         for peer in rule["from"]
     ]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert allowed == ([monitoring] if profile == "everything" else [])
+    # One policy of each service: the orchestrator's, the verifier's, and two drafters'.
+    assert allowed == ([monitoring] * 4 if profile == "everything" else [])
 
 
 def test_policies_can_be_left_to_others() -> None:
