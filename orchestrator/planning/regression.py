@@ -85,15 +85,15 @@ class AgeWeightedRegression:
 
     def evidence(self) -> Evidence:
         """What was seen, by weight."""
-        weight = float(self._products[0, 0])
-        means, moments = self._products / (weight or 1.0), self._moments / (weight or 1.0)
-        return Evidence(weight, tuple(means[np.tril_indices(len(moments))].tolist()), tuple(moments.tolist()))
+        weight = float(self._sums[0, 0])
+        means = self._sums / (weight or 1.0)
+        products, moments = means[:, :-1], means[:, -1]
+        return Evidence(weight, tuple(products[np.tril_indices(len(moments))].tolist()), tuple(moments.tolist()))
 
     def restore(self, evidence: Evidence, most: float) -> None:
         """Begin with what was seen elsewhere, as if it had been `most` observations at most."""
         weight = min(evidence.weight, most)
-        self._products = weight * evidence.matrix()
-        self._moments = weight * np.array(evidence.moments)
+        self._sums = weight * np.column_stack((evidence.matrix(), evidence.moments))
 
     def solve(self, anchor: Vector) -> Vector:
         """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
