@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from orchestrator.planner import Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.knowledge_codec import decode_knowledge
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.shared_knowledge import LEAST_PASSES, Pupil, SharedKnowledge
+from simulator.policies import Policy
+from simulator.texts import Predictability
 from tests.fakes import eventually
-from tests.unit.orchestrator.planning.modelled_deployment import Deployment
+from tests.unit.orchestrator.planning.endless_load import EndlessLoad
+
+PLANNER = Policy("planner")
 
 
 class Store:
@@ -34,16 +37,13 @@ class Store:
         self.is_closed = True
 
 
-def deployment() -> Deployment:
-    def planner(clock: Callable[[], float]) -> Planner:
-        return AdaptivePlanner(15, 40_000, clock=clock)
-
-    made = Deployment(planner)
+def deployment() -> EndlessLoad:
+    made = EndlessLoad(PLANNER.planner(), PLANNER, Predictability())
     made.set_load(2)
     return made
 
 
-def pupil(of: Deployment, key: bytes) -> Pupil:
+def pupil(of: EndlessLoad, key: bytes) -> Pupil:
     assert isinstance(of.planner, AdaptivePlanner)
     return Pupil(of.planner, lambda: key)
 

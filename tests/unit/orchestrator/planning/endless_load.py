@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.planner import Planner
 from simulator.deployment import Deployment, Fleet, MakePlanner
 from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
 from simulator.policies import Policy
@@ -36,19 +37,48 @@ class Seen:
 
     rounds: int
     tokens: int
+    # How long its first token took; None before.
+    first_token_s: float | None
+
+
+class ChangingText(DrawnText):
+    """A text whose rest may become more predictable, or less."""
+
+    def change(self, predictability: Predictability) -> None:
+        """What nobody has asked for yet is drawn from this."""
+        self._predictability = predictability
 
 
 class EndlessLoad:
     """One verifier, one drafter, and so many requests at once."""
 
     def __init__(
-        self, planner: MakePlanner, policy: Policy, text: Predictability, seed: int = 0, machine: Machine = MACHINE
+        self,
+        planner: MakePlanner,
+        policy: Policy,
+        text: Predictability,
+        seed: int = 0,
+        machine: Machine = MACHINE,
+        num_prompt: int = NUM_PROMPT,
     ) -> None:
         self.deployment = Deployment(planner, policy, machine, Fleet(), seed)
         self._text = text
+        self._num_prompt = num_prompt
         self._random = random.Random(seed)
         self._requests: list[SimulatedRequest] = []
+        self._texts: list[ChangingText] = []
         self._all: list[SimulatedRequest] = []
+
+    @property
+    def planner(self) -> Planner:
+        """The verifier's."""
+        [planner] = self.deployment.planners
+        return planner
+
+    @property
+    def passes(self) -> int:
+        """Passes so far."""
+        return self.deployment.counts.passes
 
     @property
     def num_asked(self) -> int:
@@ -58,18 +88,27 @@ class EndlessLoad:
     @property
     def seen(self) -> Sequence[Seen]:
         """Where each running request is."""
-        return [Seen(request.num_rounds, request.num_tokens) for request in self._requests]
+        return [_seen(request) for request in self._requests]
 
     def set_load(self, num_requests: int, text: Predictability | None = None) -> None:
         """Start or end requests until so many run."""
         for request in self._requests[num_requests:]:
             request.close()
-        del self._requests[num_requests:]
+        del self._requests[num_requests:], self._texts[num_requests:]
         while len(self._requests) < num_requests:
-            drawn = DrawnText(text or self._text, self._random.getrandbits(32))
-            self._requests.append(self.deployment.open(drawn, NUM_PROMPT, ENDLESS))
+            self._texts.append(ChangingText(text or self._text, self._random.getrandbits(32)))
+            self._requests.append(self.deployment.open(self._texts[-1], self._num_prompt, ENDLESS))
             self._all.append(self._requests[-1])
+
+    def change_text(self, number: int, text: Predictability) -> None:
+        """Let a running request's text go on otherwise."""
+        self._texts[number].change(text)
 
     def run(self, seconds: float) -> float:
         """Go on for so long; returns tokens per second."""
         return self.deployment.run(seconds)
+
+
+def _seen(request: SimulatedRequest) -> Seen:
+    first_token_s = None if request.first_s is None else request.first_s - request.opened_s
+    return Seen(request.num_rounds, request.num_tokens, first_token_s)

@@ -11,9 +11,12 @@ from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.planning.stance import Stance
 from orchestrator.rounds import Outcome
-from tests.unit.orchestrator.planning.modelled_deployment import Deployment, Text
+from simulator.policies import Policy
+from simulator.texts import Predictability
+from tests.unit.orchestrator.planning.endless_load import EndlessLoad
 
-HOPELESS = Text(first=0.1, second=0.05)
+PLANNER = Policy("planner")
+EASY, HOPELESS = Predictability(), Predictability(first=0.1, second=0.05)
 # Of a hundred rounds, no draft was accepted; and of as many, twice as much as of usual ones.
 BAD, GOOD = DraftGain(100, 0.0), DraftGain(100, 200.0)
 
@@ -87,7 +90,7 @@ def test_where_usual_drafts_do_not_pay_a_good_beginning_makes_a_request_draft(
     assert one._pays() == drafts
 
 
-def deployment(text: Text, known: DraftGain | None, seed: int) -> Deployment:
+def deployment(text: Predictability, known: DraftGain | None, seed: int) -> EndlessLoad:
     def planner(clock: Callable[[], float]) -> Planner:
         made = AdaptivePlanner(15, 40_000, clock=clock)
         follow = made.follow
@@ -101,13 +104,13 @@ def deployment(text: Text, known: DraftGain | None, seed: int) -> Deployment:
         made.follow = told  # type: ignore[method-assign]
         return made
 
-    return Deployment(planner, text=text, seed=seed)
+    return EndlessLoad(planner, PLANNER, text, seed)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4])
 def test_a_beginning_that_is_known_wrongly_costs_hardly_anything(num_requests: int) -> None:
     """All requests believe that their drafts gain nothing, which is not so, or much, where they gain nothing."""
-    for text, known in ((Text(), BAD), (HOPELESS, GOOD)):
+    for text, known in ((EASY, BAD), (HOPELESS, GOOD)):
         tokens = {}
         for one in (None, known):
             tokens[one] = 0.0

@@ -5,84 +5,40 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, TokenTree
-from orchestrator.planner import FixedPlanner, Load, Planner, Situation
+from orchestrator.planner import Load, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.reading import FEW_PROMPTS, LONGEST_S, Reading
-from tests.unit.orchestrator.planning.modelled_deployment import ROW_MULTIPLE, Deployment, ModelledRequest, pass_s
+from simulator.policies import LINGER_US, MAX_NODES, Policy
+from simulator.texts import Predictability
+from tests.unit.orchestrator.planning.endless_load import MACHINE, EndlessLoad
 
-MAX_NODES, LINGER_US = 15, 40_000
+OFF, PLANNER = Policy("off"), Policy("planner")
 PROMPT_TOKENS = 232
-# Rows of prompts in a pass, of all sequences together.
-CHUNK = 256
+# So many rows of prompts in a pass, of all sequences together.
+READING = replace(MACHINE, verifier=replace(MACHINE.verifier, prefill_chunk=256))
 BIN_S = 0.25
 
 
-class ReadingDeployment(Deployment):
-    """Requests begin with a prompt, which passes read in chunks, first come first served, and wait for nobody then.
-
-    Drafters read prompts as in the model itself: all of it before the first draft.
-    """
-
-    def __init__(self, planner: Callable[[Callable[[], float]], Planner], mode: str, seed: int) -> None:
-        super().__init__(planner, mode, seed=seed)
-        self._unread: dict[ModelledRequest, int] = {}
-        self._begun_s: dict[ModelledRequest, float] = {}
-        self.first_token_s: list[float] = []
-
-    def _look(self) -> None:
-        for request in self.requests:
-            if request not in self._begun_s:
-                self._begun_s[request], self._unread[request] = self.now_s, PROMPT_TOKENS
-        self._unread = {request: left for request, left in self._unread.items() if request.is_running}
-        if self._in_pass or not self._unread:
-            super()._look()
-            return
-        room, ends = CHUNK, set()
-        for request in list(self._unread):
-            taken = min(room, self._unread[request])
-            room -= taken
-            self._unread[request] -= taken
-            if not self._unread[request]:
-                del self._unread[request]
-                ends.add(request)
-        reads = {*self._unread, *ends}
-        rounds = [one for one in self.requests if one not in reads and (one.has_draft or one.deadline_s <= self.now_s)]
-        trees = {request: (request.tree or EMPTY_TREE).prune(request.plan.max_nodes or 15) for request in rounds}
-        self._in_pass = [(request, tree, self.now_s - request.last_outcome_s) for request, tree in trees.items()]
-        self._in_pass += [(request, EMPTY_TREE, 0.0) for request in ends]
-        self._pass_rows = CHUNK - room + sum(1 + len(tree) for tree in trees.values())
-        slow = math.exp(self._random.gauss(0, self.machine.noise))
-        plain_s = pass_s(self._pass_rows) * slow
-        self._pass_s = plain_s + self.machine.contention * min(plain_s, self._draft_backlog_s())
-        self._later(self._pass_s + self.machine.sequence_s * len(self._in_pass), self._end_pass)
-
-    def _end_round(self, request: ModelledRequest, tree: TokenTree, waited_s: float) -> None:
-        if request.num_rounds == 0:
-            self.first_token_s.append(self.now_s - self._begun_s[request])
-        super()._end_round(request, tree, waited_s)
+def planned(seed: int) -> EndlessLoad:
+    return EndlessLoad(PLANNER.planner(), PLANNER, Predictability(), seed, READING, PROMPT_TOKENS)
 
 
-def planned(seed: int) -> ReadingDeployment:
-    return ReadingDeployment(lambda clock: AdaptivePlanner(MAX_NODES, LINGER_US, clock=clock), "auto", seed)
+def plain(seed: int) -> EndlessLoad:
+    return EndlessLoad(OFF.planner(), OFF, Predictability(), seed, READING, PROMPT_TOKENS)
 
 
-def plain(seed: int) -> ReadingDeployment:
-    return ReadingDeployment(lambda clock: FixedPlanner(0, LINGER_US), "off", seed)
-
-
-def step(deployment: ReadingDeployment) -> tuple[list[float], list[float], list[float]]:
+def step(deployment: EndlessLoad) -> tuple[list[float], list[float], list[float]]:
     """Tokens per second in bins of the 64 and of the one behind it, and times to the first token of the 64."""
     deployment.set_load(1)
     deployment.run(4.0)
-    deployment.first_token_s.clear()
     deployment.set_load(64)
     many = [deployment.run(BIN_S) for _ in range(32)]
-    first_tokens = list(deployment.first_token_s)
+    first_tokens = [seen.first_token_s for seen in deployment.seen[1:] if seen.first_token_s is not None]
     deployment.set_load(1)
     one = [deployment.run(BIN_S) for _ in range(32)]
     return many, one, first_tokens
@@ -115,7 +71,7 @@ def test_a_step_with_prompts_to_read_settles_as_soon_as_they_are_read_and_never_
 def crowd(num_unread: int) -> tuple[AdaptivePlanner, list[int]]:
     """A planner whose requests begin all at once, and the nodes that their first rounds ask for."""
     planner = AdaptivePlanner(MAX_NODES, LINGER_US, clock=itertools.repeat(1.0).__next__)
-    situation = Situation(has_drafter=True, row_multiple=ROW_MULTIPLE)
+    situation = Situation(has_drafter=True, row_multiple=MACHINE.verifier.row_multiple)
     return planner, [planner.follow(is_greedy=True).plan(situation).max_nodes for _ in range(num_unread)]
 
 
