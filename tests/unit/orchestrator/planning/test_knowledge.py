@@ -11,39 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner import FixedPlanner, Planner
+from orchestrator.planner import Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.borrowed_costs import CHECKED_PASSES
 from orchestrator.planning.knowledge import MAX_SOURCES, Knowledge
 from orchestrator.planning.knowledge_codec import decode_knowledge, encode_knowledge
 from orchestrator.planning.regression import Evidence
-from tests.unit.orchestrator.planning.modelled_deployment import Deployment, Machine, Text
+from simulator.policies import LINGER_US, MAX_NODES, Policy
+from simulator.texts import Predictability
+from tests.unit.orchestrator.planning.endless_load import MACHINE, EndlessLoad
 
-MAX_NODES, LINGER_US = 15, 40_000
-TEXT = Text()
-# Drafters and messages by this factor; the model's passes are made slower or faster one by one.
+TEXT = Predictability()
+OFF, PLANNER = Policy("off"), Policy("planner")
+# By what everything takes, compared with the usual machine.
 SCALED = {
-    factor: Machine(
-        **{
-            name: factor * getattr(Machine(), name)
-            for name in ("draft_s", "draft_node_s", "read_token_s", "message_s", "sequence_s")
-        }
-    )
+    factor: replace(MACHINE.scaled(1 / factor, 1 / factor), message_s=factor * MACHINE.message_s)
     for factor in (0.1, 1.0, 10.0)
 }
 
 
-def adaptive(knowledge: Knowledge | None = None, speed: float = 1.0, seed: int = 0) -> Deployment:
+def adaptive(knowledge: Knowledge | None = None, speed: float = 1.0, seed: int = 0) -> EndlessLoad:
     def planner(clock: Callable[[], float]) -> Planner:
         made = AdaptivePlanner(MAX_NODES, LINGER_US, clock=clock)
         if knowledge is not None:
             made.begin_with(knowledge)
         return made
 
-    deployment = Deployment(planner, machine=SCALED[speed], text=TEXT, seed=seed)
-    if speed != 1.0:
-        deployment.slow_passes = dict.fromkeys(range(10_000), speed)
-    return deployment
+    return EndlessLoad(planner, PLANNER, TEXT, seed, SCALED[speed])
 
 
 def learned(num_requests: int, speed: float = 1.0) -> Knowledge:
@@ -59,21 +53,30 @@ def learned(num_requests: int, speed: float = 1.0) -> Knowledge:
 
 
 def rate_off(num_requests: int) -> float:
-    deployment = Deployment(lambda clock: FixedPlanner(0, LINGER_US), "off", text=TEXT)
+    deployment = EndlessLoad(OFF.planner(), OFF, TEXT)
     deployment.set_load(num_requests)
     return deployment.run(2.0)
 
 
-def passes_until_steady(deployment: Deployment, num_requests: int) -> int:
-    """After how many passes no round in eight passes asks for a draft, where drafting does not pay."""
+def passes_until_steady(deployment: EndlessLoad, num_requests: int) -> int:
+    """After how many passes no pass of eight has more than one request ask for a draft, where drafting does not pay.
+
+    One may be trying alone, which belongs to the steady plan: cold planners and warm ones both begin with such a trial
+    soon after they have stopped drafting, and in the simulator it takes eight rounds of up to two passes each.
+    """
     deployment.set_load(num_requests)
     passes, asked, quiet = 0, 0, 0
     while quiet < 8:
         deployment.run(0.001)
         if deployment.passes > passes:
-            quiet = quiet + deployment.passes - passes if deployment.asked_rounds == asked else 0
-            passes, asked = deployment.passes, deployment.asked_rounds
+            quiet = quiet + deployment.passes - passes if deployment.num_asked <= asked + 1 else 0
+            passes, asked = deployment.passes, deployment.num_asked
     return passes - quiet
+
+
+def first_second(deployment: EndlessLoad, num_requests: int) -> float:
+    deployment.set_load(num_requests)
+    return deployment.run(1.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -86,10 +89,13 @@ def test_one_that_begins_with_knowledge_reaches_the_steady_plan_in_fewer_passes(
 
 @pytest.mark.parametrize("num_requests", [1, 4, 8, 16, 64])
 def test_one_that_begins_with_knowledge_is_not_slower_in_its_first_second(num_requests: int) -> None:
-    warm, cold = adaptive(learned(num_requests), seed=5), adaptive(seed=5)
-    for deployment in (warm, cold):
-        deployment.set_load(num_requests)
-    assert warm.run(1.0) >= 0.98 * cold.run(1.0)
+    # Single seconds say little: with eight requests, warm ones were seen at 0.92 to 1.33 x cold ones, with 24 seeds at
+    # 1.05 x in all.
+    knowledge, warm, cold = learned(num_requests), 0.0, 0.0
+    for seed in range(4):
+        warm += first_second(adaptive(knowledge, seed=seed), num_requests)
+        cold += first_second(adaptive(seed=seed), num_requests)
+    assert warm >= 0.98 * cold
 
 
 @pytest.mark.parametrize("speed", [0.1, 10.0])
@@ -111,11 +117,12 @@ def test_what_is_refuted_by_the_first_passes_is_forgotten_and_what_fits_is_kept(
         deployment = adaptive(learned(4, speed))
         planner = deployment.planner
         assert isinstance(planner, AdaptivePlanner)
-        values = planner.values
         deployment.set_load(4)
         while deployment.passes < CHECKED_PASSES + 2:
             deployment.run(0.001)
-        assert (planner.values is values) == is_kept
+        # What was borrowed counts for more passes than there were here.
+        knowledge = planner.knowledge()
+        assert (knowledge is not None and knowledge.costs[0].weight > CHECKED_PASSES + 2) == is_kept
 
 
 def test_nothing_is_known_before_passes_and_trees_were_seen() -> None:
