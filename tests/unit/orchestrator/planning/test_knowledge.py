@@ -17,6 +17,7 @@ from orchestrator.planning.borrowed_costs import CHECKED_PASSES
 from orchestrator.planning.knowledge import MAX_SOURCES, Knowledge
 from orchestrator.planning.knowledge_codec import decode_knowledge, encode_knowledge
 from orchestrator.planning.regression import Evidence
+from orchestrator.planning.value_model import RESTORED_TREES
 from simulator.policies import LINGER_US, MAX_NODES, Policy
 from simulator.texts import Predictability
 from tests.unit.orchestrator.planning.endless_load import MACHINE, EndlessLoad
@@ -123,6 +124,7 @@ def test_what_is_refuted_by_the_first_passes_is_forgotten_and_what_fits_is_kept(
         # What was borrowed counts for more passes than there were here.
         knowledge = planner.knowledge()
         assert (knowledge is not None and knowledge.costs[0].weight > CHECKED_PASSES + 2) == is_kept
+        assert (planner.values.evidence().num_trees > RESTORED_TREES) == is_kept
 
 
 def test_nothing_is_known_before_passes_and_trees_were_seen() -> None:

@@ -107,7 +107,7 @@ def deployment(text: Predictability, known: DraftGain | None, seed: int) -> Endl
     return EndlessLoad(planner, PLANNER, text, seed)
 
 
-@pytest.mark.parametrize("num_requests", [1, 4])
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
 def test_a_beginning_that_is_known_wrongly_costs_hardly_anything(num_requests: int) -> None:
     """All requests believe that their drafts gain nothing, which is not so, or much, where they gain nothing."""
     for text, known in ((EASY, BAD), (HOPELESS, GOOD)):
