@@ -149,15 +149,16 @@ async def test_lost_peers_and_moved_sequences_are_counted(start_fakes: StartFake
 async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes: StartFakes) -> None:
     settings = {"planner": "adaptive", "cache_drafter": True, "linger_ms": 20}
     async with start_fakes(FakeVerifier(), FakeDrafter(propose=perfect(depth=2)), **settings) as (client, orchestrator):
-        assert read(orchestrator)["planner_rate"] == 0
+        verifier = f"verifier={orchestrator.verifiers.clients[0].address}"
+        assert read(orchestrator)[f"planner_rate,{verifier}"] == 0
         for seed in (1, 1):
             await client.generate(PROMPT, Options(max_tokens=200, seed=seed, ignore_eos=True))
         values = read(orchestrator)
         assert orchestrator.cache is not None
         assert values["prefix_cache_reads_total"] == orchestrator.cache.counts.reads > 0
         assert values["prefix_cache_hits_total"] + values["prefix_cache_misses_total"] > 0
-    assert values["planner_rate"] > 0
-    assert values["planner_pauses_total"] + values["planner_probes_total,who=all"] > 0
+    assert values[f"planner_rate,{verifier}"] > 0
+    assert values[f"planner_pauses_total,{verifier}"] + values[f"planner_probes_total,{verifier},who=all"] > 0
 
 
 async def test_without_a_port_no_times_are_kept(start_fakes: StartFakes) -> None:

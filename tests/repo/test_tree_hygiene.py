@@ -174,8 +174,9 @@ def test_every_command_explains_itself() -> None:
 def test_documents_name_only_files_that_exist(document: str) -> None:
     text = (ROOT / document).read_text()
     named = set(re.findall(r"`((?:\w+/)+(?:\w+\.(?:py|proto|md))?)`", text))
-    named |= set(re.findall(r"\]\(([\w/.-]+)\)", text))
     missing = sorted(name for name in named if not (ROOT / name).exists())
+    links = set(re.findall(r"\]\(([\w/.-]+)\)", text))
+    missing += sorted(link for link in links if not ((ROOT / document).parent / link).exists())
     # Parts of tests/ are named relative to it, in its own row of the layout.
     missing = [name for name in missing if not (ROOT / "tests" / name).exists()]
     assert named

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from orchestrator.planning.adaptive import AdaptivePlanner
@@ -77,13 +79,17 @@ def test_a_step_from_one_request_to_many_and_back_settles_within_two_seconds(see
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_where_drafts_are_worth_nothing_drafting_ends_and_its_trials_cost_little(text: str, num_requests: int) -> None:
     plain = settled_rate(off(HOPELESS[text]), num_requests)
-    deployment = adaptive(HOPELESS[text])
-    settled_rate(deployment, num_requests)
-    asked, rounds = deployment.num_asked, deployment.deployment.counts.rounds
-    # Long enough that it counts how rare trials are, and not only what one costs.
-    assert deployment.run(16.0) >= 0.97 * plain
-    # Most of these are rounds in which drafters only catch up, and that wait for nothing.
-    assert deployment.num_asked - asked <= 0.1 * (deployment.deployment.counts.rounds - rounds)
+    rates = []
+    for seed in range(3):
+        deployment = adaptive(HOPELESS[text], seed)
+        settled_rate(deployment, num_requests)
+        asked, rounds = deployment.num_asked, deployment.deployment.counts.rounds
+        # Long enough that it counts how rare trials are, and not only what one costs.
+        rates.append(deployment.run(16.0))
+        # Most of these are rounds in which drafters only catch up, and that wait for nothing.
+        assert deployment.num_asked - asked <= 0.1 * (deployment.deployment.counts.rounds - rounds)
+    assert min(rates) >= 0.96 * plain
+    assert statistics.median(rates) >= 0.97 * plain
 
 
 def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
