@@ -108,7 +108,7 @@ def test_knowledge_of_a_machine_ten_times_faster_or_slower_does_no_lasting_harm(
     wrong, cold = adaptive(learned(elsewhere, speed)), adaptive()
     for deployment in (wrong, cold):
         deployment.set_load(num_requests)
-    # Never a collapse on the way either. Cold planners differ by a fifth among each other where four requests run.
+    # Never a collapse on the way either. Cold planners differ by a tenth among each other where four requests run.
     assert wrong.run(2.0) >= 0.75 * cold.run(2.0)
     assert wrong.run(4.0) >= max(0.97 * rate_off(num_requests), 0.75 * cold.run(4.0))
 
