@@ -80,7 +80,8 @@ async def test_a_drafter_that_hangs_costs_speed_only(services: Services) -> None
     finally:
         services.send(services.drafter, signal.SIGCONT)
     assert silent.token_ids == undisturbed.token_ids
-    assert silent.speculation.draft_tokens == 0
+    # What was drafted, the orchestrator remembered.
+    assert set(silent.speculation.sources) <= {"cache"}
     # Most rounds did not wait: a few tried again whether the drafter was back.
     assert silent.timing.linger_ms < silent.timing.total_ms / 2
     again = await services.client.generate(PROMPT, OPTIONS)
