@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
 
+from coppice.tree import ROOT, TokenTree
 from orchestrator.planning.adaptive import AdaptivePlanner
 from simulator.policies import MAX_NODES, Policy
 from simulator.texts import Predictability
@@ -156,3 +158,17 @@ def test_nothing_is_left_of_requests_that_have_ended() -> None:
     [planner] = deployment.deployment.planners
     assert isinstance(planner, AdaptivePlanner)
     assert (planner.num_running, planner.num_newcomers) == (0, 0)
+
+
+def test_a_node_that_is_not_worth_its_row_is_cut_and_the_others_are_kept() -> None:
+    deployment = adaptive(TEXTS["repetitive"])
+    deployment.set_load(8)
+    deployment.run(3.0)
+    planner = deployment.planner
+    assert isinstance(planner, AdaptivePlanner)
+    price = planner.stance.price
+    assert 0.001 < price < 1
+    request = planner.follow(is_greedy=True)
+    likely, unlikely = math.log(0.95), math.log(0.05 * price)
+    tree = TokenTree((1, 2, 3), (ROOT, 0, 0), (likely, likely, unlikely))
+    assert request.select(tree).token_ids == (1, 2)
