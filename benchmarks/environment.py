@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def describe_versions() -> dict[str, str]:
 def describe_command() -> str:
     """The command line of this process."""
     return "coppice " + shlex.join(sys.argv[1:])
+
+
+def describe_run(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What ends every report: `machine`, described before anything was measured, versions, command and commit."""
+    commit = describe_commit()
+    return {
+        "machine": dict(machine),
+        "versions": describe_versions(),
+        "command": describe_command(),
+        "commit": commit["revision"],
+        "dirty": commit["dirty"],
+    }
 
 
 def describe_commit(root: Path = REPOSITORY) -> dict[str, Any]:

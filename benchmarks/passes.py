@@ -19,7 +19,7 @@ from rich.progress import track
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.contenders import BenchmarkError
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency_suite import shown
 from benchmarks.report import machine_remarks
 from benchmarks.transformers_baseline import load_model, quiet_transformers
@@ -88,7 +88,6 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
         raise BenchmarkError(f"--rows: at most {info.vocab_size}, so that all tokens of a tree differ")
     plain.to(ours.device, next(ours.model.parameters()).dtype)  # type: ignore[arg-type]
     times = _measure(plain, ours, fast, plan, info.vocab_size, threads)
-    commit = describe_commit()
     return {
         "suite": "passes",
         "rows": [asdict(entry) for entry in times],
@@ -96,11 +95,7 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
         "ms_per_further_row": {str(context): slopes(times, context) for context in plan.contexts},
         "notes": [*machine_remarks(machine), *([] if fast else [NOT_STRICT])],
         "settings": {"target": shown(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)},
-        "machine": machine,
-        "versions": describe_versions(),
-        "command": describe_command(),
-        "commit": commit["revision"],
-        "dirty": commit["dirty"],
+        **describe_run(machine),
     }
 
 

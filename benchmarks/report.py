@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.divergence import Divergence
-from benchmarks.environment import (
-    describe_command,
-    describe_commit,
-    describe_versions,
-)
+from benchmarks.environment import describe_run
 from benchmarks.summary import ON, RATIO_NOTE, Mismatch
 
 # Above this share of repeated 4-grams an output mostly copies itself.
@@ -34,7 +30,6 @@ def document(
 ) -> dict[str, Any]:
     """Everything that `SUITE.json` holds; `machine` is what `describe_machine` said before the first sample."""
     values, spread = ratios
-    commit = describe_commit()
     return {
         "suite": suite,
         "rows": list(rows),
@@ -45,11 +40,7 @@ def document(
         "mismatches": [str(mismatch) for mismatch in mismatches],
         "divergences": [divergence.record() for divergence in divergences],
         "settings": dict(settings),
-        "machine": dict(machine),
-        "versions": describe_versions(),
-        "command": describe_command(),
-        "commit": commit["revision"],
-        "dirty": commit["dirty"],
+        **describe_run(machine),
     }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ratio_table import ratio_table
+
 # Without a terminal rich assumes 80 columns, which would break every row of a log file.
 MIN_WIDTH = 140
 MAX_DEPTHS_SHOWN = 6
@@ -20,7 +22,7 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
     console.width = max(console.width, MIN_WIDTH)
     console.print(_speed_table(report["rows"]))
     console.print(_pass_table(report["rows"]))
-    console.print(_ratio_table(report["ratios"], report["ratio_spread"]))
+    console.print(ratio_table(report["ratios"], report["ratio_spread"]))
     for text in [_setting(report), *report["notes"], *_divergence_lines(report["divergences"])]:
         console.print(text, markup=False)
     for text in report["mismatches"]:
@@ -147,16 +149,6 @@ def _pass_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         depths = row["acceptance_by_depth"][:MAX_DEPTHS_SHOWN]
         table.add_row(row["name"], "   ".join(cells), " ".join(f"{share:.2f}" for share in depths))
-    return table
-
-
-def _ratio_table(ratios: Mapping[str, float], spread: Mapping[str, Sequence[float]]) -> Table:
-    table = Table(title="Ratios within a run, over runs")
-    for name in ("ratio", "median", "min", "max"):
-        table.add_column(name, justify="left" if name == "ratio" else "right")
-    for name, value in ratios.items():
-        lowest, highest = spread[name]
-        table.add_row(name, f"{value:.3f}", f"{lowest:.3f}", f"{highest:.3f}")
     return table
 
 

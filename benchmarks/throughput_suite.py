@@ -12,7 +12,7 @@ import grpc
 
 from benchmarks.batch_contenders import BatchContender, BatchedGenerate, ContinuousBatching, CoppiceBatch
 from benchmarks.coppice_contender import get_model_info
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.prompts import Prompt
@@ -64,7 +64,6 @@ class ThroughputSuite:
             step = progress.add_task("throughput", total=total)
             samples = measure_batches(contenders, prompt_ids, self.plan, partial(progress.advance, step))
         rows = throughput_rows(samples, contenders)
-        commit = describe_commit()
         return {
             "suite": "throughput",
             "rows": rows,
@@ -81,9 +80,5 @@ class ThroughputSuite:
                 "num_cut_prompts": num_cut,
                 "mean_prompt_tokens": round(sum(map(len, prompt_ids)) / len(prompt_ids), 1),
             },
-            "machine": machine,
-            "versions": describe_versions(),
-            "command": describe_command(),
-            "commit": commit["revision"],
-            "dirty": commit["dirty"],
+            **describe_run(machine),
         }

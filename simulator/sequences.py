@@ -9,10 +9,7 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from simulator.texts import Text
 from verifier_svc.linger import Linger
 from verifier_svc.mailbox import Mailbox
-
-# As in `verifier_svc/sequence.py`, which needs torch.
-WORTH_STARTING = 0.6
-MEAN_RATE = 0.2
+from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
 
 # Accepted nodes, committed tokens, and the tree that was verified.
 OnRound = Callable[["RoundResult"], None]
@@ -80,10 +77,7 @@ class SimulatedSequence:
     @property
     def has_draft(self) -> bool:
         """Whether the coming round has a draft that is worth starting with at once."""
-        tree = self.mailbox.tree
-        if tree is None or self.mailbox.is_fresh:
-            return tree is not None
-        return tree.prune(self._budget).expected_tokens >= WORTH_STARTING * self._mean_accepted
+        return has_draft_to_start_with(self.mailbox, self._budget, self._mean_accepted)
 
     @property
     def may_linger(self) -> bool:

@@ -20,15 +20,11 @@ from verifier_svc.mailbox import Mailbox, SampledMailbox
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.residence import Residence
+from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Constraint, Logits, TokenChooser
 from verifier_svc.traversal_round import traverse
 
-# A round starts with what is left of an older tree when that promises this share of what rounds accept on average:
-# waiting for a fresh tree takes about two thirds as long as the pass itself.
-WORTH_STARTING = 0.6
-# Weight of a round in the running mean of accepted nodes.
-MEAN_RATE = 0.2
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
 # An output that is complete when it is cut off there is complete all the same.
@@ -192,14 +188,8 @@ class Sequence:
 
     @property
     def has_draft(self) -> bool:
-        """Whether the coming round has a draft that is worth starting with at once.
-
-        One made for this round is; what is left of an older one is, when it promises most of what rounds accept.
-        """
-        tree = self.mailbox.tree
-        if tree is None or self.mailbox.is_fresh:
-            return tree is not None
-        return tree.prune(self._budget).expected_tokens >= WORTH_STARTING * self._mean_accepted
+        """Whether the coming round has a draft that is worth starting with at once."""
+        return has_draft_to_start_with(self.mailbox, self._budget, self._mean_accepted)
 
     @property
     def may_linger(self) -> bool:

@@ -15,7 +15,7 @@ from benchmarks.cache.rows import Samples, mismatches, remarks, rows
 from benchmarks.cache.services import Services
 from benchmarks.cache.workload import CachePrompt, CacheWorkload
 from benchmarks.contenders import BenchmarkError
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
@@ -96,7 +96,6 @@ async def _max_context(address: str) -> int:
 def _document(samples: Samples, settings: dict[str, Any], machine: dict[str, Any], with_redis: bool) -> dict[str, Any]:
     result = rows(samples)
     values, spread = ratios(samples)
-    commit = describe_commit()
     return {
         "suite": "cache",
         "rows": result,
@@ -106,9 +105,5 @@ def _document(samples: Samples, settings: dict[str, Any], machine: dict[str, Any
         "notes": [*broken_rules(values, spread), *remarks(result, with_redis), *machine_remarks(machine)],
         "mismatches": mismatches(result),
         "settings": settings,
-        "machine": machine,
-        "versions": describe_versions(),
-        "command": describe_command(),
-        "commit": commit["revision"],
-        "dirty": commit["dirty"],
+        **describe_run(machine),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ratio_table import ratio_table
 from benchmarks.table import MIN_WIDTH
 
 Row = Mapping[str, Any]
@@ -30,7 +31,7 @@ def print_cache(report: Mapping[str, Any], console: Console | None = None) -> No
     console = console or Console()
     console.width = max(console.width, MIN_WIDTH)
     console.print(_phase_table(report))
-    console.print(_ratio_table(report))
+    console.print(ratio_table(report["ratios"], report["ratio_spread"]))
     console.print(_setting(report["settings"]), markup=False)
     for text in report["notes"]:
         console.print(text, markup=False)
@@ -61,16 +62,6 @@ def _cells(row: Row) -> list[str]:
         str(row["num_failed"]),
         f"{row['num_identical']} / {row['num_requests']}",
     ]
-
-
-def _ratio_table(report: Mapping[str, Any]) -> Table:
-    table = Table(title="Ratios within a run, over runs")
-    for name in ("ratio", "median", "min", "max"):
-        table.add_column(name, justify="left" if name == "ratio" else "right", no_wrap=True)
-    for name, value in report["ratios"].items():
-        lowest, highest = report["ratio_spread"][name]
-        table.add_row(name, f"{value:.3f}", f"{lowest:.3f}", f"{highest:.3f}")
-    return table
 
 
 def _setting(settings: Mapping[str, Any]) -> str:

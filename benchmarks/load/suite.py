@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import BenchmarkError
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.load.arrivals import Arrival, trace_beginning
@@ -166,7 +166,6 @@ def _document(
 ) -> dict[str, Any]:
     result = rows(samples, references)
     values, spread = ratios(samples)
-    commit = describe_commit()
     return {
         "suite": "load",
         "rows": result,
@@ -177,9 +176,5 @@ def _document(
         "notes": [*remarks(result), *machine_remarks(machine)],
         "mismatches": mismatches(result),
         "settings": settings,
-        "machine": machine,
-        "versions": describe_versions(),
-        "command": describe_command(),
-        "commit": commit["revision"],
-        "dirty": commit["dirty"],
+        **describe_run(machine),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ratio_table import ratio_table
 from benchmarks.table import MIN_WIDTH
 
 Row = Mapping[str, Any]
@@ -32,7 +33,7 @@ def print_load(report: Mapping[str, Any], console: Console | None = None) -> Non
     if parts["step"]:
         title = f"1 to {settings['step']} requests at once and back: tokens/s before, at, after · s lost up, down"
         console.print(_pivot(parts["step"], f"{title} · fewest tokens/s over 2 s", _step))
-    console.print(_ratio_table(report))
+    console.print(ratio_table(report["ratios"], report["ratio_spread"], "; settle times in seconds"))
     console.print(_setting(settings), markup=False)
     for text in report["notes"]:
         console.print(text, markup=False)
@@ -86,16 +87,6 @@ def _pair(row: Row, name: str, digits: int = 1) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _ratio_table(report: Mapping[str, Any]) -> Table:
-    table = Table(title="Ratios within a run, over runs; settle times in seconds")
-    for name in ("ratio", "median", "min", "max"):
-        table.add_column(name, justify="left" if name == "ratio" else "right", no_wrap=True)
-    for name, value in report["ratios"].items():
-        lowest, highest = report["ratio_spread"][name]
-        table.add_row(name, f"{value:.3f}", f"{lowest:.3f}", f"{highest:.3f}")
-    return table
 
 
 def _setting(settings: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.overhead.planner_cost import PassCost, planner_cost
 from benchmarks.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
 from benchmarks.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
@@ -56,18 +56,13 @@ def measure_overhead(plan: OverheadPlan) -> dict[str, Any]:
     machine = describe_machine()
     rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
     run(lambda: _add_round_rows(plan, rows))
-    commit = describe_commit()
     return {
         "suite": "overhead",
         "rows": rows,
         "ratios": figures(rows),
         "notes": [*NOTES, *machine_remarks(machine)],
         "settings": {**asdict(plan), "requests": list(plan.requests)},
-        "machine": machine,
-        "versions": describe_versions(),
-        "command": describe_command(),
-        "commit": commit["revision"],
-        "dirty": commit["dirty"],
+        **describe_run(machine),
     }
 
 

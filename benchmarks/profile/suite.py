@@ -14,7 +14,7 @@ import grpc
 from rich.progress import TaskID
 
 from benchmarks.contenders import BenchmarkError
-from benchmarks.environment import describe_command, describe_commit, describe_machine, describe_versions
+from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.profile import fits
@@ -200,7 +200,6 @@ class ProfileSuite:
         return fit_context(encoded, self.plan.recorded_tokens, max_context_tokens)[0]
 
     def _document(self, profile: Profile, measured: Measured, machine: dict[str, Any]) -> dict[str, Any]:
-        commit = describe_commit()
         rows = [
             {
                 "name": f"{one.shape.batch}x{one.shape.nodes}{'-right' if one.shape.right else ''}@{one.shape.context}",
@@ -219,11 +218,7 @@ class ProfileSuite:
             **profile_to_json(profile),
             "notes": machine_remarks(machine),
             "settings": {"target": shown(self.target), "threads": self.threads, **asdict(self.plan)},
-            "machine": machine,
-            "versions": describe_versions(),
-            "command": describe_command(),
-            "commit": commit["revision"],
-            "dirty": commit["dirty"],
+            **describe_run(machine),
         }
 
 
