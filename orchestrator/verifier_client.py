@@ -260,7 +260,9 @@ class VerifierClient:
         if event == "load":
             self.load = _load(message.load)
             self._load_came_s = time.monotonic()
-            self._num_foreign = max(0, self.load.batch_size + self.load.queued_sequences - len(self._handlers))
+            # Of ours, those that ended with the pass are gone already.
+            num_open = message.load.running_sequences + message.load.queued_sequences
+            self._num_foreign = max(0, num_open - len(self._handlers))
         elif event == "draining":
             logger.info("the verifier %s is about to stop, %d sequences run there", self.address, len(self._handlers))
             self.is_draining = True

@@ -341,7 +341,8 @@ class Engine:
         if now_s < self._next_load_s:
             return
         self._next_load_s = now_s + LOAD_INTERVAL_S
-        load = LoadEvent(batch_size, rows, pass_s, self._scheduler.num_waiting, self._target.cache.num_free_blocks)
+        waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
+        load = LoadEvent(batch_size, rows, pass_s, waiting, self._target.cache.num_free_blocks, running)
         for stream in self._sinks:
             self._emit(stream, load)
 

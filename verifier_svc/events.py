@@ -48,6 +48,7 @@ class LoadEvent:
     pass_s: float
     queued_sequences: int
     free_kv_blocks: int
+    running_sequences: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,4 +92,5 @@ def _load(event: LoadEvent) -> verifier_pb2.Load:
         pass_us=microseconds(event.pass_s),
         queued_sequences=event.queued_sequences,
         free_kv_blocks=event.free_kv_blocks,
+        running_sequences=event.running_sequences,
     )

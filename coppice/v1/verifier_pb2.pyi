@@ -153,18 +153,20 @@ class DraftRejected(_message.Message):
     def __init__(self, base_length: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("batch_size", "rows", "pass_us", "queued_sequences", "free_kv_blocks")
+    __slots__ = ("batch_size", "rows", "pass_us", "queued_sequences", "free_kv_blocks", "running_sequences")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PASS_US_FIELD_NUMBER: _ClassVar[int]
     QUEUED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     rows: int
     pass_us: int
     queued_sequences: int
     free_kv_blocks: int
-    def __init__(self, batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ...) -> None: ...
+    running_sequences: int
+    def __init__(self, batch_size: _Optional[int] = ..., rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()

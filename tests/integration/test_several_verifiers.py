@@ -116,10 +116,12 @@ async def test_what_others_do_to_a_verifier_counts_while_it_is_news(
                 await client.generate(PROMPT, Options(max_tokens=2, seed=seed))
             return [len(verifier.opened) - one for verifier, one in zip(verifiers, before, strict=True)]
 
-        assert await taken(load(batch_size=3, queued_sequences=1, free_kv_blocks=99, pass_us=1)) == [0, 4]
+        assert await taken(load(running_sequences=3, queued_sequences=1, free_kv_blocks=99, pass_us=1)) == [0, 4]
         assert await taken(load(free_kv_blocks=0, pass_us=2)) == [0, 4]
+        # Those that ended with the pass keep nobody busy.
+        assert await taken(load(batch_size=3, free_kv_blocks=99, pass_us=4)) == [2, 2]
         monkeypatch.setattr("orchestrator.verifier_client.LOAD_IS_NEWS_S", 0.0)
-        assert await taken(load(batch_size=3, pass_us=3)) == [2, 2]
+        assert await taken(load(running_sequences=3, pass_us=3)) == [2, 2]
 
 
 @pytest.mark.parametrize("has_drafter", [False, True], ids=["plain", "drafted"])

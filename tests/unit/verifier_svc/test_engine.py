@@ -254,6 +254,14 @@ def test_a_silent_drafter_costs_a_few_waits_only(engine: Engine) -> None:
     assert sum(wait >= 0.02 for wait in waits) <= 5
 
 
+def test_the_load_after_the_last_round_counts_nothing_that_runs(engine: Engine) -> None:
+    harness = Harness(engine)
+    engine.open(SequenceKey(0, 0), SequenceSpec((5, 6), SamplingParams(), StoppingOptions(max_tokens=1)))
+    while not isinstance(event := harness.next_event(), LoadEvent):
+        pass
+    assert (event.batch_size, event.running_sequences, event.queued_sequences) == (1, 0, 0)
+
+
 def test_a_sequence_without_drafter_is_not_held_up_by_one_that_waits(engine: Engine) -> None:
     waiting, plain = Harness(engine, stream=1), Harness(engine, stream=2)
     slow = SequenceSpec((5, 6), SamplingParams(), StoppingOptions(max_tokens=3, ignore_eos=True), linger_s=30.0)
