@@ -21,9 +21,17 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
-test: ## Run the whole test suite
+# Tests that start processes have the machine to themselves, in a second run; the first one's failures do not skip it.
+test: ## Run the whole test suite, or what PYTEST_ARGS says
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
+ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	@failed=0; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not processes" -n 2 --dist loadfile || failed=1; \
+	$(BIN)/python -m pytest -m processes || failed=1; \
+	exit $$failed
+endif
 
 fuzz: setup ## Strict mode against plain decoding, at random over 20,000 tokens
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,16 @@ from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving
 
 StartFakes = Callable[..., Any]
+TESTS = Path(__file__).parent
+# Everything there starts processes, or measures time.
+ALONE = ("e2e", "faults", "fuzz", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is not to run beside other tests (`make test`)."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in ALONE:
+            item.add_marker(pytest.mark.processes)
 
 
 @contextlib.asynccontextmanager

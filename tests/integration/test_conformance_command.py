@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from coppice.cli.__main__ import app
 from tests.toy_deployment import ToyDeployment, serving_toy
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
 

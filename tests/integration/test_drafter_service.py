@@ -31,6 +31,8 @@ from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 
+pytestmark = pytest.mark.processes
+
 VOCAB = 53
 CONTEXT = 48
 MAX_NODES = 10

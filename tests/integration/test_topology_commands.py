@@ -23,6 +23,8 @@ from coppice.output_seed import output_seed
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [ord(character) for character in "def "]
 EXPECTED = plain(babble, PROMPT, 20, seed=7)
