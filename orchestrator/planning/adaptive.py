@@ -28,10 +28,8 @@ from orchestrator.rounds import Outcome
 
 logger = logging.getLogger(__name__)
 
-# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run; but
-# one where more than a few run.
-LOOKS_PER_PASS = 2
-FEW_RUNNING = 8
+# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run.
+LOOKED_AT_PER_PASS = 2
 # Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
 # dearest work of drafters.
 NEWCOMERS = 4
@@ -201,8 +199,7 @@ class AdaptivePlanner:
 
     def _now_run(self, num_running: int) -> None:
         self.num_running = num_running
-        looks = LOOKS_PER_PASS if num_running <= FEW_RUNNING else 1
-        self.rounds_per_look = max(1, -(-num_running // looks))
+        self.rounds_per_look = max(1, -(-num_running // LOOKED_AT_PER_PASS))
         self._draft_plans = DraftPlans(self.stance, num_running, self.fixed.linger_us)
 
     def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:

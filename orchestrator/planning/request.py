@@ -300,7 +300,9 @@ class AdaptiveRequest:
             self._total_gain += gain
             self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
             planner.gains.add(gain, self._is_greedy)
-        if (self._last_pass + self._number) % planner.rounds_per_look == 0 or planner.sources.is_tried_by(self._number):
+        if (self._last_pass + self._number) % planner.rounds_per_look == 0 or (
+            self._sources and planner.sources.is_tried_by(self._number)
+        ):
             self._look(outcome, sent, left_out)
 
     def _look(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
