@@ -101,9 +101,11 @@ class TokenTree:
     @cached_property
     def path_log_probs(self) -> tuple[float, ...]:
         """Sum of log-probabilities along each node's path."""
-        sums: list[float] = []
-        for parent, value in zip(self.parents, self.log_probs, strict=True):
-            sums.append(value + (sums[parent] if parent != ROOT else 0.0))
+        # The root's own place comes last, where its index of -1 finds it.
+        sums = [0.0] * (len(self.parents) + 1)
+        for node, (parent, value) in enumerate(zip(self.parents, self.log_probs, strict=True)):
+            sums[node] = value + sums[parent]
+        sums.pop()
         return tuple(sums)
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -131,7 +133,7 @@ class TokenTree:
             raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
         if kept and kept[-1] == len(kept) - 1:
             # The first nodes, as of a tree whose nodes come likeliest first: their parents are among them.
-            return self._beginning(len(kept))
+            return self.take(range(len(kept)))
         # The root's own place comes last, where its index of -1 finds it.
         places = [_NOWHERE] * len(self) + [ROOT]
         for new, old in enumerate(kept):
@@ -140,6 +142,17 @@ class TokenTree:
         if _NOWHERE in parents:
             raise InvalidTreeError("a selected node has a parent that is not selected")
         return self._take(kept, parents)
+
+    def take(self, nodes: Sequence[int]) -> TokenTree:
+        """As `select`, of nodes that are known to be in order and to have their parents among them."""
+        if nodes and nodes[-1] >= len(nodes):
+            places = dict(zip(nodes, range(len(nodes)), strict=True))
+            places[ROOT] = ROOT
+            return self._take(nodes, tuple([places[self.parents[old]] for old in nodes]))
+        end = len(nodes)
+        return _valid_tree(
+            self.token_ids[:end], self.parents[:end], self.log_probs[:end], self.source_names, self.sources[:end]
+        )
 
     def up_to_depth(self, depth: int) -> TokenTree:
         """The tree without the nodes deeper than `depth`.
@@ -186,15 +199,6 @@ class TokenTree:
             return self
         return _valid_tree(self.token_ids, self.parents, self.log_probs, (source,), (), self.distributions)
 
-    def _beginning(self, count: int) -> TokenTree:
-        return _valid_tree(
-            self.token_ids[:count],
-            self.parents[:count],
-            self.log_probs[:count],
-            self.source_names,
-            self.sources[:count],
-        )
-
     def _take(self, kept: Sequence[int], parents: tuple[int, ...]) -> TokenTree:
         """The nodes `kept`, in their order, with these parents among them."""
         return _valid_tree(
@@ -236,14 +240,14 @@ def _valid_tree(
 ) -> TokenTree:
     """A tree of arrays that stem from a valid one and need not be checked again."""
     tree = object.__new__(TokenTree)
-    tree.__dict__.update(
-        token_ids=token_ids,
-        parents=parents,
-        log_probs=log_probs,
-        source_names=source_names,
-        sources=sources,
-        distributions=distributions,
-    )
+    # Entry by entry is the quickest way, and every draft that is cut comes by here.
+    fields = tree.__dict__
+    fields["token_ids"] = token_ids
+    fields["parents"] = parents
+    fields["log_probs"] = log_probs
+    fields["source_names"] = source_names
+    fields["sources"] = sources
+    fields["distributions"] = distributions
     return tree
 
 

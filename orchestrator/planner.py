@@ -110,7 +110,7 @@ class FixedPlanner:
 
     def __init__(self, max_nodes: int, linger_us: int) -> None:
         self._max_nodes = max_nodes
-        self._linger_us = linger_us
+        self.linger_us = linger_us
 
     def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
         """Every request is planned alike."""
@@ -121,12 +121,16 @@ class FixedPlanner:
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""
+        nodes, multiple = self.limits(situation)
+        waits = situation.has_drafter and nodes > 0
+        return round_plan(nodes, self.linger_us if waits else 0, multiple)
+
+    def limits(self, situation: Situation) -> tuple[int, int]:
+        """The most nodes of a round, and the multiple in which its rows are computed."""
         requested = situation.requested_nodes
         nodes = self._max_nodes if requested is None else min(requested, self._max_nodes)
-        waits = situation.has_drafter and nodes > 0
         # In company a sequence shares its multiple with others, and what fills it is not free.
-        multiple = situation.row_multiple if situation.load.batch_size <= 1 else 1
-        return round_plan(nodes, self._linger_us if waits else 0, multiple)
+        return nodes, situation.row_multiple if situation.load.batch_size <= 1 else 1
 
     def tree_arrived(self) -> None:
         """Nothing is learned."""

@@ -11,6 +11,7 @@ from orchestrator.planner import FixedPlanner
 from orchestrator.planning.borrowed_costs import BorrowedCosts
 from orchestrator.planning.budget import best_budget
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
+from orchestrator.planning.draft_plans import DraftPlans
 from orchestrator.planning.exploration import Exploration
 from orchestrator.planning.knowledge import Knowledge
 from orchestrator.planning.latency_class import ClassWeights
@@ -78,6 +79,7 @@ class AdaptivePlanner:
         self.exploration = Exploration(seed)
         self.sources = SourceChoice(seed)
         self.stance = Stance()
+        self._draft_plans = DraftPlans(self.stance, 0, linger_us)
         self._costs = CostModel()
         # What another planner had learned, until it is known whether it holds here.
         self._borrowed: BorrowedCosts | None = None
@@ -90,6 +92,8 @@ class AdaptivePlanner:
         self.num_begun = 0
         self.num_running = 0
         self.num_newcomers = 0
+        # The value model has time for the trees of each request in one of so many of its rounds.
+        self.rounds_per_look = 1
         # Whether a request that has stood aside for long has its turn to draft.
         self.turn_is_taken = False
         self._last_join = 0
@@ -129,6 +133,14 @@ class AdaptivePlanner:
         self._context = knowledge.context
 
     @property
+    def draft_plans(self) -> DraftPlans:
+        """Plans of rounds that ask for drafts."""
+        plans = self._draft_plans
+        if plans.stance is not self.stance:
+            plans = self._draft_plans = DraftPlans(self.stance, self.num_running, self.fixed.linger_us)
+        return plans
+
+    @property
     def some_draft(self) -> bool:
         """Whether requests ask for drafts these days."""
         return self._asked >= _FEWEST_ASKING
@@ -150,7 +162,7 @@ class AdaptivePlanner:
 
     def first_round(self) -> None:
         """A request has had its first round here: its prompt has been read."""
-        self.num_running += 1
+        self._now_run(self.num_running + 1)
         self.reading.num_unread -= 1
 
     def may_join(self) -> bool:
@@ -164,18 +176,15 @@ class AdaptivePlanner:
         self.num_newcomers += 1
         self._last_join = self.pass_number
 
-    def looks_at(self, number: int) -> bool:
-        """Whether the value model has time for the trees of this request in this pass."""
-        return (self.pass_number + number) % max(1, -(-self.num_running // LOOKED_AT_PER_PASS)) == 0
-
     def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
         """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
         record = self._passes.add(outcome, last_pass, asked)
         if record is not None:
             self._pass_over(record)
+        pass_number = self._passes.pass_number
         if asked and not is_newcomer:
-            self._missed.count(self.pass_number - last_pass)
-        return self.pass_number
+            self._missed.count(pass_number - last_pass)
+        return pass_number
 
     def ends(self, weight: float, was_running: bool) -> None:
         """A request has ended, or goes on elsewhere."""
@@ -184,9 +193,14 @@ class AdaptivePlanner:
         if not was_running:
             self.reading.num_unread -= 1
             return
-        self.num_running -= 1
+        self._now_run(self.num_running - 1)
         if self.num_running == 0:
             self._passes.idle()
+
+    def _now_run(self, num_running: int) -> None:
+        self.num_running = num_running
+        self.rounds_per_look = max(1, -(-num_running // LOOKED_AT_PER_PASS))
+        self._draft_plans = DraftPlans(self.stance, num_running, self.fixed.linger_us)
 
     def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
         """Begin anew if what was learned elsewhere is of no use here."""
@@ -250,9 +264,12 @@ class AdaptivePlanner:
         # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
         rate = max(plain_rate, reached)
         price = rate * costs.row_s
-        worth = [(value, count) for value, count in self.values.nodes_at_hand() if value > price]
-        gain = sum(value * count for value, count in worth)
-        num_nodes = sum(count for _, count in worth)
+        gain = num_nodes = 0.0
+        for value, count in self.values.nodes_at_hand():
+            if value <= price:
+                break
+            gain += value * count
+            num_nodes += count
         # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
         pays_jointly = joint_rate > (plain_rate if self._was_joint else rate)
         is_joint = pays_jointly or self._was_joint

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.planning.regression import Evidence, RobustRegression, Vector
+from orchestrator.planning.regression import Evidence, RobustRegression
 
 # After how many passes an observation weighs half, for what follows the load and for what lasts.
 RECENT_PASSES = 48
@@ -97,7 +97,7 @@ class CostModel:
         self._pass.add(_pass_features(record), record.pass_s)
         if record.gap_s is not None:
             joint = record.num_asked if record.is_joint else 0
-            self._gap.add(np.array([1.0, record.num_rounds, record.num_asked, joint]), record.gap_s)
+            self._gap.add((1.0, record.num_rounds, record.num_asked, joint), record.gap_s)
             self._is_known = True
         self._since_fit += 1
         is_due = (
@@ -127,6 +127,6 @@ class CostModel:
         )
 
 
-def _pass_features(record: PassRecord) -> Vector:
+def _pass_features(record: PassRecord) -> tuple[float, ...]:
     further = record.num_rows - record.num_rounds
-    return np.array([1.0, record.num_rounds, further, record.context / 1000, record.num_asked])
+    return 1.0, record.num_rounds, further, record.context / 1000, record.num_asked

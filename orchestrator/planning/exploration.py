@@ -64,6 +64,11 @@ class Exploration:
         """Whether everybody drafts now."""
         return self._trial_left > 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everybody does what pays."""
+        return not self._pause_left and not self._trial_left
+
     def pause(self) -> None:
         """Let nobody draft for the next passes, since the load is another one; unless something is tried already."""
         if not self._trial_left and not self._pause_left:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from orchestrator.planning.cost_model import LASTING_PASSES, RECENT_PASSES
 from orchestrator.planning.regression import Evidence, RobustRegression
 
@@ -36,13 +34,14 @@ class MissedPasses:
 
     def count(self, num_passes: int) -> None:
         """A round that had asked for a draft ended so many passes after the one before it."""
-        self._missed += min(_MOST, num_passes - 1)
+        if num_passes > 1:
+            self._missed += min(_MOST, num_passes - 1)
         self._num_rounds += 1
 
     def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
         """Learn from what was counted for a pass, if it is typical."""
         if self._num_rounds and is_typical:
-            self._regressions[is_joint].add(np.array([1.0, num_asked]), self._missed / self._num_rounds)
+            self._regressions[is_joint].add((1.0, num_asked), self._missed / self._num_rounds)
         self._missed = self._num_rounds = 0
 
     def solve(self) -> None:

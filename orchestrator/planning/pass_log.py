@@ -17,7 +17,7 @@ class PassLog:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.pass_number = 0
-        self._rows_and_time = (0, 0)
+        self._pass_rows = self._pass_us = 0
         self._num_rounds = 0
         self._num_asked = 0
         self._num_tokens = 0
@@ -36,16 +36,13 @@ class PassLog:
         `asked` says whether drafters had been asked for this round.
         """
         record = None
-        if self._is_new(outcome, last_pass):
+        if last_pass == self.pass_number or self._pass_us != outcome.pass_us or self._pass_rows != outcome.pass_rows:
             record = self._begin(outcome)
         self._num_rounds += 1
         self._num_asked += asked
         self._num_tokens += len(outcome.token_ids)
         self._context += outcome.base_length
         return record
-
-    def _is_new(self, outcome: Outcome, last_pass: int) -> bool:
-        return last_pass == self.pass_number or self._rows_and_time != (outcome.pass_rows, outcome.pass_us)
 
     def _begin(self, outcome: Outcome) -> PassRecord | None:
         record = self._record()
@@ -55,14 +52,19 @@ class PassLog:
         self._was_idle = False
         self._ended_s = now_s
         self.pass_number += 1
-        self._rows_and_time = (outcome.pass_rows, outcome.pass_us)
+        self._pass_rows, self._pass_us = outcome.pass_rows, outcome.pass_us
         self._num_rounds = self._num_asked = self._num_tokens = self._context = 0
         return record
 
     def _record(self) -> PassRecord | None:
         if self._num_rounds == 0:
             return None
-        rows, pass_us = self._rows_and_time
         return PassRecord(
-            self._num_rounds, self._num_asked, self._num_tokens, rows, self._context, pass_us / 1e6, self._gap_s
+            self._num_rounds,
+            self._num_asked,
+            self._num_tokens,
+            self._pass_rows,
+            self._context,
+            self._pass_us / 1e6,
+            self._gap_s,
         )

@@ -26,7 +26,7 @@ class Reading:
 
     def is_crowded(self) -> bool:
         """Whether there are more than a few prompts, or some are left of so many."""
-        num_waiting = max(self.num_unread, self.num_queued)
+        num_waiting = self.num_unread if self.num_unread > self.num_queued else self.num_queued
         if num_waiting == 0 or (num_waiting <= FEW_PROMPTS and not self._is_fresh()):
             self._crowded_since_s = None
             return False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +53,9 @@ class Evidence:
         if np.linalg.eigvalsh(matrix)[0] < -1e-5 * np.trace(matrix) or np.diagonal(matrix).min() < 0:
             raise ValueError("no products of features")
 
-    def matrix(self) -> Vector:
+    def matrix(self) -> Matrix:
         """The products as a symmetric matrix."""
-        size = len(self.moments)
-        matrix = np.zeros((size, size))
-        matrix[np.tril_indices(size)] = self.products
-        return matrix + np.tril(matrix, -1).T
+        return _symmetric(self.products, len(self.moments))
 
 
 class AgeWeightedRegression:
@@ -69,52 +68,70 @@ class AgeWeightedRegression:
 
     def __init__(self, num_features: int, decay: float, anchor_weights: Sequence[float]) -> None:
         self._decay = decay
-        self._anchor_weights = np.array(anchor_weights)
-        # Of features with features and, in the last column, with the target.
-        self._sums = np.zeros((num_features, num_features + 1))
+        self._anchor_weights: Vector = np.array(anchor_weights)
+        # Of features with features, row by row up to the diagonal, and then with the target. Every pass adds to so few
+        # numbers, which a list does sooner than an array.
+        self._sums = [0.0] * (num_features * (num_features + 3) // 2)
         self.coefficients: Vector = np.zeros(num_features)
 
-    def add(self, features: Vector, target: float) -> None:
+    def add(self, features: Sequence[float], target: float) -> None:
         """Take an observation in; `solve` makes it count."""
         self.add_products(products_of(features, target))
 
-    def add_products(self, products: Matrix) -> None:
+    def add_products(self, products: Sequence[float]) -> None:
         """As `add`, for what several regressions take in."""
-        self._sums *= self._decay
-        self._sums += products
+        decay = self._decay
+        self._sums = [decay * total + product for total, product in zip(self._sums, products, strict=True)]
 
     def evidence(self) -> Evidence:
         """What was seen, by weight."""
-        weight = float(self._sums[0, 0])
-        means = self._sums / (weight or 1.0)
-        products, moments = means[:, :-1], means[:, -1]
-        return Evidence(weight, tuple(products[np.tril_indices(len(moments))].tolist()), tuple(moments.tolist()))
+        weight = self._sums[0]
+        means = [total / (weight or 1.0) for total in self._sums]
+        size = len(self.coefficients)
+        return Evidence(weight, tuple(means[:-size]), tuple(means[-size:]))
 
     def restore(self, evidence: Evidence, most: float) -> None:
         """Begin with what was seen elsewhere, as if it had been `most` observations at most."""
         weight = min(evidence.weight, most)
-        self._sums = weight * np.column_stack((evidence.matrix(), evidence.moments))
+        self._sums = [weight * mean for mean in (*evidence.products, *evidence.moments)]
 
     def solve(self, anchor: Vector) -> Vector:
         """The coefficients that minimise the weighted squared error, held to the anchor where there is little data."""
-        total = self._sums[0, 0]
+        total, size = self._sums[0], len(self.coefficients)
         if total == 0:
             return self.coefficients
-        products = self._sums[:, :-1].copy()
+        products, moments = _symmetric(self._sums[:-size], size), np.array(self._sums[-size:])
         diagonal = products.reshape(-1)[:: len(products) + 1]
         # In units of a typical observation of each feature, so that it does not matter what these are measured in.
         strength = self._anchor_weights * diagonal / total + 1e-9
         diagonal += strength
-        self.coefficients = np.linalg.solve(products, self._sums[:, -1] + strength * anchor)
+        self.coefficients = np.asarray(np.linalg.solve(products, moments + strength * anchor), dtype=np.float64)
         return self.coefficients
 
 
-def products_of(features: Vector, target: float) -> Matrix:
-    """Of features with features and, in the last column, with the target."""
-    products = np.empty((len(features), len(features) + 1))
-    np.multiply.outer(features, features, out=products[:, :-1])
-    np.multiply(features, target, out=products[:, -1])
+def products_of(features: Sequence[float], target: float) -> list[float]:
+    """Of features with features, row by row up to the diagonal, and then with the target."""
+    products = [features[row] * features[column] for row, column in _lower(len(features))]
+    products += [feature * target for feature in features]
     return products
+
+
+@cache
+def _lower(size: int) -> tuple[tuple[int, int], ...]:
+    return tuple((row, column) for row in range(size) for column in range(row + 1))
+
+
+@cache
+def _places(size: int) -> npt.NDArray[np.intp]:
+    """Where the entries of a symmetric matrix are among those up to its diagonal."""
+    places = np.zeros((size, size), dtype=np.intp)
+    places[np.tril_indices(size)] = range(size * (size + 1) // 2)
+    return np.maximum(places, places.T)
+
+
+def _symmetric(products: Sequence[float], size: int) -> Matrix:
+    matrix: Matrix = np.array(products)[_places(size)]
+    return matrix
 
 
 class RobustRegression:
@@ -141,6 +158,9 @@ class RobustRegression:
         self._nothing: Vector = np.zeros(num_features)
         self._normal_error = normal_error
         self._usual_error = 0.0
+        # The coefficients of the last fit, and whether nothing has come since.
+        self._known = [0.0] * num_features
+        self._is_fitted = False
         self.num_observations = 0
 
     @property
@@ -159,12 +179,14 @@ class RobustRegression:
         """
         self._lasting.restore(evidence, RESTORED_LASTING)
         self._recent.restore(evidence, RESTORED_RECENT)
+        self._is_fitted = False
         self.solve()
 
-    def add(self, features: Vector, target: float) -> None:
+    def add(self, features: Sequence[float], target: float) -> None:
         """Take an observation in, as far as it can be believed."""
         self.num_observations += 1
-        expected = float(features @ self.coefficients)
+        self._is_fitted = False
+        expected = sum(map(operator.mul, features, self._known))
         error = abs(target - expected)
         if self.num_observations > 8:
             limit = _OUTLIER * self._usual_error + _NORMAL_SHARE * abs(expected) + self._normal_error
@@ -177,5 +199,9 @@ class RobustRegression:
         self._recent.add_products(products)
 
     def solve(self) -> Vector:
-        """Fit again; returns the coefficients."""
-        return self._recent.solve(self._lasting.solve(self._nothing))
+        """Fit again, if there is anything new; returns the coefficients."""
+        if not self._is_fitted:
+            self._recent.solve(self._lasting.solve(self._nothing))
+            self._known = self._recent.coefficients.tolist()
+            self._is_fitted = True
+        return self._recent.coefficients

@@ -11,7 +11,6 @@ from coppice.tree import TokenTree
 from orchestrator.planner import DraftGain, RoundPlan, Situation, round_plan
 from orchestrator.planning.exploration import TRIAL_ROUNDS
 from orchestrator.planning.latency_class import class_weight
-from orchestrator.planning.linger import worthwhile_linger_s
 from orchestrator.planning.source_choice import NONE_LEFT_OUT, Verified
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import verified_tree
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 # A request changes between drafting and not only when it is this clear that it should.
 HYSTERESIS = 0.05
-# Nodes that drafters are asked for, in units of those that were worth their rows lately.
-SPARE_NODES = 1.5
-# Tokens that drafts are taken to gain, at least, when it is tried whether they do.
-TRIAL_GAIN = 4.0
 # Least weight of a round in a request's own gain, and the rounds that its class's gain stands for at first.
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
@@ -112,46 +107,36 @@ class AdaptiveRequest:
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
+        planner = self._planner
         if not self._number:
-            self._number = self._planner.begins(self._weight)
-        fixed = self._planner.fixed.plan(situation)
-        self._row_multiple = fixed.row_multiple
-        if situation.forced or fixed.max_nodes == 0:
-            return fixed
+            self._number = planner.begins(self._weight)
+        nodes, self._row_multiple = planner.fixed.limits(situation)
+        if situation.forced or nodes == 0:
+            return planner.fixed.plan(situation)
         if not situation.has_drafter:
+            fixed = planner.fixed.plan(situation)
             # The cache may have something.
-            return replace(fixed, row_price=self._row_price) if self._planner.stance.is_known else fixed
+            return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed
         if situation.load.batch_size:
-            self._planner.reading.num_queued = situation.load.queued_sequences
+            planner.reading.num_queued = situation.load.queued_sequences
         if not self._drafts():
             return round_plan(0, 0)
-        is_trial = self._planner.exploration.is_trying or self._alone_left > 0
+        is_trial = self._alone_left > 0 or planner.exploration.is_trying
         self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
         # Whether drafting pays is tried with all of them: those that were asked may be why it does not.
         if situation.sources and not is_trial:
-            self._left_out_next = self._planner.sources.left_out(self._number, situation.sources)
-        if not self._planner.stance.is_known:
+            self._left_out_next = planner.sources.left_out(self._number, situation.sources)
+        plans = planner.draft_plans
+        if not plans.stance.is_known:
+            fixed = planner.fixed.plan(situation)
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
-        return self._draft_plan(fixed, is_trial)
-
-    def _draft_plan(self, fixed: RoundPlan, is_trial: bool) -> RoundPlan:
-        """The limits of a round that asks for a draft."""
-        stance, running = self._planner.stance, max(1, self._planner.num_running)
-        gain, nodes = max(1.0, self._gain) * stance.gain, fixed.max_nodes
-        if running > 1:
+        if plans.num_running > 1:
             self._row_multiple = 1
-        if is_trial:
-            # What is known may be out of date, and nothing is learned from drafts that are not waited for.
-            gain = max(gain, TRIAL_GAIN)
-        elif running > 1:
-            nodes = min(nodes, 1 + math.ceil(SPARE_NODES * max(1.0, self._gain) * stance.nodes))
-        linger_s = worthwhile_linger_s(gain * self._relative_weight, stance.rate, running)
         # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it. A pass that
         # reads prompts waits for nobody: who waits for a draft misses it.
-        if self._catches_up or self._planner.reading.is_crowded():
-            linger_s = 0.0
-        linger_us = min(fixed.linger_us, round(1e6 * linger_s))
-        return RoundPlan(nodes, linger_us, self._row_multiple, self._left_out_next, self._row_price)
+        waits = not (self._catches_up or planner.reading.is_crowded())
+        weight = self._weight / planner.weights.mean
+        return plans.plan(self._gain, weight, nodes, self._row_multiple, self._left_out_next, is_trial, waits)
 
     def tree_arrived(self) -> None:
         """Drafters owe the request nothing."""
@@ -161,14 +146,15 @@ class AdaptiveRequest:
 
     def select(self, tree: TokenTree) -> TokenTree:
         """The nodes that are worth their rows and, where the request is alone, those that fill up the last ones."""
-        if not len(tree):
+        if not tree.token_ids:
             return tree
         self._at_hand = tree
-        stance, values = self._planner.stance, self._planner.values
+        planner = self._planner
+        stance = planner.stance
         if stance.price <= 0:
             return tree
-        own = self._relative_weight * self._accepted / self._promised
-        kept = values.worth(tree, stance.log_price - math.log(own))
+        own = self._weight / planner.weights.mean * self._accepted / self._promised
+        kept = planner.values.worth(tree, stance.log_price - math.log(own))
         if kept is None:
             return tree
         if not kept:
@@ -176,17 +162,16 @@ class AdaptiveRequest:
         if self._row_multiple > 1 and kept:
             rows = -(-(1 + len(kept)) // self._row_multiple) * self._row_multiple
             return tree.prune(rows - 1)
-        return tree.select(kept)
+        return tree.take(kept)
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Learn from a round."""
         if self._is_closed:
             return
-        is_first = self._last_pass == 0
-        if is_first:
+        if not self._last_pass:
             self._planner.first_round()
-        # The first round is the prompt's, which waits for nobody.
-        asked = asked and not is_first
+            # The first round is the prompt's, which waits for nobody.
+            asked = False
         self._last_pass = self._planner.round_over(outcome, self._last_pass, asked, self._is_newcomer)
         # The next round has been planned already.
         left_out, self._left_out = self._left_out, self._left_out_next
@@ -266,6 +251,8 @@ class AdaptiveRequest:
     def _drafts(self) -> bool:
         """Whether the next round asks for a draft."""
         exploration = self._planner.exploration
+        if self._is_drafting and exploration.is_idle and self._pays():
+            return True
         if exploration.is_pausing or (not self._is_drafting and self._planner.reading.is_crowded()):
             return False
         if exploration.is_trying:
@@ -293,8 +280,9 @@ class AdaptiveRequest:
         return True
 
     def _pays(self) -> bool:
+        planner = self._planner
         margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
-        return self._gain * self._relative_weight >= margin * self._planner.stance.threshold
+        return self._gain * (self._weight / planner.weights.mean) >= margin * planner.stance.threshold
 
     def _begin(self) -> None:
         if not self._is_drafting:
@@ -304,15 +292,22 @@ class AdaptiveRequest:
             self._planner.joins()
 
     def _learn(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
-        usual, values, sources = self._planner.stance.gain, self._planner.values, self._planner.sources
+        planner = self._planner
+        usual = planner.stance.gain
         if usual > 0 and not self._is_newcomer:
             gain = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / usual)
             self._num_asked += 1
             self._total_gain += gain
             self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
-            self._planner.gains.add(gain, self._is_greedy)
-        if not self._planner.looks_at(self._number) and not sources.is_tried_by(self._number):
-            return
+            planner.gains.add(gain, self._is_greedy)
+        if (self._last_pass + self._number) % planner.rounds_per_look == 0 or (
+            self._sources and planner.sources.is_tried_by(self._number)
+        ):
+            self._look(outcome, sent, left_out)
+
+    def _look(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
+        """Learn from a round's trees."""
+        values, sources = self._planner.values, self._planner.sources
         if self._at_hand is not None:
             values.note(self._at_hand)
             self._at_hand = None

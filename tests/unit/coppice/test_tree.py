@@ -60,6 +60,7 @@ def test_selecting_an_ancestor_closed_set_keeps_exactly_its_paths(tree: TokenTre
     paths = list(tree.paths())
     assert list(selected.paths()) == [paths[node] for node in sorted(nodes)]
     assert [selected.sources_of(new) for new in range(len(selected))] == [tree.sources_of(old) for old in sorted(nodes)]
+    assert tree.take(sorted(nodes)) == selected
 
 
 @given(trees(), st.data())

@@ -61,7 +61,7 @@ def test_what_is_worth_its_row_is_always_a_tree(seed: int) -> None:
         for least in (-0.2, -1.0, -3.0):
             kept = model.worth(tree, least)
             by_hand = [node for node, log in enumerate(model.path_logs(tree)) if log >= least]
-            assert by_hand == (list(range(len(tree))) if kept is None else kept)
+            assert by_hand == list(range(len(tree)) if kept is None else kept)
             tree.select(by_hand)
 
 
