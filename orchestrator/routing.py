@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ BLOCKS_PER_SEQUENCE = 4
 BLOCKS_WITHOUT_ROOM = 64
 # For counting where the verifiers share nothing, and do not say how long their blocks are.
 DEFAULT_BLOCK_TOKENS = 64
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -37,20 +34,6 @@ def cost(candidate: Candidate, num_blocks: int) -> int:
     missing = max(0, num_blocks - candidate.known_blocks)
     is_full = candidate.free_kv_blocks is not None and candidate.free_kv_blocks < missing
     return missing + BLOCKS_PER_SEQUENCE * candidate.num_sequences + BLOCKS_WITHOUT_ROOM * is_full
-
-
-def prefix_digests(token_ids: Sequence[int], block_tokens: int, salt: str) -> list[bytes]:
-    """One digest per full block of `block_tokens` tokens, each of all tokens up to its end and of the salt.
-
-    The block with the last token is never shared, and has none. Empty when `block_tokens` is 0.
-    """
-    digests: list[bytes] = []
-    digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-    for end in range(block_tokens, len(token_ids), block_tokens) if block_tokens else ():
-        block = array("I", token_ids[end - block_tokens : end]).tobytes()
-        digest = hashlib.blake2b(digest + block, digest_size=_DIGEST_BYTES).digest()
-        digests.append(digest)
-    return digests
 
 
 class PrefixMemory:

@@ -218,6 +218,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
             request_id=request.request_id,
+            cache_salt=request.cache_salt,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)

@@ -259,6 +259,9 @@ async def test_a_stream_that_is_cancelled_frees_its_sequences(stub: Stub) -> Non
 class BrokenSequence:
     def extend(self, token_ids: object, features: bytes) -> None: ...
 
+    def read(self, max_pieces: int) -> int:
+        return 0
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         raise RuntimeError("secret detail")
 
@@ -270,8 +273,9 @@ class BrokenDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.info = drafter.info
+        self.prefixes = drafter.prefixes
 
-    def open(self, prompt: object, sampling: object) -> DraftSequence:
+    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
         return BrokenSequence()
 
     def warm_up(self) -> None: ...
@@ -297,7 +301,7 @@ class RepeatingSequence(BrokenSequence):
 class RepeatingDrafter(BrokenDrafter):
     """Drafts as many nodes as rows come together."""
 
-    def open(self, prompt: object, sampling: object) -> DraftSequence:
+    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
         return RepeatingSequence()
 
 
