@@ -41,6 +41,11 @@ class PrefixBlocks:
         self.num_reused_tokens = 0
         self._blocks: OrderedDict[bytes, KvBlock] = OrderedDict()
 
+    @property
+    def shared_block_tokens(self) -> int:
+        """Tokens of a block; 0 when nothing is kept."""
+        return PIECE_ROWS if self.max_bytes else 0
+
     def find(self, digests: Sequence[bytes]) -> KvBlock | None:
         """The block that ends where the last digest does; the blocks before it are used with it."""
         block = self._blocks.get(digests[-1])
@@ -76,7 +81,7 @@ class Beginning:
 
     def follows(self, num_rows: int) -> bool:
         """Whether a piece behind so many rows is the next one of the beginning, and worth a digest."""
-        return num_rows == len(self._digests) * PIECE_ROWS and self._blocks.max_bytes > 0
+        return num_rows == len(self._digests) * PIECE_ROWS and self._blocks.shared_block_tokens > 0
 
     def find(self, piece: Sequence[int]) -> KvBlock | None:
         """What is kept of the next piece, which then belongs to the beginning; None if there is nothing."""

@@ -85,6 +85,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             acceptance_by_rank=info.acceptance_by_rank,
             version=VERSION,
             acceptance_rules=_rules(self.drafter),
+            shared_block_tokens=self.drafter.prefixes.shared_block_tokens,
         )
 
     def new_session(self, opening: Opening) -> Session:

@@ -1,4 +1,4 @@
-"""Which verifier a sequence goes to: what each has of the prompt already, against how busy it is."""
+"""Which replica a sequence goes to: what each has of the prompt already, against how busy it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Blocks of prompts remembered per verifier: a million tokens, in blocks of 64.
+# Blocks of prompts remembered per replica: a million tokens, in blocks of 64.
 MAX_BLOCKS = 16_384
 # What a sequence costs those beside it while it runs, in blocks of prompt to compute. A guess from passes on CPUs:
 # sixteen rounds of 2.5 ms each, where a block of prompt takes 10 ms.
@@ -37,7 +37,7 @@ def cost(candidate: Candidate, num_blocks: int) -> int:
 
 
 class PrefixMemory:
-    """Which blocks the sequences of one verifier began with; the ones that were left longest ago are forgotten."""
+    """Which blocks the sequences of one replica began with; the ones that were left longest ago are forgotten."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -59,5 +59,5 @@ class PrefixMemory:
             self._digests.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything: the verifier has gone, and its cache with it."""
+        """Forget everything: the replica has gone, and its cache with it."""
         self._digests.clear()

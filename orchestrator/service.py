@@ -207,7 +207,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         transcript = self._transcript(request)
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
-            clients=choose(request.sources) if request.speculates else (),
+            clients=choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else (),
             planner=self._planner.follow(request.sampling.temperature == 0, request.priority),
             transcript=transcript,
             sampling=request.sampling,

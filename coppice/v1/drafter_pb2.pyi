@@ -101,7 +101,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class DrafterServiceDescribeResponse(_message.Message):
     ACCEPTANCE_BY_RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -120,4 +121,5 @@ class DrafterServiceDescribeResponse(_message.Message):
     acceptance_by_rank: _containers.RepeatedScalarFieldContainer[float]
     version: str
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ...) -> None: ...
+    shared_block_tokens: int
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ...) -> None: ...

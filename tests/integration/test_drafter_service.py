@@ -26,6 +26,7 @@ from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, DraftSequence
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.prefix_blocks import PIECE_ROWS
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
@@ -322,6 +323,7 @@ async def test_describe_says_what_the_drafter_is(stub: Stub, checkpoint: Path) -
     assert (answer.kind, answer.model, answer.vocab_size) == ("small-lm", str(checkpoint), VOCAB)
     assert answer.tokenizer_fingerprint == fingerprint((checkpoint / "tokenizer.json").read_bytes())
     assert not answer.needs_features
+    assert answer.shared_block_tokens == PIECE_ROWS
     assert list(answer.acceptance_by_rank) == [0.5, 0.25]
     assert answer.version
 

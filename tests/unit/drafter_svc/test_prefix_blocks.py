@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import SmallLm
-from drafter_svc.drafters.tree_cache import FloatArray, Rows
+from drafter_svc.drafters.tree_cache import FloatArray, Forward, Rows
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, KvBlock, PrefixBlocks
 from drafter_svc.tree_builder import TreeLimits
 from tests.tiny_checkpoint import tiny_llama
@@ -26,7 +26,11 @@ VOCAB = 61
 CONTEXT = 6 * PIECE_ROWS
 PLENTY = 1 << 30
 TEXT = tuple(np.random.default_rng(2).integers(0, VOCAB, CONTEXT).tolist())
-ROUTES = {"lean": LlamaForward, "cached": CachedForward, "plain": PlainForward}
+ROUTES: dict[str, Callable[[LlamaForCausalLM], Forward[Any]]] = {
+    "lean": LlamaForward,
+    "cached": CachedForward,
+    "plain": PlainForward,
+}
 
 
 @pytest.fixture(scope="module")
