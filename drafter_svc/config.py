@@ -11,6 +11,8 @@ from drafter_svc.drafters.registry import KINDS
 DEVICES = ("cpu", "cuda", "auto")
 # More nodes than any target pays for; it bounds what one message can make us compute.
 MAX_NODES_LIMIT = 4096
+# A terabyte: more is a mistyped number.
+MAX_PREFIX_MIB = 1024 * 1024
 
 _PARSERS: dict[str, Callable[[str], str | int | float]] = {"str": str, "int": int, "float": float}
 _NOUNS = {"str": "text", "int": "a whole number", "float": "a number"}
@@ -56,6 +58,9 @@ class DrafterConfig:
     # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
     # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
     niceness: int = 0
+    # Memory for keys and values of what prompts begin with, which prompts of the same cache_salt that begin alike use
+    # again; 0 keeps nothing. A token of the bundled drafter takes 2 KiB.
+    prefix_mib: int = 64
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
 
@@ -73,6 +78,7 @@ class DrafterConfig:
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
+        _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)
         _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
 

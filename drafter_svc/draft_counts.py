@@ -16,6 +16,8 @@ class DraftCounts:
     def __init__(self) -> None:
         # The event loop's: sequences so far, and those that were refused or failed later, by the name of the status.
         self.num_opened = 0
+        # Tokens that they began with.
+        self.num_prompt_tokens = 0
         self.failed = dict.fromkeys(USUAL_FAILURES, 0)
         # The model thread's: what a draft waited for its turn and what it took, reading the prompt included; its nodes.
         self.queue_s = Histogram(SECONDS)

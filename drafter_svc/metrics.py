@@ -19,6 +19,12 @@ def drafter_metrics(service: DrafterService) -> Iterator[Metric]:
     yield from _OWN.counters(
         "failed_sequences", "Sequences refused, or failed later, by status.", "code", counts.failed.copy()
     )
+    prefixes = service.drafter.prefixes
+    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", counts.num_prompt_tokens)
+    yield _OWN.counter(
+        "reused_prompt_tokens", "Those of them that had been read for another sequence.", prefixes.num_reused_tokens
+    )
+    yield _OWN.gauge("prefix_bytes", "Memory that holds beginnings of prompts.", prefixes.num_bytes)
     yield _OWN.gauge("waiting_jobs", "Drafts and other jobs that wait for the model.", service.thread.num_waiting)
     yield _OWN.histogram("queue_seconds", "Time that a draft waited for the model.", counts.queue_s)
     yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -84,6 +85,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             acceptance_by_rank=info.acceptance_by_rank,
             version=VERSION,
             acceptance_rules=_rules(self.drafter),
+            shared_block_tokens=self.drafter.prefixes.shared_block_tokens,
         )
 
     def new_session(self, opening: Opening) -> Session:
@@ -101,12 +103,29 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             raise OverloadedError(f"{self._num_sequences} sequences are open, the most this drafter holds")
         self._num_sequences += 1
         self.counts.num_opened += 1
+        self.counts.num_prompt_tokens += len(opening.prompt)
         return Session(self.drafter, opening)
 
     def release(self, session: Session) -> None:
         """End a session; its memory goes when the model thread lets go of it."""
         session.closed = True
         self._num_sequences -= 1
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A session's turn on the model thread: a draft, and before it the pieces of a long prompt, one at a time.
+
+    `submitted` is a time of `perf_counter`, `spent_s` what reading has taken; a turn that `reads` came when the thread
+    had run `came` pieces.
+    """
+
+    sequence_id: int
+    session: Session
+    submitted: float
+    reads: bool = False
+    came: int = 0
+    spent_s: float = 0.0
 
 
 class DraftStream:
@@ -122,6 +141,9 @@ class DraftStream:
         self._sessions: dict[int, Session] = {}
         # A call that is over ends the reading, too.
         self._writer = MessageWriter(write, lambda: None)
+        # The model thread's own: turns that are still reading, and what is to be done when there are none.
+        self._num_reading = 0
+        self._on_read: Callable[[], None] | None = None
 
     async def converse(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
         """Handle messages in order until the peer ends its side, and return behind the last answer."""
@@ -131,7 +153,7 @@ class DraftStream:
             except CoppiceError as error:
                 self._fail(request.sequence_id, error)
         drained = asyncio.Event()
-        self._thread.submit(lambda: self._call(drained.set))
+        self._thread.submit(lambda: self._when_read(lambda: self._call(drained.set)))
         await drained.wait()
         await self._writer.flush()
 
@@ -169,6 +191,7 @@ class DraftStream:
             row_multiple=max(1, message.row_multiple),
             is_sampled=samples_drafts(message.acceptance, message.sampling.temperature),
             request_id=message.request_id,
+            cache_salt=message.cache_salt,
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session
@@ -189,8 +212,8 @@ class DraftStream:
 
     def _schedule(self, sequence_id: int, session: Session) -> None:
         if session.schedule():
-            submitted = time.perf_counter()
-            self._thread.submit(lambda: self._advance(sequence_id, session, submitted))
+            turn = _Turn(sequence_id, session, time.perf_counter())
+            self._thread.submit(lambda: self._take_turn(turn))
 
     def _fail(self, sequence_id: int, error: CoppiceError) -> None:
         session = self._sessions.pop(sequence_id, None)
@@ -212,30 +235,53 @@ class DraftStream:
             self._service.counts.count_failure(rpc.status_code_name(code).lower())
             self._put_error(sequence_id, code, message)
 
-    def _advance(self, sequence_id: int, session: Session, submitted: float) -> None:
-        """Draft for a session and send the tree. On the model thread."""
-        if session.closed:
-            return
+    def _take_turn(self, turn: _Turn) -> None:
+        """Read a piece or draft for a session. On the model thread."""
+        num_left = 0 if turn.session.closed else self._advance(turn)
+        if num_left:
+            if not turn.reads:
+                turn.reads, turn.came = True, self._thread.num_pieces
+                self._num_reading += 1
+            self._thread.submit_piece(lambda: self._take_turn(turn), turn.came, num_left)
+        elif turn.reads:
+            self._num_reading -= 1
+            if self._on_read is not None:
+                self._when_read(self._on_read)
+
+    def _when_read(self, function: Callable[[], None]) -> None:
+        """Call a function once no turn is reading any more. On the model thread."""
+        if self._num_reading:
+            self._on_read = function
+        else:
+            function()
+
+    def _advance(self, turn: _Turn) -> int:
+        """Read, or draft and send the tree; returns how many pieces are left to be read before. On the model thread."""
+        sequence_id, session = turn.sequence_id, turn.session
         started = time.perf_counter()
         try:
+            if num_left := session.read(max_pieces=1 if turn.reads else 0):
+                turn.spent_s += time.perf_counter() - started
+                return num_left
             draft = session.advance()
         except CoppiceError as error:
             status = rpc.error_status(error)
             self._call(self._drop, sequence_id, session, status.code, status.message)
-            return
+            return 0
         except Exception:
             incident = uuid.uuid4().hex[:12]
             logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
             message = f"internal error, incident {incident}"
             self._call(self._drop, sequence_id, session, code_pb2.INTERNAL, message)
-            return
+            return 0
         if draft is not None and not session.closed:
-            elapsed_s = time.perf_counter() - started
+            elapsed_s = turn.spent_s + time.perf_counter() - started
             self._post(_response(sequence_id, draft, elapsed_s))
-            self._service.counts.drafted(started - submitted, elapsed_s, len(draft.tree))
+            self._service.counts.drafted(started - turn.submitted - turn.spent_s, elapsed_s, len(draft.tree))
         if not session.preparing:
             session.preparing = True
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
+        return 0
 
     def _prepare(self, sequence_id: int, session: Session) -> None:
         """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""

@@ -41,6 +41,8 @@ class Opening:
     is_sampled: bool = False
     # Of the request, for logs.
     request_id: str = ""
+    # What is read of the prompt is shared with sequences of the same salt alone.
+    cache_salt: str = ""
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
@@ -88,6 +90,8 @@ class Session:
         self._row_multiple = opening.row_multiple
         self._inbox: deque[Outcome] = deque()
         self._scheduled = False
+        # Whether something was taken in that no draft has followed.
+        self._has_news = False
         # Set by the event loop when the sequence ends; the model thread then leaves it alone.
         self.closed = False
         # Whether idle work is queued. The model thread's own.
@@ -104,6 +108,18 @@ class Session:
         self._scheduled = True
         return True
 
+    def read(self, max_pieces: int) -> int:
+        """Take in everything posted and read at most `max_pieces` pieces of it. On the model thread.
+
+        Returns how many pieces are left to be read before `advance` is a short piece of work; 0 when the budget asks
+        for no tree.
+
+        Raises:
+            InvalidRequestError: an outcome does not fit the sequence, which is then beyond use.
+        """
+        sequence = self._take_in()
+        return sequence.read(max_pieces) if self._max_nodes else 0
+
     def advance(self) -> Draft | None:
         """Take in everything posted and draft once, for the newest state. On the model thread.
 
@@ -114,16 +130,11 @@ class Session:
         """
         # Cleared before the inbox is read: whatever is posted later finds a new job.
         self._scheduled = False
-        fresh = self._sequence is None
-        if self._sequence is None:
-            self._sequence = self._open()
-        num_outcomes = 0
-        while self._inbox:
-            self._apply(self._sequence, self._inbox.popleft())
-            num_outcomes += 1
-        if not (fresh or num_outcomes) or self._max_nodes == 0:
+        sequence = self._take_in()
+        has_news, self._has_news = self._has_news, False
+        if not has_news or self._max_nodes == 0:
             return None
-        return Draft(self._length, self._sequence.draft(self._max_nodes, self._row_multiple))
+        return Draft(self._length, sequence.draft(self._max_nodes, self._row_multiple))
 
     def ahead(self) -> Draft | None:
         """The last draft as far as it has grown since, when that is worth sending. On the model thread."""
@@ -136,11 +147,21 @@ class Session:
         """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
         return not self.closed and self._sequence is not None and self._sequence.prepare()
 
+    def _take_in(self) -> DraftSequence:
+        if self._sequence is None:
+            self._sequence = self._open()
+            self._has_news = True
+        while self._inbox:
+            self._apply(self._sequence, self._inbox.popleft())
+            self._has_news = True
+        return self._sequence
+
     def _open(self) -> DraftSequence:
-        if not self._opening.is_sampled:
-            return self._drafter.open(self._opening.prompt, self._opening.sampling)
+        opening = self._opening
+        if not opening.is_sampled:
+            return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt)
         assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
-        return self._drafter.open_sampled(self._opening.prompt, self._opening.sampling)
+        return self._drafter.open_sampled(opening.prompt, opening.sampling, opening.cache_salt)
 
     def _apply(self, sequence: DraftSequence, outcome: Outcome) -> None:
         if outcome.base_length != self._length:

@@ -11,11 +11,13 @@ from typing import Protocol
 from coppice import wire
 from coppice.errors import IncompatibleError, InvalidTreeError
 from coppice.logs import of_request
+from coppice.prefix_digests import prefix_digests
 from coppice.rpc import open_channel, status_code_name
 from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.routing import PrefixMemory
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,9 @@ class DrafterClient:
         self.kind = ""
         self.needs_features = False
         self.samples_trees = False
+        # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
+        self.shared_block_tokens = 0
+        self.prefixes = PrefixMemory()
         # Sequences that were given to another replica, and those that it erred in.
         self.num_handed_over = 0
         self.num_dropped = 0
@@ -135,6 +140,7 @@ class DrafterClient:
         self.kind = described.kind
         self.needs_features = described.needs_features
         self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
+        self.shared_block_tokens = described.shared_block_tokens
         self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
 
     def on_up(self) -> None:
@@ -148,6 +154,7 @@ class DrafterClient:
 
     def on_down(self) -> None:
         """Give the sequences to another replica, or tell them that nothing will come for now."""
+        self.prefixes.clear()
         if self._handlers:
             logger.warning("drafter %s at %s lost with %d sequences", self.kind, self.address, len(self._handlers))
         self._hand_over()
@@ -208,6 +215,7 @@ class DrafterClient:
             row_multiple=opening.row_multiple,
             acceptance=opening.acceptance,
             request_id=opening.request_id,
+            cache_salt=opening.cache_salt,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 
@@ -237,24 +245,29 @@ class DrafterPool:
         """Why drafters are refused now."""
         return [str(client.stream.refusal) for client in self._clients if client.stream.refusal is not None]
 
-    def choose(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
-        """The best replica of each given kind, or of every kind: one that is connected, then the least busy."""
-        best: dict[str, DrafterClient] = {}
-        for client in self._clients:
-            if not client.kind or (kinds and client.kind not in kinds):
-                continue
-            current = best.get(client.kind)
-            if current is None or _rank(client) < _rank(current):
-                best[client.kind] = client
-        return tuple(best.values())
+    def choose(
+        self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
+    ) -> tuple[DrafterClient, ...]:
+        """The best replica of each given kind, or of every kind, for a sequence that begins with these tokens.
 
-    def choose_sampling(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
+        One that is connected, then the least busy: a request has many drafts, each of which takes about as long as
+        reading a block does. Then the one that has probably read most of its beginning.
+        """
+        replicas: dict[str, list[DrafterClient]] = {}
+        for client in self._clients:
+            if client.kind and (not kinds or client.kind in kinds):
+                replicas.setdefault(client.kind, []).append(client)
+        return tuple(_best(of_a_kind, token_ids, cache_salt) for of_a_kind in replicas.values())
+
+    def choose_sampling(
+        self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
+    ) -> tuple[DrafterClient, ...]:
         """The one drafter, if any, of those `choose` gives whose sampled trees a request gets.
 
         Sampled trees are never merged, nor picked by what they hold. So the drafter is picked beforehand: one that is
         connected, then the one that is right most often, then the first.
         """
-        sampling = [client for client in self.choose(kinds) if client.samples_trees]
+        sampling = [client for client in self.choose(kinds, token_ids, cache_salt) if client.samples_trees]
         best = max(sampling, key=lambda client: (client.connected, client.acceptance), default=None)
         return () if best is None else (best,)
 
@@ -286,5 +299,16 @@ class DrafterPool:
             await client.close()
 
 
-def _rank(client: DrafterClient) -> tuple[bool, int]:
-    return (not client.connected, client.num_sequences)
+def _best(replicas: Sequence[DrafterClient], token_ids: Sequence[int], cache_salt: str) -> DrafterClient:
+    if len(replicas) == 1:
+        return replicas[0]
+    lengths = {client.shared_block_tokens for client in replicas}
+    digests = {length: prefix_digests(token_ids, length, cache_salt) for length in lengths}
+
+    def rank(client: DrafterClient) -> tuple[bool, int, int]:
+        num_known = client.prefixes.num_known(digests[client.shared_block_tokens])
+        return not client.connected, client.num_sequences, -num_known
+
+    best = min(replicas, key=rank)
+    best.prefixes.add(digests[best.shared_block_tokens])
+    return best

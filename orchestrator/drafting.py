@@ -50,8 +50,10 @@ class Drafting:
         acceptance: sampling_pb2.AcceptanceRule = sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
         cache: CacheDrafter | None = None,
         request_id: str = "",
+        cache_salt: str = "",
     ) -> None:
         self.request_id = request_id
+        self._cache_salt = cache_salt
         self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
@@ -140,7 +142,13 @@ class Drafting:
         plan = self._replan(has_drafter=True)
         tokens = tuple(self._transcript.tokens)
         return DraftOpening(
-            tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple, self.request_id
+            tokens,
+            self._sampling,
+            plan.max_nodes,
+            self._acceptance,
+            plan.row_multiple,
+            self.request_id,
+            self._cache_salt,
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:

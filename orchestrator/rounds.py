@@ -37,6 +37,7 @@ class DraftOpening:
     acceptance: sampling_pb2.AcceptanceRule
     row_multiple: int = 1
     request_id: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)

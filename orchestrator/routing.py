@@ -1,14 +1,12 @@
-"""Which verifier a sequence goes to: what each has of the prompt already, against how busy it is."""
+"""Which replica a sequence goes to: what each has of the prompt already, against how busy it is."""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Blocks of prompts remembered per verifier: a million tokens, in blocks of 64.
+# Blocks of prompts remembered per replica: a million tokens, in blocks of 64.
 MAX_BLOCKS = 16_384
 # What a sequence costs those beside it while it runs, in blocks of prompt to compute. A guess from passes on CPUs:
 # sixteen rounds of 2.5 ms each, where a block of prompt takes 10 ms.
@@ -17,7 +15,6 @@ BLOCKS_PER_SEQUENCE = 4
 BLOCKS_WITHOUT_ROOM = 64
 # For counting where the verifiers share nothing, and do not say how long their blocks are.
 DEFAULT_BLOCK_TOKENS = 64
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -39,22 +36,8 @@ def cost(candidate: Candidate, num_blocks: int) -> int:
     return missing + BLOCKS_PER_SEQUENCE * candidate.num_sequences + BLOCKS_WITHOUT_ROOM * is_full
 
 
-def prefix_digests(token_ids: Sequence[int], block_tokens: int, salt: str) -> list[bytes]:
-    """One digest per full block of `block_tokens` tokens, each of all tokens up to its end and of the salt.
-
-    The block with the last token is never shared, and has none. Empty when `block_tokens` is 0.
-    """
-    digests: list[bytes] = []
-    digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-    for end in range(block_tokens, len(token_ids), block_tokens) if block_tokens else ():
-        block = array("I", token_ids[end - block_tokens : end]).tobytes()
-        digest = hashlib.blake2b(digest + block, digest_size=_DIGEST_BYTES).digest()
-        digests.append(digest)
-    return digests
-
-
 class PrefixMemory:
-    """Which blocks the sequences of one verifier began with; the ones that were left longest ago are forgotten."""
+    """Which blocks the sequences of one replica began with; the ones that were left longest ago are forgotten."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -76,5 +59,5 @@ class PrefixMemory:
             self._digests.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything: the verifier has gone, and its cache with it."""
+        """Forget everything: the replica has gone, and its cache with it."""
         self._digests.clear()

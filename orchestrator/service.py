@@ -207,7 +207,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         transcript = self._transcript(request)
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
-            clients=choose(request.sources) if request.speculates else (),
+            clients=choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else (),
             planner=self._planner.follow(request.sampling.temperature == 0, request.priority),
             transcript=transcript,
             sampling=request.sampling,
@@ -218,6 +218,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             acceptance=request.acceptance,
             cache=self._cache_drafter(request, transcript),
             request_id=request.request_id,
+            cache_salt=request.cache_salt,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)

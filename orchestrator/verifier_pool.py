@@ -8,8 +8,9 @@ import logging
 from collections.abc import Sequence
 
 from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
+from coppice.prefix_digests import prefix_digests
 from orchestrator.rounds import Opening
-from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost, prefix_digests
+from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost
 from orchestrator.shared_affinity import SharedAffinity, verifier_digest
 from orchestrator.verifier_client import VerifierClient, VerifierHandler, VerifierInfo
 

@@ -314,6 +314,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     gives_up: bool = False
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = ()
     acceptance_by_rank: tuple[float, ...] = ()
+    shared_block_tokens: int = 0
     opened: list[drafter_pb2.OpenDraft] = field(default_factory=list)
     active: set[int] = field(default_factory=set)
     num_trees: int = 0
@@ -327,6 +328,7 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             vocab_size=VOCAB,
             acceptance_rules=self.acceptance_rules,
             acceptance_by_rank=self.acceptance_by_rank,
+            shared_block_tokens=self.shared_block_tokens,
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802

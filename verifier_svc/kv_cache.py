@@ -11,28 +11,19 @@ that nobody uses any more stays until its room is needed; the one that was left 
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from coppice.errors import OverloadedError
+from coppice.prefix_digests import first_digest, longer_digest
 
 IntArray = npt.NDArray[np.int64]
 
 # Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
 BLOCK_SIZE = 64
-_DIGEST_BYTES = 16
-
-
-def prefix_digests(token_ids: Sequence[int], salt: str) -> Iterator[bytes]:
-    """Digests of the full blocks that a sequence of these tokens may share: never the one with its last token."""
-    digest = _first_digest(salt)
-    for end in range(BLOCK_SIZE, len(token_ids), BLOCK_SIZE):
-        digest = _longer_digest(digest, token_ids[end - BLOCK_SIZE : end])
-        yield digest
 
 
 def slots_of(table: IntArray, positions: IntArray) -> IntArray:
@@ -158,7 +149,7 @@ class SequenceCache:
         self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
         # Blocks that are shared or published, and the digest of the tokens up to the end of the last of them.
         self._num_published = 0
-        self._digest = _first_digest(salt)
+        self._digest = first_digest(salt)
         # Tokens whose keys and values are kept.
         self.length = 0
 
@@ -228,14 +219,4 @@ class SequenceCache:
     def _next_digest(self, token_ids: Sequence[int]) -> bytes:
         """The digest of the tokens up to the end of the first block that is not published."""
         start = self._num_published * BLOCK_SIZE
-        return _longer_digest(self._digest, token_ids[start : start + BLOCK_SIZE])
-
-
-def _first_digest(salt: str) -> bytes:
-    return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _longer_digest(digest: bytes, token_ids: Sequence[int]) -> bytes:
-    """The digest of the tokens that `digest` stands for and one block more."""
-    tokens = np.asarray(token_ids, np.uint32)
-    return hashlib.blake2b(digest + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()
+        return longer_digest(self._digest, token_ids[start : start + BLOCK_SIZE])

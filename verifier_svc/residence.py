@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache, prefix_digests
+from coppice.prefix_digests import prefix_digests
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 
 
 class Residence:
@@ -57,7 +58,7 @@ class Residence:
     def num_blocks_held(self, cache: KVCache) -> int:
         """Blocks that a sequence which waits would share with others that use them already."""
         if self._digests is None:
-            self._digests = tuple(prefix_digests(self._tokens, self._salt))
+            self._digests = tuple(prefix_digests(self._tokens, BLOCK_SIZE, self._salt))
         return cache.num_held(self._digests)
 
     def start(self, cache: KVCache) -> int:

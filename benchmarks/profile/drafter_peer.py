@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class DrafterPeer:
             sampling=sampling_pb2.SamplingParams(temperature=0.0),
             max_nodes=max_nodes,
             row_multiple=row_multiple,
+            # The reading of the prompt is timed, too.
+            cache_salt=uuid.uuid4().hex,
         )
         seen = [await _ask(call, pb.DraftRequest(sequence_id=1, open=opening), len(known.prompt))]
         position = 0

@@ -23,20 +23,22 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id")
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     ROW_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     max_nodes: int
     acceptance: _sampling_pb2.AcceptanceRule
     row_multiple: int
     request_id: str
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "features", "max_nodes", "row_multiple")
@@ -99,7 +101,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +111,7 @@ class DrafterServiceDescribeResponse(_message.Message):
     ACCEPTANCE_BY_RANK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -118,4 +121,5 @@ class DrafterServiceDescribeResponse(_message.Message):
     acceptance_by_rank: _containers.RepeatedScalarFieldContainer[float]
     version: str
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ...) -> None: ...
+    shared_block_tokens: int
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ...) -> None: ...

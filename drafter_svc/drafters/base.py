@@ -1,4 +1,4 @@
-"""What a drafter kind implements. All of it but `info` is called on the model thread alone."""
+"""What a drafter kind implements. All of it but `info` and counts belongs to the model thread alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from drafter_svc.prefix_blocks import PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class DraftSequence(Protocol):
 
     def extend(self, token_ids: Sequence[int], features: bytes) -> None:
         """Take in committed tokens (ids in the vocabulary), with the target's hidden states where it needs them."""
+        ...
+
+    def read(self, max_pieces: int) -> int:
+        """Read from a long prompt what costs nothing, and at most `max_pieces` pieces that have to be computed.
+
+        Returns how many pieces are left to be computed before a draft is a short piece of work. It may be asked for all
+        the same, and reads them then.
+        """
         ...
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
@@ -61,9 +70,14 @@ class Drafter(Protocol):
     """A loaded drafter."""
 
     info: DrafterInfo
+    # What it keeps of prompts, for those that begin alike.
+    prefixes: PrefixBlocks
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> DraftSequence:
-        """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary."""
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
+        """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary.
+
+        What it reads of the prompt is shared with sequences of the same salt alone.
+        """
         ...
 
     def warm_up(self) -> None:
@@ -75,7 +89,7 @@ class Drafter(Protocol):
 class SamplingDrafter(Drafter, Protocol):
     """A drafter that also draws sampled trees, for traversal verification."""
 
-    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams) -> DraftSequence:
+    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
         """As `open`, with a temperature above 0, for drafts that carry the distributions that they were drawn from.
 
         What they are drawn with is a function of the seed and the committed length, and independent of the noise.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.drafters.whole_search import WholeSearch
+from drafter_svc.prefix_blocks import KvBlock
 
 # What a model without a stated context gets: its positions are unbounded, our memory is not.
 UNSTATED_CONTEXT = 32_768
@@ -82,14 +84,34 @@ class CachedForward:
     def keep(self, store: DynamicCache, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
         index = torch.tensor([*range(first), *rows], device=self._model.device)
-        for layer in store.layers:
-            if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-                raise TypeError(f"rows cannot be selected in a {type(layer).__name__}")
-            layer.keys = layer.keys.index_select(-2, index)
-            layer.values = layer.values.index_select(-2, index)
+        for layer, keys, values in _layers(store):
+            layer.keys = keys.index_select(-2, index)
+            layer.values = values.index_select(-2, index)
+
+    @torch.inference_mode()
+    def take(self, store: DynamicCache, first: int, last: int) -> KvBlock:
+        """A copy of rows."""
+        layers = [
+            (keys[..., first:last, :].clone(), values[..., first:last, :].clone()) for _, keys, values in _layers(store)
+        ]
+        return KvBlock(layers, sum(keys.nbytes + values.nbytes for keys, values in layers))
+
+    @torch.inference_mode()
+    def put(self, store: DynamicCache, block: KvBlock) -> None:
+        """Append copied rows."""
+        for index, (keys, values) in enumerate(block.content):
+            store.update(keys, values, index)
 
     def search(self, store: DynamicCache, search: WholeSearch) -> None:
         """Searches go step by step here."""
+
+
+def _layers(store: DynamicCache) -> Iterator[tuple[DynamicLayer, Tensor, Tensor]]:
+    """Each layer with its keys and values."""
+    for layer in store.layers:
+        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+            raise TypeError(f"rows cannot be selected in a {type(layer).__name__}")
+        yield layer, layer.keys, layer.values
 
 
 @dataclass(slots=True)
@@ -126,6 +148,15 @@ class PlainForward:
     def keep(self, store: PlainStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
         store.token_ids[first:] = [store.token_ids[row] for row in rows]
+
+    def take(self, store: PlainStore, first: int, last: int) -> KvBlock:
+        """A copy of rows, which are token ids here."""
+        token_ids = array("I", store.token_ids[first:last])
+        return KvBlock(token_ids, len(token_ids) * token_ids.itemsize)
+
+    def put(self, store: PlainStore, block: KvBlock) -> None:
+        """Append copied rows."""
+        store.token_ids.extend(block.content)
 
     def search(self, store: PlainStore, search: WholeSearch) -> None:
         """Searches go step by step here."""

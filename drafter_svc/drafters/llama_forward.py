@@ -24,6 +24,7 @@ from drafter_svc.drafters.hf_forward import max_positions, to_numpy
 from drafter_svc.drafters.packed_linear import Linear, make_linear
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.drafters.whole_search import Found, WholeSearch
+from drafter_svc.prefix_blocks import KvBlock
 
 if TYPE_CHECKING:
     from drafter_svc.drafters.compiled_search import CompiledLlama
@@ -150,6 +151,21 @@ class LlamaForward:
             with torch.inference_mode():
                 index = torch.tensor(rows, device=store.kv.device)
                 store.kv[:, :, :, first:end] = store.kv.index_select(3, index)
+        store.length = end
+
+    @torch.inference_mode()
+    def take(self, store: KvStore, first: int, last: int) -> KvBlock:
+        """A copy of rows."""
+        rows = store.kv[:, :, :, first:last].clone(memory_format=torch.contiguous_format)
+        return KvBlock(rows, rows.nbytes)
+
+    @torch.inference_mode()
+    def put(self, store: KvStore, block: KvBlock) -> None:
+        """Append copied rows."""
+        rows: Tensor = block.content
+        end = store.length + rows.shape[3]
+        _reserve(store, end)
+        store.kv[:, :, :, store.length : end] = rows
         store.length = end
 
     def search(self, store: KvStore, search: WholeSearch) -> Found | None:

@@ -12,6 +12,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning
 from drafter_svc.tree_builder import TreeLimits
 from drafter_svc.tree_sampler import Path, sample_tree
 from drafter_svc.tree_shape import MAX_WIDTH, tree_widths
@@ -36,8 +37,9 @@ class SampledLmSequence:
         acceptance_by_rank: Sequence[float],
         source: str,
         prompt: Sequence[int],
+        beginning: Beginning | None = None,
     ) -> None:
-        self._cache = TreeCache(forward)
+        self._cache = TreeCache(forward, beginning)
         self._max_positions = forward.max_positions
         # Used for the request's parameters, never for its noise.
         self._coupling = coupling
@@ -57,6 +59,14 @@ class SampledLmSequence:
         self._unread.extend(token_ids)
         self._length += len(token_ids)
 
+    def read(self, max_pieces: int) -> int:
+        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
+        if len(self._unread) <= PIECE_ROWS or self._length > self._max_positions:
+            return 0
+        del self._unread[: self._cache.follow(self._unread[:-1]).num_tokens]
+        del self._unread[: self._cache.read(self._unread, max_pieces)]
+        return max(0, len(self._unread) - 1) // PIECE_ROWS
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length.
 
@@ -70,8 +80,8 @@ class SampledLmSequence:
         return sample_tree(widths, self._predict, chance).token_tree(self._source)
 
     def prepare(self) -> bool:
-        """Nothing can be prepared: a node that is drawn ahead would have to wait for its parent's draw."""
-        return False
+        """Read a piece of a long prompt. A node that is drawn ahead would have to wait for its parent's draw."""
+        return self.read(max_pieces=1) > 0
 
     def ahead(self) -> TokenTree | None:
         """Nothing: a tree that has been sent is a whole draw."""

@@ -21,11 +21,13 @@ from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_ca
 from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
+from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
 from drafter_svc.tree_builder import Children, Frontier, TreeLimits, build_tree
 
 logger = logging.getLogger(__name__)
 
 KIND = "small-lm"
+MIB = 1024 * 1024
 # Most children of one node that are looked at.
 MAX_CHILDREN = 16
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
@@ -65,7 +67,8 @@ def load(config: DrafterConfig) -> SmallLm:
         min_step_gain=config.draft_min_gain,
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
-    return SmallLm(forward, info, calibration, limits, DraftAhead(config.draft_ahead_steps))
+    prefixes = PrefixBlocks(config.prefix_mib * MIB)
+    return SmallLm(forward, info, calibration, limits, DraftAhead(config.draft_ahead_steps), prefixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +99,29 @@ class SmallLm:
         calibration: Calibration,
         limits: TreeLimits,
         ahead: DraftAhead = NO_DRAFT_AHEAD,
+        prefixes: PrefixBlocks | None = None,
     ) -> None:
+        """Without `prefixes` nothing of prompts is kept."""
         self.info = info
+        self.prefixes = prefixes or PrefixBlocks(0)
         self._ahead = ahead
         self._forward = forward
         self._calibration = calibration
         self._limits = limits
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> SmallLmSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
         sigma = self._calibration.sigma_at(sampling.temperature)
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead)
+        beginning = Beginning(self.prefixes, cache_salt)
+        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning)
 
-    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams) -> SampledLmSequence:
+    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
         coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
         rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
-        return SampledLmSequence(self._forward, coupling, sampling, self._limits, rates, KIND, prompt)
+        beginning = Beginning(self.prefixes, cache_salt)
+        return SampledLmSequence(self._forward, coupling, sampling, self._limits, rates, KIND, prompt, beginning)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise."""
@@ -142,8 +150,9 @@ class SmallLmSequence:
         limits: TreeLimits,
         prompt: Sequence[int],
         ahead: DraftAhead = NO_DRAFT_AHEAD,
+        beginning: Beginning | None = None,
     ) -> None:
-        self._cache = TreeCache(forward)
+        self._cache = TreeCache(forward, beginning)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
@@ -166,10 +175,19 @@ class SmallLmSequence:
         self._unread.extend(token_ids)
         self._length += len(token_ids)
 
+    def read(self, max_pieces: int) -> int:
+        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
+        if len(self._unread) <= PIECE_ROWS or self._length > self._max_positions:
+            return 0
+        self._follow()
+        del self._unread[: self._cache.read(self._unread, max_pieces)]
+        return max(0, len(self._unread) - 1) // PIECE_ROWS
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
         if max_nodes < 1 or self._length > self._max_positions:
             return EMPTY_TREE
+        self.read(max_pieces=sys.maxsize)
         self._last_budget = min(max_nodes, self._max_nodes)
         self._ahead_steps_left = self._ahead.max_steps
         self._unreported = 0
@@ -184,6 +202,8 @@ class SmallLmSequence:
         self._coupling.prepare(self._length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
         if self._length > self._max_positions:
             return False
+        if self.read(max_pieces=1):
+            return True
         if self._unread or self._root is None:
             self._read()
         elif self._ahead_steps_left > 0 and self._last_budget > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -10,13 +11,12 @@ import numpy.typing as npt
 
 from coppice.tree import ROOT
 from drafter_svc.drafters.whole_search import Found, WholeSearch
+from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, KvBlock
 from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-# Prompts are read in pieces of this many rows, so that the mask of a long prompt stays small.
-PREFILL_ROWS = 256
 _HIDDEN = np.float32(-np.inf)
 
 Store = TypeVar("Store")
@@ -55,6 +55,14 @@ class Forward(Protocol[Store]):
         """Of the cached rows from `first` on keep the given ones, which ascend, in their order."""
         ...
 
+    def take(self, store: Store, first: int, last: int) -> KvBlock:
+        """A copy of the cached rows from `first` to before `last`."""
+        ...
+
+    def put(self, store: Store, block: KvBlock) -> None:
+        """Append rows that `take` has copied from a store which holds the same rows before them."""
+        ...
+
     def search(self, store: Store, search: WholeSearch) -> Found | None:
         """Search behind the cached rows and append what was computed; None where this has to be done step by step."""
         ...
@@ -73,11 +81,12 @@ class Followed(NamedTuple):
 class TreeCache(Generic[Store]):
     """Keeps track of which rows a store holds, which of them each new row sees, and what was found behind each.
 
-    Tree rows are numbered from 0 in the order of appending.
+    Tree rows are numbered from 0 in the order of appending. Without a `beginning` no rows are shared.
     """
 
-    def __init__(self, forward: Forward[Store]) -> None:
+    def __init__(self, forward: Forward[Store], beginning: Beginning | None = None) -> None:
         self._forward = forward
+        self._beginning = beginning
         self._store = forward.new_store()
         self.trunk_length = 0
         self._parents: list[int] = []
@@ -93,15 +102,54 @@ class TreeCache(Generic[Store]):
         """
         if self._parents:
             self._keep([], [])
-        logits = np.empty((0, 0), np.float32)
-        for start in range(0, len(token_ids), PREFILL_ROWS):
-            piece = np.asarray(token_ids[start : start + PREFILL_ROWS], np.int64)
-            count, length = len(piece), self.trunk_length
-            mask = np.zeros((count, length + count), np.float32)
-            mask[:, length:][np.triu_indices(count, 1)] = _HIDDEN
-            positions = np.arange(length, length + count)
-            logits = self._forward.run(self._store, Rows(piece, positions, mask, 1))
-            self.trunk_length += count
+        num_read = self.read(token_ids, max_pieces=sys.maxsize)
+        return self._append(token_ids[num_read:])
+
+    def read(self, token_ids: Sequence[int], max_pieces: int) -> int:
+        """Append the first of more committed tokens than a piece, in whole pieces; returns how many were appended.
+
+        The last 1 to PIECE_ROWS are left, since there have to be logits behind them. Pieces that others have read are
+        copied; at most `max_pieces` are computed. Tree rows go, unless there is no whole piece.
+        """
+        if self._parents and len(token_ids) > PIECE_ROWS:
+            self._keep([], [])
+        start = 0
+        while len(token_ids) - start > PIECE_ROWS:
+            piece = token_ids[start : start + PIECE_ROWS]
+            if not self._copy(piece):
+                if max_pieces == 0:
+                    break
+                max_pieces -= 1
+                self._compute(piece)
+            start += PIECE_ROWS
+        return start
+
+    def _copy(self, piece: Sequence[int]) -> bool:
+        """Append a piece that another sequence has read behind the same tokens, if there is one."""
+        if self._beginning is None or not self._beginning.follows(self.trunk_length):
+            return False
+        block = self._beginning.find(piece)
+        if block is None:
+            return False
+        self._forward.put(self._store, block)
+        self.trunk_length += PIECE_ROWS
+        return True
+
+    def _compute(self, piece: Sequence[int]) -> None:
+        """Append a piece, and let others copy it if it is one of the prompt's first."""
+        first = self.trunk_length
+        self._append(piece)
+        if self._beginning is not None and self._beginning.follows(first):
+            self._beginning.add(piece, self._forward.take(self._store, first, self.trunk_length))
+
+    def _append(self, token_ids: Sequence[int]) -> FloatArray:
+        """Append tokens to the trunk in one pass; returns the logits [vocab] behind the last."""
+        count, length = len(token_ids), self.trunk_length
+        mask = np.zeros((count, length + count), np.float32)
+        mask[:, length:][np.triu_indices(count, 1)] = _HIDDEN
+        positions = np.arange(length, length + count)
+        logits = self._forward.run(self._store, Rows(np.asarray(token_ids, np.int64), positions, mask, 1))
+        self.trunk_length += count
         row: FloatArray = logits[-1]
         return row
 

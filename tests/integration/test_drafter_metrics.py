@@ -17,6 +17,7 @@ from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.prefix_blocks import PrefixBlocks
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.fakes import eventually
 from tests.integration.draft_peer import PROMPT, Peer
@@ -34,6 +35,9 @@ class ChainSequence:
         if 49 in token_ids:
             raise InvalidRequestError("outcome.token_ids", "no")
 
+    def read(self, max_pieces: int) -> int:
+        return 0
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         self.grown = [chain([1] * (max_nodes + 1))]
         return chain([1] * max_nodes)
@@ -49,8 +53,9 @@ class ChainDrafter:
     """A drafter without a model."""
 
     info = INFO
+    prefixes = PrefixBlocks(0)
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> ChainSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> ChainSequence:
         return ChainSequence()
 
     def warm_up(self) -> None: ...
@@ -95,6 +100,7 @@ async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> Non
     await server.stop(0)
     values = read(service)
     assert values["info,chain"] == 1
+    assert values["prompt_tokens_total"] == 2 * len(PROMPT)
     assert values["opened_sequences_total"] == values["ahead_drafts_total"] == 2
     assert {key.partition(",")[2]: value for key, value in values.items() if key.startswith("failed") and value} == {
         "resource_exhausted": 1,

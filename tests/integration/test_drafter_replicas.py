@@ -76,6 +76,28 @@ async def test_each_request_has_one_replica_of_each_kind_and_the_least_busy(star
         assert [len(drafter.opened) for drafter in (*pair, other)] == [4, 4, 6]
 
 
+async def test_of_equally_busy_replicas_the_one_that_has_read_the_beginning_is_asked(start_fakes: StartFakes) -> None:
+    pair = [FakeDrafter(propose=perfect(depth=2), shared_block_tokens=4) for _ in range(2)]
+
+    async def drafted_by(client: Client, prompt: list[int], salt: str) -> int:
+        before = [len(drafter.opened) for drafter in pair]
+        await client.generate(prompt, Options(max_tokens=3, ignore_eos=True, cache_salt=salt))
+        [index] = [index for index, drafter in enumerate(pair) if len(drafter.opened) > before[index]]
+        assert pair[index].opened[-1].cache_salt == salt
+        return index
+
+    async with start_fakes(FakeVerifier(pass_s=0.004), *pair) as (client, _):
+        # Both at once, so that each replica gets one.
+        await asyncio.gather(
+            *(client.generate([token] * 9, Options(max_tokens=30, ignore_eos=True, cache_salt="a")) for token in (1, 2))
+        )
+        [first, second] = [drafter.opened[0].prompt_token_ids[0] for drafter in pair]
+        assert {first, second} == {1, 2}
+        assert await drafted_by(client, [second] * 6 + [3] * 9, "a") == 1
+        assert await drafted_by(client, [first] * 6 + [3] * 9, "a") == 0
+        assert await drafted_by(client, [second] * 6 + [3] * 9, "b") == 0
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 async def test_a_killed_replicas_requests_are_drafted_by_another(killed: int) -> None:
     drafters = [FakeDrafter(propose=perfect(depth=2)) for _ in range(2)]

@@ -26,6 +26,7 @@ from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, DraftSequence
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.prefix_blocks import PIECE_ROWS
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
@@ -261,6 +262,9 @@ async def test_a_stream_that_is_cancelled_frees_its_sequences(stub: Stub) -> Non
 class BrokenSequence:
     def extend(self, token_ids: object, features: bytes) -> None: ...
 
+    def read(self, max_pieces: int) -> int:
+        return 0
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         raise RuntimeError("secret detail")
 
@@ -272,8 +276,9 @@ class BrokenDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.info = drafter.info
+        self.prefixes = drafter.prefixes
 
-    def open(self, prompt: object, sampling: object) -> DraftSequence:
+    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
         return BrokenSequence()
 
     def warm_up(self) -> None: ...
@@ -299,7 +304,7 @@ class RepeatingSequence(BrokenSequence):
 class RepeatingDrafter(BrokenDrafter):
     """Drafts as many nodes as rows come together."""
 
-    def open(self, prompt: object, sampling: object) -> DraftSequence:
+    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
         return RepeatingSequence()
 
 
@@ -320,6 +325,7 @@ async def test_describe_says_what_the_drafter_is(stub: Stub, checkpoint: Path) -
     assert (answer.kind, answer.model, answer.vocab_size) == ("small-lm", str(checkpoint), VOCAB)
     assert answer.tokenizer_fingerprint == fingerprint((checkpoint / "tokenizer.json").read_bytes())
     assert not answer.needs_features
+    assert answer.shared_block_tokens == PIECE_ROWS
     assert list(answer.acceptance_by_rank) == [0.5, 0.25]
     assert answer.version
 

@@ -18,7 +18,9 @@ from drafter_svc.drafters.llama_forward import FEW_ROWS, KvStore, LlamaForward, 
 from drafter_svc.drafters.small_lm import NO_DRAFT_AHEAD, DraftAhead, SmallLm
 from drafter_svc.drafters.tree_cache import Rows, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
+from drafter_svc.prefix_blocks import PIECE_ROWS, PrefixBlocks
 from drafter_svc.tree_builder import Children, TreeLimits
+from tests.tiny_checkpoint import tiny_llama
 
 VOCAB = 61
 CONTEXT = 64
@@ -181,3 +183,23 @@ def test_drafting_ahead_goes_on_from_a_whole_search(llama: LlamaForCausalLM, sea
     assert grown[0] is not None
     assert grown[0] == grown[1]
     assert len(searches) == 1
+
+
+@pytest.mark.parametrize("rest", [1, FEW_ROWS, FEW_ROWS + 1, PIECE_ROWS], ids="{} tokens read anew".format)
+def test_what_others_have_read_of_a_prompt_changes_no_bit_of_a_tree(rest: int) -> None:
+    context = 3 * PIECE_ROWS + 20
+    forward = LlamaForward(tiny_llama(vocab_size=VOCAB, max_context_tokens=context), compiled_ways()[0])
+    info = DrafterInfo("small-lm", "test", "", VOCAB, context)
+    sharing, alone = (
+        SmallLm(forward, info, Calibration(((0.0, 0.8),)), LIMITS["as served"], prefixes=PrefixBlocks(max_bytes))
+        for max_bytes in (1 << 30, 0)
+    )
+    prompt = np.random.default_rng(rest).integers(0, VOCAB, 2 * PIECE_ROWS + rest).tolist()
+    sharing.open([*prompt[: 2 * PIECE_ROWS], 1], SamplingParams()).draft(11)
+    sequences = [drafter.open(prompt, SamplingParams(temperature=1.0, seed=3)) for drafter in (sharing, alone)]
+    for _ in range(3):
+        first, second = (sequence.draft(11) for sequence in sequences)
+        assert (first.token_ids, first.parents, first.log_probs) == (second.token_ids, second.parents, second.log_probs)
+        for sequence in sequences:
+            sequence.extend([*first.token_ids[:1], 7])
+    assert sharing.prefixes.num_reused_tokens == 2 * PIECE_ROWS

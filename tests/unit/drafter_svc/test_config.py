@@ -31,9 +31,12 @@ def test_every_variable_is_read() -> None:
         "DRAFT_STEPS": "3",
         "DRAFT_MIN_GAIN": "0.2",
         "METRICS_PORT": "9100",
+        "PREFIX_MIB": "7",
     }
     config = DrafterConfig.from_env(env)
-    assert config == DrafterConfig("m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2, metrics_port=9100)
+    assert config == DrafterConfig(
+        "m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2, metrics_port=9100, prefix_mib=7
+    )
     assert config.host == "0.0.0.0"
 
 
@@ -58,6 +61,8 @@ def test_every_variable_is_read() -> None:
         ("METRICS_PORT", "65536"),
         ("DRAFT_STEPS", "-1"),
         ("DRAFT_MIN_GAIN", "2"),
+        ("PREFIX_MIB", "-1"),
+        ("PREFIX_MIB", "1048577"),
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:

@@ -125,7 +125,7 @@ def test_a_model_that_ignores_our_mask_is_computed_path_by_path(
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, llama: LlamaForCausalLM) -> None:
     prompt = list(range(40))
     whole = TreeCache(LlamaForward(llama)).extend(prompt)
-    monkeypatch.setattr("drafter_svc.drafters.tree_cache.PREFILL_ROWS", 7)
+    monkeypatch.setattr("drafter_svc.drafters.tree_cache.PIECE_ROWS", 7)
     monkeypatch.setattr(llama_forward, "CAPACITY_STEP", 16)
     assert np.abs(TreeCache(LlamaForward(llama)).extend(prompt) - whole).max() < 2e-4
 

@@ -10,6 +10,7 @@ from coppice.errors import InvalidRequestError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
 from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.prefix_blocks import PrefixBlocks
 from drafter_svc.session import Draft, Opening, Outcome, Session
 
 
@@ -27,6 +28,9 @@ class CountingSequence:
         self.token_ids.extend(token_ids)
         self.features.append(features)
 
+    def read(self, max_pieces: int) -> int:
+        return 0
+
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         self.drafts.append(max_nodes)
         self.multiples.append(row_multiple)
@@ -38,11 +42,12 @@ class CountingSequence:
 
 class CountingDrafter:
     info = DrafterInfo("counting", "none", "", vocab_size=100, max_length=50)
+    prefixes = PrefixBlocks(0)
 
     def __init__(self) -> None:
         self.sequences: list[CountingSequence] = []
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> CountingSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> CountingSequence:
         self.sequences.append(CountingSequence(prompt))
         return self.sequences[-1]
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from orchestrator.routing import BLOCKS_PER_SEQUENCE, BLOCKS_WITHOUT_ROOM, Candidate, PrefixMemory, cost, prefix_digests
+from coppice.prefix_digests import prefix_digests
+from orchestrator.routing import BLOCKS_PER_SEQUENCE, BLOCKS_WITHOUT_ROOM, Candidate, PrefixMemory, cost
 
 BLOCK = 4
 

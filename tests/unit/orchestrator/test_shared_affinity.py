@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from coppice.prefix_digests import prefix_digests
 from orchestrator.prefix_cache.keys import Realm
 from orchestrator.prefix_cache.store import CacheCounts
-from orchestrator.routing import prefix_digests
 from orchestrator.shared_affinity import TTL_S, WAIT_S, SharedAffinity, landmarks, verifier_digest
 from orchestrator.verifier_client import VerifierClient
 from orchestrator.verifier_pool import VerifierPool

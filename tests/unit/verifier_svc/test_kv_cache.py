@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from coppice.errors import OverloadedError
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache, prefix_digests
+from coppice.prefix_digests import prefix_digests
+from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 
 TEXT = list(range(10 * BLOCK_SIZE))
 
@@ -117,10 +118,10 @@ def test_a_used_block_is_never_handed_out() -> None:
 def test_what_a_sequence_would_share_is_known_before_it_does(length: int) -> None:
     cache = KVCache(num_blocks=16)
     others = [read(cache, TEXT[: 2 * BLOCK_SIZE + 9], "a"), read(cache, TEXT[: 5 * BLOCK_SIZE], "a")]
-    digests = list(prefix_digests(TEXT[:length], "a"))
+    digests = list(prefix_digests(TEXT[:length], BLOCK_SIZE, "a"))
     for held in (len(digests), min(2, len(digests)), 0):
         assert cache.num_held(digests) == held
-        assert cache.num_held(prefix_digests(TEXT[:length], "b")) == 0
+        assert cache.num_held(prefix_digests(TEXT[:length], BLOCK_SIZE, "b")) == 0
         free = cache.num_free_blocks
         sequence = SequenceCache(cache, 400, "a")
         assert sequence.adopt(TEXT[:length]) == len(digests) * BLOCK_SIZE
