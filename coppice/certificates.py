@@ -6,11 +6,12 @@ import logging
 import math
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 # Messages of a handshake that is over sooner or never.
 _MOST_TURNS = 8
+# Files that could not be used are looked at again after this, though they have not changed.
+RETRY_S = 1.0
+
+# Of each file, what changes with it.
+Stamps: TypeAlias = list[tuple[int, int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,9 @@ class Certificates:
         # Before they are read: a change in between is seen the next time.
         self._stamp = self._stamps()
         self._pems = self._read()
+        # What could not be used when it was looked at last, and when to look at it again.
+        self._refused: Stamps | None = None
+        self._retry_s = 0.0
 
     @property
     def server_name(self) -> str:
@@ -63,20 +72,23 @@ class Certificates:
         """What the files hold; the same object as long as they have not changed."""
         with self._lock:
             stamp = self._stamps()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._renew()
+            if stamp != self._stamp and (stamp != self._refused or time.monotonic() >= self._retry_s):
+                self._renew(stamp)
             return self._pems
 
-    def _renew(self) -> None:
+    def _renew(self, stamp: Stamps) -> None:
         try:
             self._pems = self._read()
         except TlsError as error:
-            logger.warning("certificates have changed but cannot be used, the old ones stay: %s", error)
+            if stamp != self._refused:
+                logger.warning("certificates have changed but cannot be used, the old ones stay: %s", error)
+            # The same files may do later: reading can fail for a moment.
+            self._refused, self._retry_s = stamp, time.monotonic() + RETRY_S
         else:
+            self._stamp, self._refused = stamp, None
             logger.info("certificates have been read again; valid until %s", _date(self._pems.not_after_s))
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
+    def _stamps(self) -> Stamps:
         return [_stamp(path) for path in self._files.values()]
 
     def _read(self) -> Pems:

@@ -160,8 +160,8 @@ class Topology:
         return child
 
     def _metrics_env(self) -> dict[str, str]:
-        """Always set: services must not all take the port that our own environment names."""
-        return {"METRICS_PORT": str(next(self._metrics_ports))}
+        """Always set: services must not all take the ports that our own environment names."""
+        return {"METRICS_PORT": str(next(self._metrics_ports)), "HEALTH_PORT": "0"}
 
     def _front_tls_env(self) -> dict[str, str]:
         """Back ends ask the orchestrator for its certificate; the orchestrator asks clients for none."""

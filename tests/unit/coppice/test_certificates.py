@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trustme
 
-from coppice.certificates import Certificates, certificate_metrics, read_certificates
+from coppice.certificates import RETRY_S, Certificates, certificate_metrics, read_certificates
 from coppice.metric import Prefix
 from coppice.tls import ChannelTls, ServerTls, TlsError, server_tls
 from tests.certificates import Directory, directory, issue
@@ -128,6 +129,26 @@ def test_half_a_change_leaves_the_old_ones_and_says_so_once(
     assert "PRIVATE" not in caplog.text
     files.overwrite_key(fresh)
     assert certificates.current().cert == fresh.cert_chain_pems[0].bytes()
+
+
+def test_what_could_not_be_read_for_a_moment_is_read_later(
+    files: Directory, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(files.mutual())
+    first = certificates.current()
+    files.swap(issue(authority), authority)
+
+    def fails(part: str, path: Path) -> bytes:
+        raise TlsError(part, "cannot be read: too many files are open")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coppice.certificates._content", fails)
+        assert certificates.current() is first
+    # Not at every handshake.
+    assert certificates.current() is first
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + RETRY_S)
+    assert certificates.current().cert == Path(files.cert).read_bytes()
 
 
 @pytest.mark.parametrize("change", ["gone", "expired"])
