@@ -11,9 +11,11 @@ import grpc
 from conformance.errors import FailureError, UnsuitableError
 from conformance.reference import ReferenceModel
 from conformance.requests import OFF, build, varied
+from coppice.certificates import Certificates
 from coppice.client import Client, RequestFailedError, Stream
 from coppice.completion import Completion
 from coppice.rpc import open_channel
+from coppice.tls import ChannelTls
 from coppice.v1 import inference_pb2_grpc, sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, GetModelInfoResponse
 
@@ -106,14 +108,16 @@ class Deployment:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, timeout_s: float) -> AsyncIterator[Deployment]:
+async def connected(address: str, timeout_s: float, tls: ChannelTls | None = None) -> AsyncIterator[Deployment]:
     """The deployment that serves at an address; each of its requests may take `timeout_s`.
 
     Raises:
         RequestFailedError: it does not answer.
         UnsuitableError: no case could run.
+        TlsError: a file of `tls` cannot be used.
     """
-    async with Client(address) as client, open_channel(address) as channel:
+    certificates = None if tls is None else Certificates(tls)
+    async with Client(address, tls=tls) as client, open_channel(address, certificates=certificates) as channel:
         info = await client.model_info(timeout_s)
         if info.max_context_tokens < MIN_CONTEXT_TOKENS:
             raise UnsuitableError(f"a context of {info.max_context_tokens} tokens; {MIN_CONTEXT_TOKENS} are needed")

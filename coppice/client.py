@@ -2,6 +2,8 @@
 
 async with Client("127.0.0.1:50050") as client:
     completion = await client.generate("def add(a, b):", Options(max_tokens=32))
+
+With TLS: Client("127.0.0.1:50050", tls=ChannelTls(ca="ca.pem")).
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from coppice.certificates import Certificates
 from coppice.completion import Completion, CompletionBuilder
 from coppice.log_probs import TokenLogProbs
 from coppice.rpc import open_channel
+from coppice.tls import ChannelTls
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire import log_probs_from_proto
 
@@ -160,13 +164,17 @@ class Stream:
 class Client:
     """Talks to one orchestrator over one channel; close it, or use it as an async context manager.
 
-    Places are shared fairly among tenants; requests without one are a tenant's, too.
+    Places are shared fairly among tenants; requests without one are a tenant's, too. Files of `tls` are read once;
+    None is plaintext.
+
+    Raises:
+        TlsError: a file of `tls` cannot be used.
     """
 
-    def __init__(self, address: str, tenant: str = "") -> None:
+    def __init__(self, address: str, tenant: str = "", tls: ChannelTls | None = None) -> None:
         self.address = address
         self._metadata = (("x-tenant-id", tenant),) if tenant else None
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, certificates=None if tls is None else Certificates(tls))
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> Client:

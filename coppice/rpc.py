@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
 )
+# Whoever asks for health alone has shown nothing: little is taken from them.
+_HEALTH_OPTIONS = (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", 4096))
+_MOST_HEALTH_CALLS = 64
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
@@ -59,10 +63,19 @@ _GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def open_channel(address: str, max_reconnect_ms: int = RECONNECT_MAX_MS) -> grpc.aio.Channel:
-    """A plaintext channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart."""
-    options = (*_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_reconnect_ms))
-    return grpc.aio.insecure_channel(address, options=options)
+def open_channel(
+    address: str, max_reconnect_ms: int = RECONNECT_MAX_MS, certificates: Certificates | None = None
+) -> grpc.aio.Channel:
+    """A channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart.
+
+    Without certificates it is plaintext; otherwise it keeps those of now for as long as it lives.
+    """
+    options: list[tuple[str, Any]] = [*_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_reconnect_ms)]
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if name := certificates.server_name:
+        options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(address, channel_credentials(certificates.current()), options=options)
 
 
 def error_status(error: CoppiceError) -> status_pb2.Status:
@@ -124,29 +137,42 @@ def streaming(method: Handler) -> Handler:
 
 
 class Server:
-    """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop."""
+    """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop.
 
-    def __init__(self, service_names: Sequence[str]) -> None:
+    With certificates it speaks TLS alone. Probes that cannot have a port of their own: health, in plaintext, and
+    nothing else.
+    """
+
+    def __init__(self, service_names: Sequence[str], certificates: Certificates | None = None) -> None:
         self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._certificates = certificates
+        # Where health alone is served.
+        self._probed: grpc.aio.Server | None = None
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, self.grpc)
 
-    async def start(self, address: str) -> int:
+    async def start(self, address: str, health_port: int = 0) -> int:
         """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`.
+
+        With `health_port` it is served there, too, on the host of the address.
 
         Raises:
             UnavailableError: the address is taken or none of this machine's.
         """
-        try:
-            port: int = self.grpc.add_insecure_port(address)
-        except RuntimeError as error:
-            raise UnavailableError(f"cannot listen at {address}: {error}") from error
+        credentials = None if self._certificates is None else server_credentials(self._certificates)
+        port = _bind(self.grpc, address, credentials)
+        if health_port:
+            self._probed = grpc.aio.server(options=_HEALTH_OPTIONS, maximum_concurrent_rpcs=_MOST_HEALTH_CALLS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
+            _bind(self._probed, f"{address.rpartition(':')[0]}:{health_port}", None)
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.grpc.start()
+        if self._probed is not None:
+            await self._probed.start()
         return port
 
     async def set_serving(self, serving: bool) -> None:
@@ -160,6 +186,17 @@ class Server:
         """Leave the load balancer, let calls in flight finish for `grace_s`, then cancel the rest."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(None)
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnavailableError(f"cannot listen at {address}: {error}") from error
 
 
 async def stop_signal() -> None:

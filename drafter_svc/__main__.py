@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from coppice import rpc
+from coppice.certificates import Certificates, read_certificates
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
@@ -34,6 +35,7 @@ def main() -> int:
     try:
         configure_logging(os.environ)
         config = DrafterConfig.from_env(os.environ)
+        certificates = read_certificates(config.tls, "TLS_")
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
@@ -46,7 +48,7 @@ def main() -> int:
         sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
         return BAD_CONFIGURATION
     try:
-        rpc.run(lambda: serve(config, drafter))
+        rpc.run(lambda: serve(config, drafter, certificates))
     except CoppiceError as error:
         sys.stderr.write(f"{error}\n")
         return UNAVAILABLE
@@ -59,16 +61,16 @@ def set_threads(num_threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
-async def serve(config: DrafterConfig, drafter: Drafter) -> None:
+async def serve(config: DrafterConfig, drafter: Drafter, certificates: Certificates | None = None) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
     thread.start()
-    server = rpc.Server([SERVICE_NAME])
+    server = rpc.Server([SERVICE_NAME], certificates)
     service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
-        with _metrics(config, service):
-            port = await server.start(config.listen_address)
+        with _metrics(config, service, certificates):
+            port = await server.start(config.listen_address, config.health_port)
             await _finished(thread, drafter.warm_up)
             await server.set_serving(True)
             print(f"ready {config.host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
@@ -78,7 +80,9 @@ async def serve(config: DrafterConfig, drafter: Drafter) -> None:
         await asyncio.to_thread(thread.stop)
 
 
-def _metrics(config: DrafterConfig, service: DrafterService) -> contextlib.AbstractContextManager[None]:
+def _metrics(
+    config: DrafterConfig, service: DrafterService, certificates: Certificates | None
+) -> contextlib.AbstractContextManager[None]:
     """Serves metrics until the context is left, where the settings ask for it."""
     if not config.metrics_port:
         return contextlib.nullcontext()
@@ -86,7 +90,7 @@ def _metrics(config: DrafterConfig, service: DrafterService) -> contextlib.Abstr
     from coppice.telemetry import serving_metrics
     from drafter_svc.metrics import drafter_metrics
 
-    return serving_metrics(lambda: drafter_metrics(service), config.listen_address, config.metrics_port)
+    return serving_metrics(lambda: drafter_metrics(service, certificates), config.listen_address, config.metrics_port)
 
 
 async def _finished(thread: ModelThread, job: Callable[[], None]) -> None:

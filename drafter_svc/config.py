@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from coppice.tls import ServerTls, server_tls
 from drafter_svc.drafters.registry import KINDS
 
 DEVICES = ("cpu", "cuda", "auto")
@@ -63,6 +64,13 @@ class DrafterConfig:
     prefix_mib: int = 64
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # PEM files: this service's certificate, its key, and the CA of those who may call. All three, or plaintext.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    # Health alone is served there in plaintext, on the host of LISTEN_ADDRESS, for probes without a certificate; 0
+    # serves none.
+    health_port: int = 0
 
     def __post_init__(self) -> None:
         _require("MODEL", bool(self.model), "a checkpoint directory or hub id", self.model)
@@ -80,7 +88,17 @@ class DrafterConfig:
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
         _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)
         _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)
+        _require("HEALTH_PORT", 0 <= self.health_port < 65536, "in 0..65535", self.health_port)
+        try:
+            _ = self.tls
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """The files of TLS; None for plaintext."""
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca, is_internal=True)
 
     @property
     def num_threads(self) -> int:

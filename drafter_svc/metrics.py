@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coppice.certificates import Certificates, certificate_metrics
 from coppice.metric import Metric, Prefix
 from drafter_svc.service import DrafterService
 
 _OWN = Prefix("coppice_drafter_")
 
 
-def drafter_metrics(service: DrafterService) -> Iterator[Metric]:
+def drafter_metrics(service: DrafterService, certificates: Certificates | None = None) -> Iterator[Metric]:
     """The drafter's metrics now. Safe on any thread: they are numbers that are read once."""
     counts = service.counts
     yield _OWN.gauge("info", "1 beside the kind of the drafter.", 1, kind=service.drafter.info.kind)
@@ -30,3 +31,4 @@ def drafter_metrics(service: DrafterService) -> Iterator[Metric]:
     yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)
     yield _OWN.histogram("draft_nodes", "Nodes of a draft.", counts.nodes)
     yield _OWN.counter("ahead_drafts", "Drafts sent again after they had grown.", counts.num_ahead)
+    yield from certificate_metrics(_OWN, server=certificates)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from coppice.certificates import Certificates, certificate_metrics, read_certificates
+from coppice.metric import Metric, Prefix, Read
 from coppice.rpc import Server
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2_grpc
@@ -58,13 +60,18 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         UnavailableError: no verifier was reached in time.
         IncompatibleError: drafters are required, and one does not fit or is not there.
         ConfigError: the prefix cache cannot be where it is to be.
+        ValueError: a certificate cannot be used.
     """
+    certificates = read_certificates(config.tls, "TLS_")
+    to_back_ends = read_certificates(config.backend_tls, "BACKEND_TLS_")
     async with contextlib.AsyncExitStack() as stack:
-        verifiers = VerifierPool(config.verifier_addresses, config.resume_s)
+        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
         fingerprint = verifiers.info.tokenizer_fingerprint
-        drafters = DrafterPool([DrafterClient(address, fingerprint) for address in config.drafter_addresses])
+        drafters = DrafterPool(
+            [DrafterClient(address, fingerprint, to_back_ends) for address in config.drafter_addresses]
+        )
         stack.push_async_callback(drafters.close)
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
@@ -101,10 +108,10 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             latencies=Latencies() if config.metrics_port else None,
         )
         if config.metrics_port:
-            await _serve_metrics(stack, config, service)
-        server = Server([SERVICE_NAME])
+            await _serve_metrics(stack, config, service, partial(_certificates_seen, certificates, to_back_ends))
+        server = Server([SERVICE_NAME], certificates)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
-        port = await server.start(config.listen_address)
+        port = await server.start(config.listen_address, config.health_port)
         stack.push_async_callback(server.stop, config.grace_s)
         health = asyncio.create_task(_follow_health(server, verifiers), name="health")
         stack.push_async_callback(_cancel, health)
@@ -122,12 +129,18 @@ def _planner(config: Config, max_nodes: int) -> Planner:
     return FleetPlanner(verifiers, max_nodes, linger_us)
 
 
-async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, service: InferenceService) -> None:
+def _certificates_seen(server: Certificates | None, client: Certificates | None) -> Iterator[Metric]:
+    return certificate_metrics(Prefix("coppice_orchestrator_"), server=server, client=client)
+
+
+async def _serve_metrics(
+    stack: contextlib.AsyncExitStack, config: Config, service: InferenceService, others: Read
+) -> None:
     # Here, so that nothing else pays for loading it.
     from coppice.telemetry import MetricsServer, on_event_loop
 
     host = config.listen_address.rpartition(":")[0].strip("[]")
-    server = MetricsServer(on_event_loop(service.metrics), host, config.metrics_port)
+    server = MetricsServer(on_event_loop(lambda: [*service.metrics(), *others()]), host, config.metrics_port)
     # It waits for its thread, which may have a question to the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from coppice.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
+
 Value = TypeVar("Value")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -70,6 +72,19 @@ class Config:
     planner: str = "adaptive"
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # PEM files of the public API: its certificate and key, and the CA of those who may call; without a CA, everybody.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    # PEM files for calls to verifiers and drafters: their CA, the certificate and key that they are shown, and the name
+    # that theirs have to have, where that is not the host of the address. All empty: plaintext.
+    backend_tls_ca: str = ""
+    backend_tls_cert: str = ""
+    backend_tls_key: str = ""
+    backend_tls_name: str = ""
+    # Health alone is served there in plaintext, on the host of LISTEN_ADDRESS, for probes without a certificate; 0
+    # serves none.
+    health_port: int = 0
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -85,6 +100,11 @@ class Config:
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
         _check("PLANNER", self.planner in PLANNERS, f"must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
         _check("METRICS_PORT", 0 <= self.metrics_port < 1 << 16, f"must be in [0, 65535], got {self.metrics_port}")
+        _check("HEALTH_PORT", 0 <= self.health_port < 1 << 16, f"must be in [0, 65535], got {self.health_port}")
+        try:
+            _ = self.tls, self.backend_tls
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
@@ -94,6 +114,24 @@ class Config:
     def verifier_addresses(self) -> tuple[str, ...]:
         """Every verifier's address."""
         return _addresses(self.verifier_address)
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """The files of TLS for the public API; None for plaintext."""
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca, is_internal=False)
+
+    @property
+    def backend_tls(self) -> ChannelTls | None:
+        """The files of TLS for calls to verifiers and drafters, who want to see a certificate; None for plaintext."""
+        ca, cert, key, name = self.backend_tls_ca, self.backend_tls_cert, self.backend_tls_key, self.backend_tls_name
+        if not (ca or cert or key or name):
+            return None
+        with settings_named("BACKEND_TLS_"):
+            if not ca:
+                raise TlsError("ca", "must be set where another of BACKEND_TLS_ is")
+            if not (cert or key):
+                raise TlsError("cert", "must be set: back ends serve nobody without a certificate")
+            return ChannelTls(ca, cert, key, name)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Config:
@@ -125,6 +163,14 @@ class Config:
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
+            tls_cert=_read(env, "TLS_CERT", str, cls.tls_cert),
+            tls_key=_read(env, "TLS_KEY", str, cls.tls_key),
+            tls_client_ca=_read(env, "TLS_CLIENT_CA", str, cls.tls_client_ca),
+            backend_tls_ca=_read(env, "BACKEND_TLS_CA", str, cls.backend_tls_ca),
+            backend_tls_cert=_read(env, "BACKEND_TLS_CERT", str, cls.backend_tls_cert),
+            backend_tls_key=_read(env, "BACKEND_TLS_KEY", str, cls.backend_tls_key),
+            backend_tls_name=_read(env, "BACKEND_TLS_NAME", str, cls.backend_tls_name),
+            health_port=_read(env, "HEALTH_PORT", int, cls.health_port),
         )
 
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from coppice import wire
+from coppice.certificates import Certificates
 from coppice.errors import IncompatibleError, InvalidTreeError
 from coppice.logs import of_request
 from coppice.prefix_digests import prefix_digests
-from coppice.rpc import open_channel, status_code_name
+from coppice.rpc import status_code_name
 from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
-from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
+from orchestrator.peer_channel import PeerChannel
+from orchestrator.peer_stream import PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
 from orchestrator.routing import PrefixMemory
 
@@ -45,11 +47,10 @@ class DraftHandler(Protocol):
 class DrafterClient:
     """Follows sequences on one drafter, which is refused unless its tokenizer is the target's."""
 
-    def __init__(self, address: str, tokenizer_fingerprint: str) -> None:
+    def __init__(self, address: str, tokenizer_fingerprint: str, certificates: Certificates | None = None) -> None:
         self.address = address
         self._fingerprint = tokenizer_fingerprint
-        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
-        self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
+        self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
         # Those that may be of the same kind.
@@ -70,7 +71,7 @@ class DrafterClient:
         # Calibrated probability that the likeliest child is right; 0 where it was not measured.
         self.acceptance = 0.0
         self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
-            f"drafter {address}", self._stub.Draft, self
+            f"drafter {address}", lambda: self._channel.stub.Draft(), self
         )
 
     @property
@@ -129,7 +130,9 @@ class DrafterClient:
 
     async def handshake(self) -> None:
         """Make sure that the drafter speaks of the same tokens as the target."""
-        described = await self._stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
+        await self._channel.renew()
+        stub = self._channel.stub
+        described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         if described.tokenizer_fingerprint != self._fingerprint:
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "

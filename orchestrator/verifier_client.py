@@ -13,6 +13,7 @@ from typing import Protocol
 import grpc
 
 from coppice import wire
+from coppice.certificates import Certificates
 from coppice.errors import (
     CoppiceError,
     IncompatibleError,
@@ -22,10 +23,10 @@ from coppice.errors import (
     UnsupportedError,
 )
 from coppice.logs import of_request
-from coppice.rpc import open_channel
 from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
-from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
+from orchestrator.peer_channel import PeerChannel
+from orchestrator.peer_stream import PeerStream
 from orchestrator.planner import Load
 from orchestrator.rounds import Finish, Opening, Outcome
 from orchestrator.routing import Candidate
@@ -118,11 +119,10 @@ class Place:
 class VerifierClient:
     """Runs sequences on one verifier; when its stream is lost, hands them back to its owner and connects anew."""
 
-    def __init__(self, address: str, owner: VerifierOwner) -> None:
+    def __init__(self, address: str, owner: VerifierOwner, certificates: Certificates | None = None) -> None:
         self.address = address
         self._owner = owner
-        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
-        self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
+        self._channel = PeerChannel(address, verifier_pb2_grpc.VerifierServiceStub, certificates)
         self._ids = itertools.count(1)
         self._handlers: dict[int, VerifierHandler] = {}
         self._info: VerifierInfo | None = None
@@ -135,7 +135,7 @@ class VerifierClient:
         # Whether it is about to stop.
         self.is_draining = False
         self.stream: PeerStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyResponse] = PeerStream(
-            f"verifier {address}", self._stub.Verify, self
+            f"verifier {address}", lambda: self._channel.stub.Verify(), self
         )
 
     @property
@@ -198,13 +198,13 @@ class VerifierClient:
 
     async def handshake(self) -> None:
         """Learn what the verifier serves, and whether that is what is wanted."""
-        described = await self._stub.Describe(
-            verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S
-        )
+        await self._channel.renew()
+        stub = self._channel.stub
+        described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         info = _info(described)
         self._owner.check(self, info)
         if not self.tokenizer_json:
-            tokenizer = await self._stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
+            tokenizer = await stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
             self.tokenizer_json = tokenizer.tokenizer_json
         self._info = info
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 
+from coppice.certificates import Certificates
 from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
 from coppice.prefix_digests import prefix_digests
 from orchestrator.rounds import Opening
@@ -27,9 +28,9 @@ class VerifierPool:
     once, or on the first that comes back. Those for which that takes longer than `resume_s` fail with UnavailableError.
     """
 
-    def __init__(self, addresses: Sequence[str], resume_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], resume_s: float, certificates: Certificates | None = None) -> None:
         self._resume_s = resume_s
-        self._clients = tuple(VerifierClient(address, self) for address in addresses)
+        self._clients = tuple(VerifierClient(address, self, certificates) for address in addresses)
         self._prefixes = {client: PrefixMemory() for client in self._clients}
         # When each was chosen last: among equals, the one that has waited longest is next.
         self._turns = dict.fromkeys(self._clients, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from coppice.certificates import Certificates, server_credentials
 from coppice.stop_strings import StopStringMatcher
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, TokenTree, chain
@@ -379,14 +380,19 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(fake: FakeVerifier | FakeDrafter, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(
+    fake: FakeVerifier | FakeDrafter, address: str = "127.0.0.1:0", certificates: Certificates | None = None
+) -> AsyncIterator[str]:
     """A fake as a real server; the address is the one to call."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     if isinstance(fake, FakeVerifier):
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(fake, server)
     else:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port(address)
+    if certificates is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, server_credentials(certificates))
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 
+from coppice.certificates import Certificates, read_certificates
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
@@ -26,17 +27,19 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 1e-4
 
 
-async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -> None:
+async def serve(
+    config: VerifierConfig, target: TargetModel, info: TargetInfo, certificates: Certificates | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
     engine = Engine(target, info, limits, config.max_nodes)
-    server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
+    server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
     servicer = VerifierServicer(engine, info, config.max_nodes, runs_on)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
-    with _metrics(config, engine, info):
-        port = await server.start(config.listen_address)
+    with _metrics(config, engine, info, certificates):
+        port = await server.start(config.listen_address, config.health_port)
         engine.start()
         await server.set_serving(True)
         print(f"ready {host}:{port}", flush=True)  # noqa: T201
@@ -57,18 +60,21 @@ def run_verifier() -> None:
     with contextlib.ExitStack() as stack:
         try:
             config = VerifierConfig.from_env()
+            certificates = read_certificates(config.tls, "TLS_")
             target, info = load_probed_target(config, _other_ranks(config, stack))
         except (CoppiceError, ValueError, OSError) as error:
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info))
+            run(lambda: serve(config, target, info, certificates))
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)
 
 
-def _metrics(config: VerifierConfig, engine: Engine, info: TargetInfo) -> contextlib.AbstractContextManager[None]:
+def _metrics(
+    config: VerifierConfig, engine: Engine, info: TargetInfo, certificates: Certificates | None
+) -> contextlib.AbstractContextManager[None]:
     """Serves metrics until the context is left, where the settings ask for it."""
     if not config.metrics_port:
         return contextlib.nullcontext()
@@ -76,7 +82,9 @@ def _metrics(config: VerifierConfig, engine: Engine, info: TargetInfo) -> contex
     from coppice.telemetry import serving_metrics
     from verifier_svc.metrics import verifier_metrics
 
-    return serving_metrics(lambda: verifier_metrics(engine, info), config.listen_address, config.metrics_port)
+    return serving_metrics(
+        lambda: verifier_metrics(engine, info, certificates), config.listen_address, config.metrics_port
+    )
 
 
 def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from coppice.tls import ServerTls, server_tls
+
 DEVICES = ("auto", "cpu", "cuda")
 SWITCH = ("on", "off")
 EXACTNESS = ("auto", "strict", "fast")
@@ -59,6 +61,13 @@ class VerifierConfig:
     near_tie_gap: float = 0.0
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # PEM files: this service's certificate, its key, and the CA of those who may call. All three, or plaintext.
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    # Health alone is served there in plaintext, on the host of LISTEN_ADDRESS, for probes without a certificate; 0
+    # serves none.
+    health_port: int = 0
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -67,13 +76,16 @@ class VerifierConfig:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         self._require(1, "max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel")
-        self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap", "metrics_port")
+        self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap")
+        self._require(0, "metrics_port", "health_port")
         if 0 < self.max_rows < MIN_ROWS:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
         if self.collective_timeout_s <= 0:
             raise ValueError(f"COLLECTIVE_TIMEOUT_S must be more than 0, got {self.collective_timeout_s}")
-        if self.metrics_port > MAX_PORT:
-            raise ValueError(f"METRICS_PORT must be at most {MAX_PORT}, got {self.metrics_port}")
+        for name in ("metrics_port", "health_port"):
+            if getattr(self, name) > MAX_PORT:
+                raise ValueError(f"{name.upper()} must be at most {MAX_PORT}, got {getattr(self, name)}")
+        _ = self.tls
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -97,7 +109,16 @@ class VerifierConfig:
             collective_timeout_s=_number(env, "COLLECTIVE_TIMEOUT_S", cls.collective_timeout_s),
             near_tie_gap=_number(env, "NEAR_TIE_GAP", cls.near_tie_gap),
             metrics_port=_integer(env, "METRICS_PORT", cls.metrics_port),
+            tls_cert=env.get("TLS_CERT", cls.tls_cert),
+            tls_key=env.get("TLS_KEY", cls.tls_key),
+            tls_client_ca=env.get("TLS_CLIENT_CA", cls.tls_client_ca),
+            health_port=_integer(env, "HEALTH_PORT", cls.health_port),
         )
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """The files of TLS; None for plaintext."""
+        return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca, is_internal=True)
 
     def _require(self, least: float, *names: str) -> None:
         for name in names:

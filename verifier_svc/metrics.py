@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coppice.certificates import Certificates, certificate_metrics
 from coppice.metric import Metric, Prefix
 from verifier_svc.engine import Engine
 from verifier_svc.target_model import TargetInfo
@@ -11,7 +12,7 @@ from verifier_svc.target_model import TargetInfo
 _OWN = Prefix("coppice_verifier_")
 
 
-def verifier_metrics(engine: Engine, info: TargetInfo) -> Iterator[Metric]:
+def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificates | None = None) -> Iterator[Metric]:
     """The verifier's metrics now. Safe on any thread: the engine's counts are numbers that are read once.
 
     Near-ties are left out where nobody counts them, rather than shown as 0.
@@ -26,6 +27,7 @@ def verifier_metrics(engine: Engine, info: TargetInfo) -> Iterator[Metric]:
     yield from _drafts(engine)
     yield from _sequences(engine)
     yield from _cache(engine)
+    yield from certificate_metrics(_OWN, server=certificates)
 
 
 def _passes(engine: Engine) -> Iterator[Metric]:

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.options import (
+    DEFAULT_TARGET,
+    Device,
+    Drafters,
+    Target,
+    Threads,
+    Tls,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TlsName,
+    channel_tls,
+    topology_spec,
+)
 from coppice.cli.preemption_log import PreemptionLog
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import RequestFailedError
+from coppice.tls import ChannelTls
 
 if TYPE_CHECKING:
     from conformance.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the deployment is, and how it is spoken to."""
+
+    text: str
+    tls: ChannelTls | None = None
 
 
 def conformance(
@@ -44,6 +66,11 @@ def conformance(
             min=0, metavar="N", help="KV cache of a private topology. A small one makes sequences preempt each other."
         ),
     ] = 0,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_name: TlsName = "",
 ) -> None:
     """Prove that a deployment is lossless over its public API, case by case.
 
@@ -59,10 +86,11 @@ def conformance(
         return
     if reference is not None and not (reference / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
+    deployment = Address(address, channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name))
     spec = None
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
-    report = asyncio.run(_run_or_exit(address, spec, cases, reference, timeout, shows=not as_json))
+    report = asyncio.run(_run_or_exit(deployment, spec, cases, reference, timeout, shows=not as_json))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:
@@ -70,7 +98,13 @@ def conformance(
 
 
 async def _run_or_exit(
-    address: str, spec: TopologySpec | None, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
+    address: Address,
+    spec: TopologySpec | None,
+    cases: list[Case],
+    reference: Path | None,
+    timeout_s: float,
+    *,
+    shows: bool,
 ) -> dict[str, Any]:
     from conformance.errors import UnsuitableError
 
@@ -79,14 +113,20 @@ async def _run_or_exit(
             return await _run(address, cases, reference, timeout_s, None, shows=shows)
         log = PreemptionLog()
         async with running(spec, log.read) as topology:
-            return await _run(topology.address, cases, reference, timeout_s, log, shows=shows)
+            return await _run(Address(topology.address), cases, reference, timeout_s, log, shows=shows)
     except (RequestFailedError, ChildError, UnsuitableError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
 
 
 async def _run(
-    address: str, cases: list[Case], reference: Path | None, timeout_s: float, log: PreemptionLog | None, *, shows: bool
+    address: Address,
+    cases: list[Case],
+    reference: Path | None,
+    timeout_s: float,
+    log: PreemptionLog | None,
+    *,
+    shows: bool,
 ) -> dict[str, Any]:
     from conformance.deployment import connected
     from conformance.reference import ReferenceModel
@@ -100,14 +140,14 @@ async def _run(
     def report(result: Result) -> None:
         show(result_lines(result))
 
-    async with connected(address, timeout_s) as deployment:
+    async with connected(address.text, timeout_s, address.tls) as deployment:
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
         if log is not None:
             deployment.num_preemptions = lambda: log.num_preemptions
-        show(heading(address, deployment.facts))
+        show(heading(address.text, deployment.facts))
         results = await run_cases(cases, deployment, timeout_s, report)
         num_preemptions = None if log is None else log.num_preemptions
         show(summary(results, num_preemptions))
-        return as_json(address, deployment.facts, results, num_preemptions)
+        return as_json(address.text, deployment.facts, results, num_preemptions)

@@ -13,11 +13,25 @@ from typing import Annotated
 import typer
 
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.options import (
+    DEFAULT_TARGET,
+    Device,
+    Drafters,
+    Target,
+    Threads,
+    Tls,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TlsName,
+    channel_tls,
+    topology_spec,
+)
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.log_probs import MAX_TOP_LOG_PROBS
+from coppice.tls import ChannelTls
 from coppice.v1.inference_pb2 import GenerateRequest
 
 Prompt = str | list[int]
@@ -56,6 +70,11 @@ def generate(
     drafter: Drafters = None,
     device: Device = "",
     threads: Threads = 0,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_name: TlsName = "",
 ) -> None:
     """Complete one prompt, streamed to stdout; several outputs, or one object with --json, at the end."""
     if json_schema is not None and regex is not None:
@@ -79,10 +98,11 @@ def generate(
         request = build_request(read_prompt(prompt, prompt_file, token_ids), options)
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"not valid text: {error}") from error
+    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     try:
         streams = num_outputs == 1 and not as_json
-        completions = asyncio.run(_complete(address, spec, request, timeout, streams=streams))
+        completions = asyncio.run(_complete(address, secured, spec, request, timeout, streams=streams))
     except (RequestFailedError, ChildError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
@@ -138,12 +158,18 @@ def _read_file(path: Path, option: str) -> str:
 
 
 async def _complete(
-    address: str, spec: TopologySpec | None, request: GenerateRequest, timeout_s: float, *, streams: bool
+    address: str,
+    tls: ChannelTls | None,
+    spec: TopologySpec | None,
+    request: GenerateRequest,
+    timeout_s: float,
+    *,
+    streams: bool,
 ) -> tuple[Completion, ...]:
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
             address = await stack.enter_async_context(_private(spec))
-        client = await stack.enter_async_context(Client(address))
+        client = await stack.enter_async_context(Client(address, tls=tls))
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:

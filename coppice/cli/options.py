@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from coppice.bundled import MODELS
+from coppice.certificates import Certificates
 from coppice.cli.topology import TopologySpec, parse_drafters
+from coppice.tls import ChannelTls, TlsError
 
 Target = Annotated[str, typer.Option(help="Checkpoint directory or hub id of the target. Default: the bundled one.")]
 Drafters = Annotated[
@@ -20,6 +22,12 @@ Drafters = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: what is there.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of each model; 0 leaves them to the service.")]
+
+Tls = Annotated[bool, typer.Option("--tls", help="Speak TLS with --address, whose certificate is of a public CA.")]
+TlsCa = Annotated[str, typer.Option(metavar="FILE", help="Speak TLS with --address: the CA of its certificate, PEM.")]
+TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate to show to --address, PEM.")]
+TlsKey = Annotated[str, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")]
+TlsName = Annotated[str, typer.Option(metavar="HOST", help="Name in the certificate, if not the host of --address.")]
 
 DEFAULT_TARGET = str(MODELS / "target")
 
@@ -38,6 +46,24 @@ def topology_spec(
         raise typer.BadParameter(str(error), param_hint="--drafter") from error
     require_device(device)
     return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads)
+
+
+def channel_tls(address: str, tls: bool, ca: str, cert: str, key: str, name: str) -> ChannelTls | None:
+    """What the options of TLS describe, their files being read to see that they can be; None for plaintext.
+
+    Raises:
+        typer.BadParameter: they do not fit together, a file cannot be used, or there is no address to speak to.
+    """
+    if not (tls or ca or cert or key or name):
+        return None
+    if not address:
+        raise typer.BadParameter("options of TLS need --address", param_hint="--tls")
+    try:
+        wanted = ChannelTls(ca, cert, key, name)
+        Certificates(wanted)
+    except TlsError as error:
+        raise typer.BadParameter(error.reason, param_hint=f"--tls-{error.part}") from error
+    return wanted
 
 
 def require_device(device: str) -> None:

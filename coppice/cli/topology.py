@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from coppice.bundled import MODELS
 from coppice.cli.child import Child, ChildError, Echo
@@ -72,6 +73,13 @@ class TopologySpec:
     verifiers: int = 1
     # Of the orchestrator's metrics; verifiers and drafters have the next ones, in this order. 0: none are served.
     metrics_port: int = 0
+    # A directory with ca.pem, cert.pem and key.pem, which every service then has; empty: plaintext.
+    tls: str = ""
+
+
+def tls_files(directory: str) -> dict[str, str]:
+    """The files of TLS in a directory, by what they are; none where there is no directory."""
+    return {part: str(Path(directory) / f"{part}.pem") for part in ("ca", "cert", "key")} if directory else {}
 
 
 class Topology:
@@ -104,7 +112,7 @@ class Topology:
         await _all_ready([*verifiers, *drafters], timeout_s)
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
-        env = {**metrics, "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
+        env = {**metrics, **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
         if self._spec.redis:
             env["REDIS_URL"] = self._spec.redis
         self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
@@ -117,7 +125,7 @@ class Topology:
         Raises:
             ChildError: it did not start.
         """
-        own = {**self._metrics_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
+        own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
         return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
 
     async def failed(self) -> ChildError:
@@ -152,11 +160,19 @@ class Topology:
         return child
 
     def _metrics_env(self) -> dict[str, str]:
-        """Always set: services must not all take the port that our own environment names."""
-        return {"METRICS_PORT": str(next(self._metrics_ports))}
+        """Always set: services must not all take the ports that our own environment names."""
+        return {"METRICS_PORT": str(next(self._metrics_ports)), "HEALTH_PORT": "0"}
+
+    def _front_tls_env(self) -> dict[str, str]:
+        """Back ends ask the orchestrator for its certificate; the orchestrator asks clients for none."""
+        files = tls_files(self._spec.tls)
+        own = {f"TLS_{part.upper()}": path for part, path in files.items() if part != "ca"}
+        return {**own, **{f"BACKEND_TLS_{part.upper()}": path for part, path in files.items()}}
 
     def _model_env(self, model: str) -> dict[str, str]:
         env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
+        if files := tls_files(self._spec.tls):
+            env |= {"TLS_CERT": files["cert"], "TLS_KEY": files["key"], "TLS_CLIENT_CA": files["ca"]}
         if self._spec.device:
             env["DEVICE"] = self._spec.device
         if self._spec.threads:

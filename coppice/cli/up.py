@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from coppice.certificates import Certificates
 from coppice.cli.child import ChildError
 from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
-from coppice.cli.topology import Topology, TopologySpec
+from coppice.cli.topology import Topology, TopologySpec, tls_files
 from coppice.rpc import stop_signal
+from coppice.tls import ChannelTls, TlsError
 
 
 def up(
@@ -37,17 +39,34 @@ def up(
             help="Port of the orchestrator's Prometheus metrics; verifiers and drafters have the next ones. 0: none.",
         ),
     ] = 0,
+    tls: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Speak TLS with ca.pem, cert.pem and key.pem of a directory. Default: plain."),
+    ] = "",
 ) -> None:
     """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
 
     Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
     start or ends by itself.
     """
+    require_tls(tls)
     spec = topology_spec(target, drafter, port, device, threads)
-    spec = replace(spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers, metrics_port=metrics_port)
+    spec = replace(
+        spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers, metrics_port=metrics_port, tls=tls
+    )
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)
+
+
+def require_tls(directory: str) -> None:
+    """Raise typer.BadParameter unless the files of TLS in a directory, if one is given, can be used."""
+    if not directory:
+        return
+    try:
+        Certificates(ChannelTls(**tls_files(directory)))
+    except TlsError as error:
+        raise typer.BadParameter(str(error), param_hint="--tls") from error
 
 
 async def serve(spec: TopologySpec) -> ChildError | None:

@@ -41,3 +41,26 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
+
+{{/* Names of the Secrets that TLS takes: of the public API, and of (list . name-of-the-workload) among ourselves. */}}
+{{- define "coppice.publicSecret" -}}
+{{ default (printf "%s-public-tls" (include "coppice.fullname" .)) .Values.tls.public.existingSecret }}
+{{- end }}
+{{- define "coppice.internalSecret" -}}
+{{- $root := index . 0 -}}
+{{ default (printf "%s-tls" (index . 1)) $root.Values.tls.internal.existingSecret }}
+{{- end }}
+
+{{/* Environment of a back end with TLS. */}}
+{{- define "coppice.internalTlsEnv" -}}
+- {name: TLS_CERT, value: /tls/internal/tls.crt}
+- {name: TLS_KEY, value: /tls/internal/tls.key}
+- {name: TLS_CLIENT_CA, value: /tls/internal/ca.crt}
+- {name: HEALTH_PORT, value: "9101"}
+{{- end }}
+
+{{/* The port that probes ask: (list . port-of-the-service). Kubernetes' own probes speak no TLS. */}}
+{{- define "coppice.probePort" -}}
+{{- $root := index . 0 -}}
+{{ $root.Values.tls.enabled | ternary 9101 (index . 1) }}
+{{- end }}

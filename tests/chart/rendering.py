@@ -20,6 +20,8 @@ PROFILES: dict[str, Path | None] = {
     "cpu": CHART / "values-cpu.yaml",
     "gpu": CHART / "values-gpu.yaml",
     "everything": Path(__file__).parent / "profiles" / "everything.yaml",
+    "tls": CHART / "values-tls.yaml",
+    "mutual": Path(__file__).parent / "profiles" / "mutual.yaml",
     "bare": Path(__file__).parent / "profiles" / "bare.yaml",
 }
 RELEASE = "demo"
@@ -31,6 +33,8 @@ GIVEN = {
     ("PersistentVolumeClaim", "weights"),
     ("Secret", "cache"),
     ("Secret", "pull"),
+    ("Secret", "front-door"),
+    ("Secret", "back-ends"),
 }
 
 Manifest = dict[str, Any]

@@ -11,8 +11,9 @@ from tests.chart.rendering import PROFILES, of_kind, rendered
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `chart` is not installed")
 
 VERSIONS = ("1.30", "1.37")
-# Of the Prometheus Operator, whose schemas nobody ships with Kubernetes': looked at in test_monitoring.py.
-FOREIGN = ("ServiceMonitor",)
+# Of the Prometheus Operator and cert-manager, whose schemas nobody ships with Kubernetes': looked at in
+# test_monitoring.py and test_certificates.py.
+FOREIGN = ("ServiceMonitor", "Certificate")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -86,6 +86,8 @@ def test_orchestrators_call_every_replica_that_there_may_be_by_its_name(profile:
 def test_what_is_not_of_the_chart_is_named_in_values(profile: str) -> None:
     manifests = rendered(profile)
     own = {(manifest["kind"], name_of(manifest)) for manifest in manifests}
+    # cert-manager makes them.
+    own |= {("Secret", one["spec"]["secretName"]) for one in of_kind(manifests, "Certificate")}
     for name, _, spec in pods(manifests):
         used = {("Secret", one["name"]) for one in spec.get("imagePullSecrets", [])}
         for volume in spec.get("volumes", []):
@@ -93,6 +95,8 @@ def test_what_is_not_of_the_chart_is_named_in_values(profile: str) -> None:
                 used.add(("PersistentVolumeClaim", claim["claimName"]))
             if settings := volume.get("configMap"):
                 used.add(("ConfigMap", settings["name"]))
+            if secret := volume.get("secret"):
+                used.add(("Secret", secret["secretName"]))
         for one in spec["containers"]:
             for variable in one.get("env", []):
                 if "valueFrom" in variable:

@@ -123,6 +123,10 @@ def test_probes_ask_the_port_that_is_listened_on_by_the_names_that_the_code_has(
         address = environment(workload)["LISTEN_ADDRESS"] or ""
         port = int(address.rpartition(":")[2])
         assert {"name": "grpc", "containerPort": port} in one["ports"]
+        if health := environment(workload).get("HEALTH_PORT"):
+            port = int(health)
+            assert {"name": "health", "containerPort": port} in one["ports"]
+        assert bool(health) == ("TLS_CERT" in environment(workload))
         ready = {"port": port, "service": HEALTH_NAMES[one["name"]]}
         assert one["startupProbe"]["grpc"] == ready
         assert one["readinessProbe"]["grpc"] == ready

@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models
 
 from coppice import rpc
+from coppice.certificates import Certificates
 from coppice.sampling import SamplingParams
 from coppice.tokenizer import fingerprint
 from coppice.tree import TokenTree, chain
@@ -28,8 +30,10 @@ from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.prefix_blocks import PIECE_ROWS
 from drafter_svc.service import SERVICE_NAME, DrafterService
+from tests.certificates import directory
 from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
+from tests.integration.test_orchestrator_metrics import free_port
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 
 pytestmark = pytest.mark.processes
@@ -350,14 +354,20 @@ async def running(**env: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.communicate()
 
 
-async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(checkpoint: Path) -> None:
-    async with running(MODEL=str(checkpoint), DEVICE="cpu", GRACE_S="5") as process:
+async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(checkpoint: Path, tmp_path: Path) -> None:
+    files = directory(tmp_path / "tls", trustme.CA())
+    health_port = free_port()
+    secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
+    async with running(MODEL=str(checkpoint), DEVICE="cpu", GRACE_S="5", **secured) as process:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
         assert line.startswith("ready 127.0.0.1:")
-        async with rpc.open_channel(line.split()[1]) as channel:
+        async with (
+            rpc.open_channel(line.split()[1], certificates=Certificates(files.caller())) as channel,
+            rpc.open_channel(f"127.0.0.1:{health_port}") as probe,
+        ):
             request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-            health = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=TIMEOUT_S)
+            health = health_pb2_grpc.HealthStub(probe).Watch(request, timeout=TIMEOUT_S)
             assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
             peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
             await peer.open(1)
@@ -378,6 +388,10 @@ async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(checkpoin
     [
         ({"MODEL": "/nonexistent", "THREADS": "x"}, "THREADS must be a whole number, got 'x'"),
         ({"MODEL": ""}, "MODEL must be a checkpoint directory or hub id, got ''"),
+        (
+            {"MODEL": "/nonexistent", "TLS_CERT": "/none", "TLS_KEY": "/none", "TLS_CLIENT_CA": "/none"},
+            "TLS_CERT cannot be read: [Errno 2] No such file or directory: '/none'",
+        ),
     ],
 )
 async def test_a_bad_configuration_stops_the_process(env: dict[str, str], message: str) -> None:

@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trustme
 from transformers import PreTrainedModel
 
+from coppice.certificates import Certificates, certificate_metrics
 from coppice.client import Options
-from coppice.metric import Metric
+from coppice.metric import Metric, Prefix
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.service import DrafterService
+from tests.certificates import directory
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier
 from tests.integration.test_drafter_metrics import ChainDrafter
@@ -43,24 +46,31 @@ def documented(service: str) -> list[str]:
     return re.findall(rf"^\| `coppice_{service}_.*\|$", DOCS.read_text(), re.MULTILINE)
 
 
-async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes) -> None:
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(directory(tmp_path / "tls", trustme.CA()).mutual())
+
+
+async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes, certificates: Certificates) -> None:
     settings = {"planner": "adaptive", "cache_drafter": True, "metrics_port": free_port()}
     async with start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (client, orchestrator):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
-        assert documented("orchestrator") == rows(orchestrator.service.metrics())
+        ends = certificate_metrics(Prefix("coppice_orchestrator_"), server=certificates)
+        assert documented("orchestrator") == rows([*orchestrator.service.metrics(), *ends])
 
 
-def test_the_drafters_table_is_what_they_serve() -> None:
-    assert documented("drafter") == rows(drafter_metrics(DrafterService(ChainDrafter(), ModelThread(), 8, 2)))
+def test_the_drafters_table_is_what_they_serve(certificates: Certificates) -> None:
+    service = DrafterService(ChainDrafter(), ModelThread(), 8, 2)
+    assert documented("drafter") == rows(drafter_metrics(service, certificates))
 
 
-def test_the_verifier_s_table_is_what_it_serves() -> None:
+def test_the_verifier_s_table_is_what_it_serves(certificates: Certificates) -> None:
     model = tiny_llama(vocab_size=INFO.vocab_size, max_context_tokens=INFO.max_context_tokens, eos_token_id=0)
     limits = SchedulerLimits(max_sequences=8, max_queued=100, prefill_chunk=64)
     engine = Engine(TargetModel(model, exact=False, num_blocks=7), INFO, limits, max_nodes=4)
     # Fast mode has everything that strict mode has, and more.
     info = replace(INFO, exact=False, bit_exact=False, near_tie_gap=0.01)
-    assert documented("verifier") == rows(verifier_metrics(engine, info))
+    assert documented("verifier") == rows(verifier_metrics(engine, info, certificates))
 
 
 @pytest.mark.parametrize("label", ["tenant", "request", "user", "prompt"])

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
 from coppice.client import Client, Options
 from coppice.output_seed import output_seed
+from tests.certificates import directory
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
@@ -33,7 +35,9 @@ TIMEOUT_S = 60
 # Stands in for a service: what it does follows from the checkpoint that it is told to load.
 SERVICE = """
 import asyncio, os, sys
+from coppice.certificates import read_certificates
 from coppice.rpc import stop_signal
+from coppice.tls import server_tls
 from tests.fakes import FakeDrafter, FakeVerifier, serving
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT
@@ -48,7 +52,9 @@ async def main():
     kind = os.environ.get("DRAFTER_KIND")
     fingerprint = "foreign" if model == "foreign" else FINGERPRINT
     fake = FakeDrafter(kind=kind, tokenizer_fingerprint=fingerprint) if kind else FakeVerifier()
-    async with serving(fake, os.environ["LISTEN_ADDRESS"]) as address:
+    files = [os.environ.get(name, "") for name in ("TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA")]
+    certificates = read_certificates(server_tls(*files, is_internal=True), "TLS_")
+    async with serving(fake, os.environ["LISTEN_ADDRESS"], certificates) as address:
         print("ready", address, flush=True)
         if model == "mortal":
             await asyncio.sleep(1.5)
@@ -99,6 +105,23 @@ def up(services: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     yield process, line.split()[1]
     process.kill()
     process.communicate()
+
+
+def test_up_with_certificates_serves_those_alone_who_trust_them(services: Path, tmp_path: Path) -> None:
+    files = directory(tmp_path / "tls", trustme.CA())
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", "--tls", str(files.path))
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[1]
+        asked = ["generate", "--address", address, "--token-ids", ",".join(map(str, PROMPT))]
+        asked += ["--max-tokens", "20", "--seed", "7", "--json"]
+        answered = CliRunner().invoke(app, [*asked, "--tls-ca", files.ca])
+        assert tuple(json.loads(answered.stdout)["token_ids"]) == tuple(EXPECTED)
+        refused = CliRunner().invoke(app, asked)
+        assert (refused.exit_code, refused.stderr.startswith("coppice: UNAVAILABLE")) == (1, True)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def generate(directory: Path, address: str, *arguments: str) -> tuple[int, str, str]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice import rpc
+from coppice.certificates import Certificates
 from coppice.v1 import verifier_pb2_grpc
+from tests.certificates import directory
+from tests.integration.test_orchestrator_metrics import free_port
 from tests.integration.verify_peer import TIMEOUT_S, Peer
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc import loading
@@ -97,13 +100,23 @@ async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
         assert await process.wait() == 0
 
 
-async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_speaks_tls(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    files = directory(tmp_path / "tls", trustme.CA())
+    port, health_port = free_port(), free_port()
+    secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
     # Every choice is a near-tie.
     settings = {"EXACTNESS": "fast", "NEAR_TIE_GAP": "1e9", "METRICS_PORT": str(port), "KV_CACHE_MIB": "1"}
-    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "1", **settings}
+    env = {
+        **os.environ,
+        "MODEL": str(checkpoint),
+        "DEVICE": "cpu",
+        "THREADS": "1",
+        "GRACE_S": "1",
+        **settings,
+        **secured,
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -111,7 +124,11 @@ async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) 
     assert process.stderr is not None
     async with asyncio.timeout(60):
         _, address = (await process.stdout.readline()).decode().split()
-        async with rpc.open_channel(address) as channel:
+        async with rpc.open_channel(f"127.0.0.1:{health_port}") as channel:
+            request = health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService")
+            reply = await health_pb2_grpc.HealthStub(channel).Check(request)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        async with rpc.open_channel(address, certificates=Certificates(files.caller())) as channel:
             peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
             await peer.open()
             near_ties = 0
@@ -126,6 +143,7 @@ async def test_the_process_serves_metrics_where_it_is_told_to(checkpoint: Path) 
     assert 'coppice_verifier_exactness{mode="fast"} 1.0' in text
     assert "coppice_verifier_near_ties_total 12.0" in text
     assert "coppice_verifier_committed_tokens_total 12.0" in text
+    assert 'coppice_verifier_certificate_expiry_timestamp_seconds{use="server"}' in text
     assert "fast mode" in log
 
 

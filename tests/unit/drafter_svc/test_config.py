@@ -7,6 +7,7 @@ import re
 import pytest
 
 from coppice.errors import UnsupportedError
+from coppice.tls import ServerTls
 from drafter_svc.config import ConfigError, DrafterConfig
 from drafter_svc.drafters import registry
 
@@ -75,3 +76,24 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(monkeypatch: pytest.Monk
     monkeypatch.setattr(registry, "KINDS", {"semi-ar": "x", "diffusion": "y"})
     with pytest.raises(UnsupportedError, match=r"small-lm.*diffusion, semi-ar"):
         registry.load_drafter(config)
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"TLS_CERT": "c", "TLS_KEY": "k"}, "TLS_CLIENT_CA must be set"),
+        ({"TLS_KEY": "k", "TLS_CLIENT_CA": "a"}, "TLS_CERT must be set"),
+        ({"TLS_CERT": "c", "TLS_CLIENT_CA": "a"}, "TLS_KEY must be set"),
+        ({"HEALTH_PORT": "65536"}, "HEALTH_PORT must be"),
+        ({"HEALTH_PORT": "-1"}, "HEALTH_PORT must be"),
+    ],
+)
+def test_tls_without_knowing_the_callers_is_refused(env: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=f"^{complaint}"):
+        DrafterConfig.from_env({"MODEL": "m", **env})
+
+
+def test_tls_is_all_three_files_or_none() -> None:
+    files = {"TLS_CERT": "c", "TLS_KEY": "k", "TLS_CLIENT_CA": "a"}
+    assert DrafterConfig.from_env({"MODEL": "m", **files}).tls == ServerTls("c", "k", "a")
+    assert DrafterConfig.from_env({"MODEL": "m"}).tls is None

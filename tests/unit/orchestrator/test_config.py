@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from coppice.tls import ChannelTls, ServerTls
 from orchestrator.config import Config, ConfigError
 
 
@@ -81,11 +82,38 @@ def test_secrets_do_not_show() -> None:
         ("CACHE_MIB", "0"),
         ("CACHE_TTL_S", "-1"),
         ("PLANNER", "clever"),
+        ("HEALTH_PORT", "65536"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         Config.from_env({"VERIFIER_ADDRESS": "v:1", name: value})
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"TLS_CERT": "c"}, "TLS_KEY must be set"),
+        ({"TLS_KEY": "k"}, "TLS_CERT must be set"),
+        ({"TLS_CLIENT_CA": "a"}, "TLS_CERT must be set"),
+        ({"BACKEND_TLS_CA": "a"}, "BACKEND_TLS_CERT must be set"),
+        ({"BACKEND_TLS_NAME": "n"}, "BACKEND_TLS_CA must be set"),
+        ({"BACKEND_TLS_CERT": "c", "BACKEND_TLS_KEY": "k"}, "BACKEND_TLS_CA must be set"),
+        ({"BACKEND_TLS_CA": "a", "BACKEND_TLS_CERT": "c"}, "BACKEND_TLS_KEY must be set"),
+        ({"BACKEND_TLS_CA": "a", "BACKEND_TLS_KEY": "k"}, "BACKEND_TLS_CERT must be set"),
+    ],
+)
+def test_half_of_tls_names_the_variable_that_is_missing(env: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{complaint}"):
+        Config.from_env({"VERIFIER_ADDRESS": "v:1", **env})
+
+
+def test_each_side_has_its_own_tls() -> None:
+    config = Config.from_env({"VERIFIER_ADDRESS": "v:1", "TLS_CERT": "c", "TLS_KEY": "k"})
+    assert (config.tls, config.backend_tls) == (ServerTls("c", "k"), None)
+    names = {"BACKEND_TLS_CA": "a", "BACKEND_TLS_CERT": "c", "BACKEND_TLS_KEY": "k", "BACKEND_TLS_NAME": "n"}
+    config = Config.from_env({"VERIFIER_ADDRESS": "v:1", **names})
+    assert (config.tls, config.backend_tls) == (None, ChannelTls("a", "c", "k", "n"))
 
 
 def test_a_redis_without_the_cache_is_a_mistake() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.tls import ServerTls
 from verifier_svc.config import VerifierConfig
 
 
@@ -64,3 +65,24 @@ def test_every_setting_is_read() -> None:
 def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         VerifierConfig.from_env({"MODEL": "m", name: value})
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"TLS_CERT": "c", "TLS_KEY": "k"}, "TLS_CLIENT_CA must be set"),
+        ({"TLS_KEY": "k", "TLS_CLIENT_CA": "a"}, "TLS_CERT must be set"),
+        ({"TLS_CERT": "c", "TLS_CLIENT_CA": "a"}, "TLS_KEY must be set"),
+        ({"HEALTH_PORT": "65536"}, "HEALTH_PORT must be"),
+        ({"HEALTH_PORT": "-1"}, "HEALTH_PORT must be"),
+    ],
+)
+def test_tls_without_knowing_the_callers_is_refused(env: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=f"^{complaint}"):
+        VerifierConfig.from_env({"MODEL": "m", **env})
+
+
+def test_tls_is_all_three_files_or_none() -> None:
+    files = {"TLS_CERT": "c", "TLS_KEY": "k", "TLS_CLIENT_CA": "a"}
+    assert VerifierConfig.from_env({"MODEL": "m", **files}).tls == ServerTls("c", "k", "a")
+    assert VerifierConfig.from_env({"MODEL": "m"}).tls is None

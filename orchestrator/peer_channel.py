@@ -1,0 +1,42 @@
+"""The channel to a back end and its stub, both made anew when certificates have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import grpc
+
+from coppice.certificates import Certificates
+from coppice.rpc import open_channel
+from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS
+
+Stub = TypeVar("Stub")
+
+
+class PeerChannel(Generic[Stub]):
+    """Plaintext without certificates. With them it shows those that it was opened with, since gRPC has no others."""
+
+    def __init__(
+        self, address: str, new_stub: Callable[[grpc.aio.Channel], Stub], certificates: Certificates | None
+    ) -> None:
+        self._address = address
+        self._new_stub = new_stub
+        self._certificates = certificates
+        self._open()
+
+    async def renew(self) -> None:
+        """Open it anew where certificates have changed. To be called between two streams: one that is open ends."""
+        if self._certificates is not None and self._certificates.current() is not self._pems:
+            await self.close()
+            self._open()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    def _open(self) -> None:
+        # Before the channel looks: a change in between is seen the next time.
+        self._pems = None if self._certificates is None else self._certificates.current()
+        self._channel = open_channel(self._address, CHANNEL_BACKOFF_MAX_MS, self._certificates)
+        self.stub = self._new_stub(self._channel)

@@ -1,0 +1,156 @@
+"""The whole topology over mTLS, on fakes: the same tokens, also after every certificate has been replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from coppice.certificates import Certificates
+from coppice.client import Client, Options, RequestFailedError
+from coppice.errors import UnavailableError
+from orchestrator.app import Orchestrator, running
+from orchestrator.config import Config
+from tests.certificates import Directory, directory, issue
+from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
+from tests.integration.test_orchestrator_metrics import free_port
+from tests.toy_target import babble, plain
+
+PROMPT = [ord(character) for character in "def "]
+COUNT = 40
+OPTIONS = Options(max_tokens=COUNT, seed=7)
+EXPECTED = tuple(plain(babble, PROMPT, COUNT, seed=7))
+QUICK = {"connect_timeout_s": 10.0, "grace_s": 0.0, "planner": "fixed", "cache_drafter": False}
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def files(tmp_path: Path, authority: trustme.CA) -> Directory:
+    return directory(tmp_path / "tls", authority)
+
+
+def secured(files: Directory, verifier: str, *drafters: str, **settings: object) -> Config:
+    """An orchestrator with TLS on all sides."""
+    tls = {"tls_cert": files.cert, "tls_key": files.key, "tls_client_ca": files.ca}
+    backend = {"backend_tls_ca": files.ca, "backend_tls_cert": files.cert, "backend_tls_key": files.key}
+    return Config(verifier, drafters, **{**QUICK, **tls, **backend, **settings})  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def topology(
+    files: Directory, drafter: FakeDrafter, **settings: object
+) -> AsyncIterator[tuple[Client, Orchestrator, FakeVerifier]]:
+    verifier, certificates = FakeVerifier(), Certificates(files.mutual())
+    async with (
+        serving(verifier, certificates=certificates) as verifier_address,
+        serving(drafter, certificates=certificates) as drafter_address,
+        running(secured(files, verifier_address, drafter_address, **settings)) as orchestrator,
+        Client(orchestrator.address, tls=files.caller()) as client,
+    ):
+        yield client, orchestrator, verifier
+
+
+async def test_the_tokens_are_those_of_plain_decoding(files: Directory) -> None:
+    async with topology(files, FakeDrafter()) as (client, orchestrator, _):
+        completion = await client.generate(PROMPT, OPTIONS)
+        assert completion.token_ids == EXPECTED
+        assert completion.speculation.accepted_tokens > 0
+        for tls in (None, files.anonymous()):
+            async with Client(orchestrator.address, tls=tls) as stranger:
+                with pytest.raises(RequestFailedError) as caught:
+                    await stranger.generate(PROMPT, OPTIONS, timeout_s=10)
+            assert caught.value.code == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("caller", ["plaintext", "another authority"])
+async def test_back_ends_do_not_serve_an_orchestrator_that_they_do_not_know(
+    files: Directory, tmp_path: Path, caller: str
+) -> None:
+    strangers = directory(tmp_path / "strangers", trustme.CA())
+    async with serving(FakeVerifier(), certificates=Certificates(files.mutual())) as address:
+        quick = {"connect_timeout_s": 0.5}
+        stranger = {"backend_tls_cert": strangers.cert, "backend_tls_key": strangers.key}
+        config = secured(files, address, **{**quick, **stranger})
+        if caller == "plaintext":
+            config = Config(address, **{**QUICK, **quick})  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError, match="UNAVAILABLE"):
+            async with running(config):
+                raise AssertionError("it serves")
+
+
+async def test_an_orchestrator_without_tls_in_front_speaks_it_to_back_ends(files: Directory) -> None:
+    plain_front = {"tls_cert": "", "tls_key": "", "tls_client_ca": ""}
+    async with (
+        serving(FakeVerifier(), certificates=Certificates(files.mutual())) as address,
+        running(secured(files, address, **plain_front)) as orchestrator,
+        Client(orchestrator.address) as client,
+    ):
+        assert (await client.generate(PROMPT, OPTIONS)).token_ids == EXPECTED
+
+
+async def test_a_new_authority_is_taken_over_without_a_restart(
+    files: Directory, tmp_path: Path, authority: trustme.CA
+) -> None:
+    async with topology(files, FakeDrafter(), resume_s=10.0) as (client, orchestrator, _):
+        assert (await client.generate(PROMPT, OPTIONS)).token_ids == EXPECTED
+        successor = trustme.CA()
+        files.swap(issue(successor), successor)
+        # Streams that are open live on with what they began with.
+        assert (await client.generate(PROMPT, OPTIONS)).token_ids == EXPECTED
+        [verifier], [drafter] = orchestrator.verifiers.clients, orchestrator.drafters.clients
+        for peer in (verifier, drafter):
+            peer.stream.drop()
+        await eventually(lambda: verifier.stream.num_lost == drafter.stream.num_lost == 1)
+        await eventually(lambda: verifier.stream.connected and drafter.stream.connected)
+        heir = directory(tmp_path / "heir", successor)
+        async with Client(orchestrator.address, tls=heir.caller()) as other:
+            completion = await other.generate(PROMPT, OPTIONS)
+            assert completion.token_ids == EXPECTED
+            assert completion.speculation.accepted_tokens > 0
+        old = directory(tmp_path / "old", authority)
+        async with Client(orchestrator.address, tls=old.caller()) as late:
+            with pytest.raises(RequestFailedError):
+                await late.generate(PROMPT, OPTIONS, timeout_s=10)
+
+
+async def test_back_ends_have_a_name_of_their_own_where_that_is_said(tmp_path: Path, authority: trustme.CA) -> None:
+    named = directory(tmp_path / "named", authority, "backend.example")
+    async with serving(FakeVerifier(), certificates=Certificates(named.mutual())) as address:
+        async with running(secured(named, address, backend_tls_name="backend.example")) as orchestrator:
+            assert orchestrator.verifiers.num_usable == 1
+        with pytest.raises(UnavailableError):
+            async with running(secured(named, address, connect_timeout_s=0.5)):
+                raise AssertionError("it serves")
+
+
+async def test_metrics_tell_when_both_certificates_end(files: Directory) -> None:
+    port = free_port()
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    async with topology(files, FakeDrafter(), metrics_port=port):
+        text = await asyncio.to_thread(scrape)
+    for use in ("server", "client"):
+        [line] = [one for one in text.splitlines() if f'expiry_timestamp_seconds{{use="{use}"}}' in one]
+        assert float(line.split()[1]) == Certificates(files.mutual()).current().not_after_s
+
+
+async def test_a_file_that_cannot_be_used_stops_the_start(files: Directory, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    for setting in ("tls_cert", "tls_client_ca", "backend_tls_key", "backend_tls_ca"):
+        with pytest.raises(ValueError, match=f"^{setting.upper()} cannot be read"):
+            async with running(secured(files, "127.0.0.1:1", **{setting: missing})):
+                raise AssertionError("it serves")

@@ -1,0 +1,57 @@
+"""The command line's options of TLS: what they ask for, and what they refuse before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trustme
+import typer
+from typer.testing import CliRunner
+
+from coppice.cli.__main__ import app
+from coppice.cli.options import channel_tls
+from coppice.cli.topology import tls_files
+from coppice.tls import ChannelTls
+from tests.certificates import Directory, directory
+
+ADDRESS = "127.0.0.1:1"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Directory:
+    return directory(tmp_path / "tls", trustme.CA())
+
+
+def test_no_option_is_plaintext() -> None:
+    assert channel_tls(ADDRESS, False, "", "", "", "") is None
+    assert channel_tls("", False, "", "", "", "") is None
+
+
+def test_each_option_asks_for_tls(files: Directory) -> None:
+    assert channel_tls(ADDRESS, True, "", "", "", "") == ChannelTls()
+    assert channel_tls(ADDRESS, False, files.ca, "", "", "") == files.anonymous()
+    assert channel_tls(ADDRESS, False, files.ca, files.cert, files.key, "a.example") == files.caller("a.example")
+
+
+def test_a_private_topology_has_nothing_to_speak_tls_with() -> None:
+    with pytest.raises(typer.BadParameter, match="--address"):
+        channel_tls("", True, "", "", "", "")
+
+
+@pytest.mark.parametrize("command", ["generate", "conformance"])
+@pytest.mark.parametrize("part", ["ca", "cert", "key"])
+def test_a_file_that_cannot_be_used_is_named_by_its_option(files: Directory, command: str, part: str) -> None:
+    Path(getattr(files, part)).unlink()
+    given = [f"--tls-{one}={path}" for one, path in tls_files(str(files.path)).items()]
+    prompt = ["--prompt", "a"] if command == "generate" else []
+    result = CliRunner().invoke(app, [command, "--address", ADDRESS, *prompt, *given])
+    assert result.exit_code == 2
+    assert f"--tls-{part}" in result.stderr
+
+
+def test_up_refuses_a_directory_that_lacks_a_file(files: Directory) -> None:
+    Path(files.key).unlink()
+    result = CliRunner().invoke(app, ["up", "--tls", str(files.path)])
+    assert result.exit_code == 2
+    assert "key cannot be read" in " ".join(result.stderr.split())
