@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from coppice.access_token import bearer_metadata
 from coppice.completion import Completion, CompletionBuilder
 from coppice.log_probs import TokenLogProbs
 from coppice.rpc import open_channel
@@ -160,12 +161,13 @@ class Stream:
 class Client:
     """Talks to one orchestrator over one channel; close it, or use it as an async context manager.
 
-    Places are shared fairly among tenants; requests without one are a tenant's, too.
+    Places are shared fairly among tenants; requests without one are a tenant's, too. Where the server asks for tokens,
+    the token says which tenant's.
     """
 
-    def __init__(self, address: str, tenant: str = "") -> None:
+    def __init__(self, address: str, tenant: str = "", token: str = "") -> None:
         self.address = address
-        self._metadata = (("x-tenant-id", tenant),) if tenant else None
+        self._metadata = ((("x-tenant-id", tenant),) if tenant else ()) + bearer_metadata(token)
         self._channel = open_channel(address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -243,7 +245,7 @@ class Client:
         """
         try:
             info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
-                inference_pb2.GetModelInfoRequest(), timeout=timeout_s
+                inference_pb2.GetModelInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise RequestFailedError(error) from error

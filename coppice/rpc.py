@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
+from coppice.message_check import MessageCheck, check_message, checks_message
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +86,15 @@ def error_status(error: CoppiceError) -> status_pb2.Status:
 
 @contextlib.asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Abort the call with the status that an error stands for; an unexpected one's text stays in our log."""
+    """Abort the call with the status that an error stands for; the text of one that is our fault stays in our log."""
     try:
         yield
-    except CoppiceError as error:
-        await context.abort_with_status(rpc_status.to_status(error_status(error)))
     except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError):
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, CoppiceError) and error.status != grpc.StatusCode.INTERNAL:
+            await context.abort_with_status(rpc_status.to_status(error_status(error)))
+        # What is our fault is told to us: its text may have anything of the inside in it.
         incident = uuid.uuid4().hex[:12]
         logger.exception("unexpected error, incident %s", incident)
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
@@ -104,9 +106,10 @@ def unary(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with errors_as_status(context):
+            check_message(request)
             return await method(self, request, context)
 
-    return wrapped  # type: ignore[return-value]
+    return checks_message(wrapped)  # type: ignore[return-value]
 
 
 def streaming(method: Handler) -> Handler:
@@ -115,19 +118,26 @@ def streaming(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with errors_as_status(context):
+            check_message(request)
             responses = method(self, request, context)
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     yield response
 
-    return wrapped  # type: ignore[return-value]
+    return checks_message(wrapped)  # type: ignore[return-value]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address to listen at."""
+    host = address.rpartition(":")[0].strip("[]")
+    return host == "localhost" or host == "::1" or host.startswith(("127.", "unix"))
 
 
 class Server:
     """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop."""
 
-    def __init__(self, service_names: Sequence[str]) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+    def __init__(self, service_names: Sequence[str], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
+        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*interceptors, MessageCheck()])
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

@@ -70,6 +70,10 @@ class Config:
     planner: str = "adaptive"
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # Whose tokens the public API takes, as JSON lines (docs/security.md); empty: it asks for none.
+    tokens_file: str = ""
+    # Whether reflection answers without a token.
+    open_reflection: bool = False
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -125,6 +129,8 @@ class Config:
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
+            tokens_file=_read(env, "TOKENS_FILE", str, cls.tokens_file),
+            open_reflection=_read(env, "OPEN_REFLECTION", _boolean, cls.open_reflection),
         )
 
 

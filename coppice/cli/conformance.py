@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, Token, topology_spec
 from coppice.cli.preemption_log import PreemptionLog
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import RequestFailedError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def conformance(
     address: Annotated[str, typer.Option(help="Orchestrator to test. Default: start a private topology.")] = "",
+    token: Token = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Cases to run, such as 'stops/*'; repeatable.")
@@ -62,7 +63,7 @@ def conformance(
     spec = None
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
-    report = asyncio.run(_run_or_exit(address, spec, cases, reference, timeout, shows=not as_json))
+    report = asyncio.run(_run_or_exit(address, token, spec, cases, reference, timeout, shows=not as_json))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:
@@ -70,23 +71,37 @@ def conformance(
 
 
 async def _run_or_exit(
-    address: str, spec: TopologySpec | None, cases: list[Case], reference: Path | None, timeout_s: float, *, shows: bool
+    address: str,
+    token: str,
+    spec: TopologySpec | None,
+    cases: list[Case],
+    reference: Path | None,
+    timeout_s: float,
+    *,
+    shows: bool,
 ) -> dict[str, Any]:
     from conformance.errors import UnsuitableError
 
     try:
         if spec is None:
-            return await _run(address, cases, reference, timeout_s, None, shows=shows)
+            return await _run(address, token, cases, reference, timeout_s, None, shows=shows)
         log = PreemptionLog()
         async with running(spec, log.read) as topology:
-            return await _run(topology.address, cases, reference, timeout_s, log, shows=shows)
+            return await _run(topology.address, token, cases, reference, timeout_s, log, shows=shows)
     except (RequestFailedError, ChildError, UnsuitableError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
 
 
 async def _run(
-    address: str, cases: list[Case], reference: Path | None, timeout_s: float, log: PreemptionLog | None, *, shows: bool
+    address: str,
+    token: str,
+    cases: list[Case],
+    reference: Path | None,
+    timeout_s: float,
+    log: PreemptionLog | None,
+    *,
+    shows: bool,
 ) -> dict[str, Any]:
     from conformance.deployment import connected
     from conformance.reference import ReferenceModel
@@ -100,7 +115,7 @@ async def _run(
     def report(result: Result) -> None:
         show(result_lines(result))
 
-    async with connected(address, timeout_s) as deployment:
+    async with connected(address, timeout_s, token) as deployment:
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)

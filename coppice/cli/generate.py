@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, Token, topology_spec
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion, outputs_json
@@ -25,6 +25,7 @@ Prompt = str | list[int]
 
 def generate(
     address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
+    token: Token = "",
     prompt: Annotated[str | None, typer.Option(help="Text to complete.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to complete; - for stdin.")] = None,
     token_ids: Annotated[str | None, typer.Option(metavar="1,2,3", help="Token ids to complete.")] = None,
@@ -82,7 +83,7 @@ def generate(
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     try:
         streams = num_outputs == 1 and not as_json
-        completions = asyncio.run(_complete(address, spec, request, timeout, streams=streams))
+        completions = asyncio.run(_complete(address, token, spec, request, timeout, streams=streams))
     except (RequestFailedError, ChildError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
@@ -138,12 +139,12 @@ def _read_file(path: Path, option: str) -> str:
 
 
 async def _complete(
-    address: str, spec: TopologySpec | None, request: GenerateRequest, timeout_s: float, *, streams: bool
+    address: str, token: str, spec: TopologySpec | None, request: GenerateRequest, timeout_s: float, *, streams: bool
 ) -> tuple[Completion, ...]:
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
             address = await stack.enter_async_context(_private(spec))
-        client = await stack.enter_async_context(Client(address))
+        client = await stack.enter_async_context(Client(address, token=token))
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:

@@ -21,6 +21,10 @@ Drafters = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: what is there.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of each model; 0 leaves them to the service.")]
 
+Token = Annotated[
+    str, typer.Option(envvar="COPPICE_TOKEN", show_default=False, help="Bearer token, where the server asks for one.")
+]
+
 DEFAULT_TARGET = str(MODELS / "target")
 
 

@@ -31,6 +31,7 @@ GIVEN = {
     ("PersistentVolumeClaim", "weights"),
     ("Secret", "cache"),
     ("Secret", "pull"),
+    ("Secret", "tokens"),
 }
 
 Manifest = dict[str, Any]

@@ -22,6 +22,7 @@ SET_BY_THE_CHART = {
     "DRAFTER_ADDRESSES",
     "DRAFTER_KIND",
     "METRICS_PORT",
+    "TOKENS_FILE",
     "REDIS_URL",
     "CACHE_SECRET",
 }
@@ -60,6 +61,7 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"drafters": [{"name": "a", "kind": "small-lm"}]}, "config"),
         ({"drafters": [{"name": "Not A Name", "kind": "small-lm", "config": {}}]}, "name"),
         ({"redis": {"enabled": True}}, "existingSecret"),
+        ({"tokens": {"secret": "a"}}, "secret"),
         ({"networkPolicy": {"clients": "everybody"}}, "clients"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

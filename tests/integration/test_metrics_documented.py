@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from coppice.client import Options
+from coppice.access_token import token_digest
+from coppice.client import Client, Options
 from coppice.metric import Metric
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
@@ -43,9 +45,19 @@ def documented(service: str) -> list[str]:
     return re.findall(rf"^\| `coppice_{service}_.*\|$", DOCS.read_text(), re.MULTILINE)
 
 
-async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes) -> None:
-    settings = {"planner": "adaptive", "cache_drafter": True, "metrics_port": free_port()}
-    async with start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (client, orchestrator):
+async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(json.dumps({"tenant": "a", "sha256": [token_digest("a!")]}))
+    settings = {
+        "planner": "adaptive",
+        "cache_drafter": True,
+        "metrics_port": free_port(),
+        "tokens_file": str(tokens),
+    }
+    async with (
+        start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (_, orchestrator),
+        Client(orchestrator.address, token="a!") as client,
+    ):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
         assert documented("orchestrator") == rows(orchestrator.service.metrics())
 
