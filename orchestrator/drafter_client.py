@@ -57,6 +57,8 @@ class DrafterClient:
         self._limits: dict[int, tuple[int, int]] = {}
         # Known once the drafter has been connected.
         self.kind = ""
+        # What it said of itself when it was refused.
+        self.refused_kind = ""
         self.needs_features = False
         self.samples_trees = False
         # Sequences that were given to another replica, and those that it erred in.
@@ -126,6 +128,7 @@ class DrafterClient:
         """Make sure that the drafter speaks of the same tokens as the target."""
         described = await self._stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         if described.tokenizer_fingerprint != self._fingerprint:
+            self.refused_kind = described.kind
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
                 f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
@@ -234,8 +237,9 @@ class DrafterPool:
         return frozenset(client.kind for client in self._clients if client.kind)
 
     def refusals(self) -> list[str]:
-        """Why drafters are refused now."""
-        return [str(client.stream.refusal) for client in self._clients if client.stream.refusal is not None]
+        """Which drafters are refused now, in words for clients: addresses and details are for the log."""
+        refused = [client.refused_kind for client in self._clients if client.stream.refusal is not None]
+        return [f"drafter {kind}: has another tokenizer than the target" for kind in refused]
 
     def choose(self, kinds: Sequence[str]) -> tuple[DrafterClient, ...]:
         """The best replica of each given kind, or of every kind: one that is connected, then the least busy."""
