@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import logging
 import signal
 import uuid
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_CONCURRENT_STREAMS = 4096
 MIN_PING_INTERVAL_MS = 10_000
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
@@ -45,6 +47,8 @@ _COMMON_OPTIONS = (
 )
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
+    # Of one connection; a client that opens and cancels more has to wait.
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
     # A second server on the same port must fail, not silently take half of the traffic.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
@@ -130,7 +134,12 @@ def streaming(method: Handler) -> Handler:
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches an address to listen at."""
     host = address.rpartition(":")[0].strip("[]")
-    return host == "localhost" or host == "::1" or host.startswith(("127.", "unix"))
+    if host in ("localhost", "unix"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 class Server:

@@ -8,8 +8,9 @@ WORKDIR /src
 # What is installed is what the locks say, version and hash, and nothing else: `make lock` writes them.
 COPY docker/locks/build.txt docker/locks/orchestrator.txt ./
 RUN python -m venv --without-pip /opt/coppice && \
-    pip install --no-cache-dir --require-hashes --no-deps -r build.txt && \
-    pip --python /opt/coppice/bin/python install --no-cache-dir --require-hashes --no-deps -r orchestrator.txt
+    pip install --no-cache-dir --require-hashes --no-deps --only-binary :all: -r build.txt && \
+    pip --python /opt/coppice/bin/python install --no-cache-dir --require-hashes --no-deps --only-binary :all: \
+    -r orchestrator.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY orchestrator orchestrator

@@ -14,9 +14,9 @@ WORKDIR /src
 # What is installed is what the locks say, version and hash, and nothing else: `make lock` writes them.
 COPY docker/locks/build.txt docker/locks/verifier.txt ./
 RUN python -m venv --without-pip /opt/coppice && \
-    pip install --no-cache-dir --require-hashes --no-deps -r build.txt
+    pip install --no-cache-dir --require-hashes --no-deps --only-binary :all: -r build.txt
 RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
-    --require-hashes --no-deps -r verifier.txt
+    --require-hashes --no-deps --only-binary :all: -r verifier.txt
 # Not in the lock: its builds for CPUs and for CUDA are different files of one version, on an index of its own.
 RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
     --torch-backend ${TORCH_BACKEND} "torch==${TORCH_VERSION}"

@@ -1,6 +1,6 @@
 """Write the locks of the images, `docker/locks/*.txt`: every package with its version and hashes.
 
-Needs uv, as in docker/locks/build.txt, and a package index; `make lock` has both. Run it to take newer versions, and look
+Needs uv, as in docker/locks/build.txt, and a package index; `make lock` has both. Run it for newer versions, and look
 at the difference: the images install what is in the locks, and nothing else but torch.
 """
 
@@ -17,7 +17,8 @@ LOCKS = ROOT / "docker" / "locks"
 # What each image installs beside the project's own dependencies, as its Dockerfile does.
 EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "model"}
 PYTHON_VERSION = "3.13"
-PLATFORM = "x86_64-unknown-linux-gnu"
+# That of the base image: Debian bookworm, glibc 2.36.
+PLATFORM = "x86_64-manylinux_2_36"
 # Of the image's own tools; the build backend is the project's.
 UV = "uv==0.13.8"
 HEADER = "# Written by scripts/lock.py (`make lock`). Wheels of every platform have their hashes here.\n"

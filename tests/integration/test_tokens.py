@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -262,3 +264,21 @@ async def test_any_language_s_stubs_can_send_a_token(start_fakes: StartFakes, to
         for scheme in ("Bearer", "bearer", "BEARER"):
             metadata = (("authorization", f"{scheme} alice!"),)
             await stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), metadata=metadata, timeout=5)
+
+
+async def test_no_token_is_in_a_log(
+    start_fakes: StartFakes, tokens_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("orchestrator", "coppice", "grpc", "asyncio"):
+        caplog.set_level(logging.DEBUG, name)
+    async with start_fakes(FakeVerifier(), tokens_file=str(tokens_file)) as (_, orchestrator):
+        for token in ("alice!", "mallory's guess"):
+            async with Client(orchestrator.address, token=token) as client:
+                with contextlib.suppress(RequestFailedError):
+                    await client.generate(PROMPT, OPTIONS)
+        rewrite(tokens_file, tenants(bob={}))
+        assert orchestrator.service.authentication is not None
+        await orchestrator.service.authentication.tokens.refresh()
+    assert "tokens were read anew" in caplog.text
+    for hidden in ("alice!", "mallory", token_digest("alice!"), token_digest("bob!")):
+        assert hidden not in caplog.text
