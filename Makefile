@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load conformance chart
+.PHONY: help setup demo test fuzz gpu lint format proto bench load conformance chart lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes,
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
 	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)
 	@scripts/check_policies.sh $(VENV)
+
+lock: setup ## Write the locks of the images anew, with the newest versions that pyproject.toml allows
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r docker/locks/build.txt
+	$(BIN)/python scripts/lock.py
 
 # The cache holds the longest context and little more, so that sequences have to make room for each other.
 conformance: setup ## Prove the bundled topology lossless, case by case

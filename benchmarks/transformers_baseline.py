@@ -29,7 +29,11 @@ def load_model(model_dir: Path) -> PreTrainedModel:
     """
     try:
         model: PreTrainedModel = _library.AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, local_files_only=model_dir.is_dir()
+            model_dir,
+            dtype=torch.float32,
+            local_files_only=model_dir.is_dir(),
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"cannot load {model_dir}: {error}") from error

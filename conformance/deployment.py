@@ -11,6 +11,7 @@ import grpc
 from conformance.errors import FailureError, UnsuitableError
 from conformance.reference import ReferenceModel
 from conformance.requests import OFF, build, varied
+from coppice.access_token import bearer_metadata
 from coppice.certificates import Certificates
 from coppice.client import Client, RequestFailedError, Stream
 from coppice.completion import Completion
@@ -47,8 +48,11 @@ class Facts:
 class Deployment:
     """Asks one deployment. Answers of plain decoding are remembered, since many cases compare with them."""
 
-    def __init__(self, client: Client, channel: grpc.aio.Channel, facts: Facts, timeout_s: float) -> None:
+    def __init__(
+        self, client: Client, channel: grpc.aio.Channel, facts: Facts, timeout_s: float, token: str = ""
+    ) -> None:
         self.client = client
+        self._metadata = bearer_metadata(token)
         self.facts = facts
         self.timeout_s = timeout_s
         # The checkpoint that is served, where it is at hand.
@@ -102,13 +106,16 @@ class Deployment:
             FailureError: it was refused or failed.
         """
         try:
-            return [message async for message in self._stub.Generate(request, timeout=self.timeout_s)]
+            call = self._stub.Generate(request, timeout=self.timeout_s, metadata=self._metadata)
+            return [message async for message in call]
         except grpc.aio.AioRpcError as error:
             raise FailureError(f"{error.code().name}: {error.details()}", request) from error
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, timeout_s: float, tls: ChannelTls | None = None) -> AsyncIterator[Deployment]:
+async def connected(
+    address: str, timeout_s: float, tls: ChannelTls | None = None, token: str = ""
+) -> AsyncIterator[Deployment]:
     """The deployment that serves at an address; each of its requests may take `timeout_s`.
 
     Raises:
@@ -117,12 +124,15 @@ async def connected(address: str, timeout_s: float, tls: ChannelTls | None = Non
         TlsError: a file of `tls` cannot be used.
     """
     certificates = None if tls is None else Certificates(tls)
-    async with Client(address, tls=tls) as client, open_channel(address, certificates=certificates) as channel:
+    async with (
+        Client(address, token=token, tls=tls) as client,
+        open_channel(address, certificates=certificates) as channel,
+    ):
         info = await client.model_info(timeout_s)
         if info.max_context_tokens < MIN_CONTEXT_TOKENS:
             raise UnsuitableError(f"a context of {info.max_context_tokens} tokens; {MIN_CONTEXT_TOKENS} are needed")
         facts = await _facts(client, info, timeout_s)
-        yield Deployment(client, channel, facts, timeout_s)
+        yield Deployment(client, channel, facts, timeout_s, token)
 
 
 async def _facts(client: Client, info: GetModelInfoResponse, timeout_s: float) -> Facts:

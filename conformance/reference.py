@@ -27,8 +27,10 @@ class ReferenceModel:
 
         logging.disable_progress_bar()
         self.tokenizer_fingerprint = fingerprint(load_tokenizer_json(directory))
-        self._tokenizer = AutoTokenizer.from_pretrained(directory)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
         self._model.generation_config.eos_token_id = None
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:

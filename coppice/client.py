@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from coppice.access_token import bearer_metadata
 from coppice.certificates import Certificates
 from coppice.completion import Completion, CompletionBuilder
 from coppice.log_probs import TokenLogProbs
@@ -164,16 +165,16 @@ class Stream:
 class Client:
     """Talks to one orchestrator over one channel; close it, or use it as an async context manager.
 
-    Places are shared fairly among tenants; requests without one are a tenant's, too. Files of `tls` are read once;
-    None is plaintext.
+    Places are shared fairly among tenants; requests without one are a tenant's, too. Where the server asks for tokens,
+    the token says which tenant's. Files of `tls` are read once; None is plaintext.
 
     Raises:
         TlsError: a file of `tls` cannot be used.
     """
 
-    def __init__(self, address: str, tenant: str = "", tls: ChannelTls | None = None) -> None:
+    def __init__(self, address: str, tenant: str = "", token: str = "", tls: ChannelTls | None = None) -> None:
         self.address = address
-        self._metadata = (("x-tenant-id", tenant),) if tenant else None
+        self._metadata = ((("x-tenant-id", tenant),) if tenant else ()) + bearer_metadata(token)
         self._channel = open_channel(address, certificates=None if tls is None else Certificates(tls))
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
@@ -251,7 +252,7 @@ class Client:
         """
         try:
             info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
-                inference_pb2.GetModelInfoRequest(), timeout=timeout_s
+                inference_pb2.GetModelInfoRequest(), timeout=timeout_s, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise RequestFailedError(error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import logging
 import signal
 import uuid
@@ -22,11 +23,13 @@ from grpc_status import rpc_status
 
 from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
+from coppice.message_check import MessageCheck, check_message, checks_message
 
 logger = logging.getLogger(__name__)
 
 # Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_CONCURRENT_STREAMS = 4096
 MIN_PING_INTERVAL_MS = 10_000
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
@@ -45,6 +48,8 @@ _COMMON_OPTIONS = (
 )
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
+    # Of one connection; a client that opens and cancels more has to wait.
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
     # A second server on the same port must fail, not silently take half of the traffic.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
@@ -98,14 +103,15 @@ def error_status(error: CoppiceError) -> status_pb2.Status:
 
 @contextlib.asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Abort the call with the status that an error stands for; an unexpected one's text stays in our log."""
+    """Abort the call with the status that an error stands for; the text of one that is our fault stays in our log."""
     try:
         yield
-    except CoppiceError as error:
-        await context.abort_with_status(rpc_status.to_status(error_status(error)))
     except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError):
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, CoppiceError) and error.status != grpc.StatusCode.INTERNAL:
+            await context.abort_with_status(rpc_status.to_status(error_status(error)))
+        # What is our fault is told to us: its text may have anything of the inside in it.
         incident = uuid.uuid4().hex[:12]
         logger.exception("unexpected error, incident %s", incident)
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
@@ -117,9 +123,10 @@ def unary(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with errors_as_status(context):
+            check_message(request)
             return await method(self, request, context)
 
-    return wrapped  # type: ignore[return-value]
+    return checks_message(wrapped)  # type: ignore[return-value]
 
 
 def streaming(method: Handler) -> Handler:
@@ -128,12 +135,24 @@ def streaming(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with errors_as_status(context):
+            check_message(request)
             responses = method(self, request, context)
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     yield response
 
-    return wrapped  # type: ignore[return-value]
+    return checks_message(wrapped)  # type: ignore[return-value]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address to listen at."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host in ("localhost", "unix"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 class Server:
@@ -143,8 +162,13 @@ class Server:
     nothing else.
     """
 
-    def __init__(self, service_names: Sequence[str], certificates: Certificates | None = None) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS)
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        certificates: Certificates | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*interceptors, MessageCheck()])
         self._certificates = certificates
         # Where health alone is served.
         self._probed: grpc.aio.Server | None = None

@@ -5,12 +5,19 @@ ARG PYTHON_IMAGE=python:3.13-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-RUN python -m venv --without-pip /opt/coppice
+# What is installed is what the locks say, version and hash, and nothing else: `make lock` writes them.
+COPY docker/locks/build.txt docker/locks/orchestrator.txt ./
+RUN python -m venv --without-pip /opt/coppice && \
+    pip install --no-cache-dir --require-hashes --no-deps --only-binary :all: -r build.txt && \
+    pip --python /opt/coppice/bin/python install --no-cache-dir --require-hashes --no-deps --only-binary :all: \
+    -r orchestrator.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY orchestrator orchestrator
 COPY conformance conformance
-RUN pip --python /opt/coppice/bin/python install --no-cache-dir ".[redis]"
+RUN pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . && \
+    pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps dist/*.whl && \
+    pip --python /opt/coppice/bin/python check
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/coppice /opt/coppice

@@ -8,15 +8,24 @@ ARG PYTHON_IMAGE=python:3.13-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 # A build of torch, as uv names it.
 ARG TORCH_BACKEND=cpu
+# Within what pyproject.toml allows.
+ARG TORCH_VERSION=2.13.0
 WORKDIR /src
-RUN python -m venv --without-pip /opt/coppice && pip install --no-cache-dir uv==0.13.8
-# First, since it is large and changes least.
+# What is installed is what the locks say, version and hash, and nothing else: `make lock` writes them.
+COPY docker/locks/build.txt docker/locks/verifier.txt ./
+RUN python -m venv --without-pip /opt/coppice && \
+    pip install --no-cache-dir --require-hashes --no-deps --only-binary :all: -r build.txt
 RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
-    --torch-backend ${TORCH_BACKEND} "torch>=2.11,<2.14"
+    --require-hashes --no-deps --only-binary :all: -r verifier.txt
+# Not in the lock: its builds for CPUs and for CUDA are different files of one version, on an index of its own.
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python \
+    --torch-backend ${TORCH_BACKEND} "torch==${TORCH_VERSION}"
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY verifier_svc verifier_svc
-RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[parallel]"
+RUN pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . && \
+    uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python --no-deps dist/*.whl && \
+    uv pip check --python /opt/coppice/bin/python
 
 FROM ${PYTHON_IMAGE} AS serve
 COPY --from=build /opt/coppice /opt/coppice

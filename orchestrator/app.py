@@ -8,13 +8,15 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from coppice.certificates import Certificates, certificate_metrics, read_certificates
 from coppice.metric import Metric, Prefix, Read
-from coppice.rpc import Server
+from coppice.rpc import Server, is_loopback
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2_grpc
 from orchestrator.admission import Admission
+from orchestrator.authentication import Authentication
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.latencies import Latencies
@@ -29,6 +31,8 @@ from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.service import SERVICE_NAME, InferenceService, Limits
 from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
+from orchestrator.tenancy import Tenancy
+from orchestrator.token_file import TokenFile
 from orchestrator.verifier_client import VerifierClient
 from orchestrator.verifier_pool import VerifierPool
 
@@ -59,12 +63,14 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
     Raises:
         UnavailableError: no verifier was reached in time.
         IncompatibleError: drafters are required, and one does not fit or is not there.
-        ConfigError: the prefix cache cannot be where it is to be.
+        ConfigError: the prefix cache cannot be where it is to be, or the tokens cannot be read.
         ValueError: a certificate cannot be used.
     """
     certificates = read_certificates(config.tls, "TLS_")
     to_back_ends = read_certificates(config.backend_tls, "BACKEND_TLS_")
     async with contextlib.AsyncExitStack() as stack:
+        # First: what is wrong with it must not show after a verifier has been waited for.
+        authentication = _authentication(stack, config)
         verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
@@ -93,12 +99,13 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
             await knowledge.start()
+        admission = Admission(config.max_requests, config.max_queued, dict(config.tenant_weights))
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,
             planner=planner,
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
-            admission=Admission(config.max_requests, config.max_queued, dict(config.tenant_weights)),
+            admission=admission,
             limits=Limits(
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
@@ -106,10 +113,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             ),
             cache=cache,
             latencies=Latencies() if config.metrics_port else None,
+            tenancy=Tenancy(config.cache_secret, admission.retry_after_s),
+            authentication=authentication,
         )
         if config.metrics_port:
             await _serve_metrics(stack, config, service, partial(_certificates_seen, certificates, to_back_ends))
-        server = Server([SERVICE_NAME], certificates)
+        server = Server([SERVICE_NAME], certificates, [authentication] if authentication is not None else [])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address, config.health_port)
         stack.push_async_callback(server.stop, config.grace_s)
@@ -118,6 +127,18 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
         yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache, knowledge)
+
+
+def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authentication | None:
+    """Who asks for tokens; None where nobody does."""
+    if not config.tokens_file:
+        if not is_loopback(config.listen_address):
+            logger.warning("whoever reaches %s may use it: TOKENS_FILE is not set", config.listen_address)
+        return None
+    tokens = TokenFile(Path(config.tokens_file))
+    following = asyncio.create_task(tokens.follow(), name="tokens")
+    stack.push_async_callback(_cancel, following)
+    return Authentication(tokens, open_reflection=config.open_reflection)
 
 
 def _planner(config: Config, max_nodes: int) -> Planner:

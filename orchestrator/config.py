@@ -85,6 +85,10 @@ class Config:
     # Health alone is served there in plaintext, on the host of LISTEN_ADDRESS, for probes without a certificate; 0
     # serves none.
     health_port: int = 0
+    # Whose tokens the public API takes, as JSON lines (docs/security.md); empty: it asks for none.
+    tokens_file: str = ""
+    # Whether reflection answers without a token.
+    open_reflection: bool = False
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -171,6 +175,8 @@ class Config:
             backend_tls_key=_read(env, "BACKEND_TLS_KEY", str, cls.backend_tls_key),
             backend_tls_name=_read(env, "BACKEND_TLS_NAME", str, cls.backend_tls_name),
             health_port=_read(env, "HEALTH_PORT", int, cls.health_port),
+            tokens_file=_read(env, "TOKENS_FILE", str, cls.tokens_file),
+            open_reflection=_read(env, "OPEN_REFLECTION", _boolean, cls.open_reflection),
         )
 
 

@@ -60,6 +60,8 @@ class DrafterClient:
         self._limits: dict[int, tuple[int, int]] = {}
         # Known once the drafter has been connected.
         self.kind = ""
+        # What it said of itself when it was refused.
+        self.refused_kind = ""
         self.needs_features = False
         self.samples_trees = False
         # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
@@ -134,6 +136,7 @@ class DrafterClient:
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         if described.tokenizer_fingerprint != self._fingerprint:
+            self.refused_kind = described.kind
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
                 f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
@@ -245,8 +248,9 @@ class DrafterPool:
         return frozenset(client.kind for client in self._clients if client.kind)
 
     def refusals(self) -> list[str]:
-        """Why drafters are refused now."""
-        return [str(client.stream.refusal) for client in self._clients if client.stream.refusal is not None]
+        """Which drafters are refused now, in words for clients: addresses and details are for the log."""
+        refused = [client.refused_kind for client in self._clients if client.stream.refusal is not None]
+        return [f"drafter {kind}: has another tokenizer than the target" for kind in refused]
 
     def choose(
         self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""

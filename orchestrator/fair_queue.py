@@ -14,6 +14,8 @@ class Claim:
     tenant: str
     num_places: int
     priority: int = 0
+    # Its tenant's share of the places; None: as the queue was told.
+    weight: int | None = None
 
 
 @dataclass
@@ -51,7 +53,7 @@ class FairQueue:
 
     def wait(self, claim: Claim) -> None:
         """Let a claim wait for its turn."""
-        tenant = self._tenant(claim.tenant)
+        tenant = self._tenant(claim)
         if not tenant.waiting:
             self._turns[claim.tenant] = None
             tenant.credit = tenant.weight
@@ -71,7 +73,7 @@ class FairQueue:
 
     def start(self, claim: Claim) -> None:
         """Give a claim its places."""
-        self._tenant(claim.tenant).num_running += claim.num_places
+        self._tenant(claim).num_running += claim.num_places
         self.num_running += claim.num_places
 
     def end(self, claim: Claim) -> None:
@@ -105,7 +107,7 @@ class FairQueue:
         Empty when there are not enough: then `claim` is itself what is too much.
         """
         own = self._tenants.get(claim.tenant)
-        wanted = (claim.num_places + (own.num_waiting if own else 0)) / self._weight(claim.tenant)
+        wanted = (claim.num_places + (own.num_waiting if own else 0)) / self._weight(claim)
         left = {name: list(self._tenants[name].waiting) for name in self._turns}
         shares = {name: self._tenants[name].num_waiting / self._tenants[name].weight for name in self._turns}
         gone: list[Claim] = []
@@ -117,11 +119,14 @@ class FairQueue:
             shares[name] -= gone[-1].num_places / self._tenants[name].weight
         return gone
 
-    def _tenant(self, name: str) -> _Tenant:
-        return self._tenants.setdefault(name, _Tenant(self._weight(name)))
+    def _tenant(self, claim: Claim) -> _Tenant:
+        tenant = self._tenants.setdefault(claim.tenant, _Tenant(1))
+        # Its latest claim's, since it may have been changed.
+        tenant.weight = self._weight(claim)
+        return tenant
 
-    def _weight(self, name: str) -> int:
-        return self._weights.get(name, 1)
+    def _weight(self, claim: Claim) -> int:
+        return claim.weight or self._weights.get(claim.tenant, 1)
 
     def _forget_idle(self, name: str) -> None:
         tenant = self._tenants[name]

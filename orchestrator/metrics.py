@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from coppice.metric import Metric, Prefix
 from orchestrator.admission import Admission
+from orchestrator.authentication import Authentication
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import STALE
 from orchestrator.latencies import Latencies
@@ -134,3 +135,12 @@ def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:
     yield _OWN.counter("prefix_cache_errors", "Calls of the store that failed or took too long.", counts.errors)
     yield _OWN.counter("prefix_cache_skipped", "Calls not made since others had just failed.", counts.skipped)
     yield _OWN.counter("prefix_cache_dropped_outputs", "Outputs that were not remembered.", counts.dropped_outputs)
+
+
+def authentication_metrics(authentication: Authentication) -> Iterator[Metric]:
+    """The tokens of the public API."""
+    tokens = authentication.tokens
+    yield _OWN.counter("unauthenticated_calls", "Calls without a valid token.", authentication.num_refused)
+    yield _OWN.gauge("tokens", "Tokens that are valid.", tokens.num_tokens)
+    yield _OWN.counter("token_file_loads", "Versions of the file of tokens that were taken.", tokens.num_loads)
+    yield _OWN.counter("token_file_errors", "Versions that were left out, since they are wrong.", tokens.num_errors)

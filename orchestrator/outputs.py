@@ -61,6 +61,11 @@ class Outputs:
         """Tokens of the longest output so far."""
         return max(output.generation.num_generated for output in self._outputs)
 
+    @property
+    def num_generated_in_all(self) -> int:
+        """Tokens of all outputs so far."""
+        return sum(output.generation.num_generated for output in self._outputs)
+
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Every output's messages as they come, until all outputs have ended.
 

@@ -19,12 +19,14 @@ from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket
+from orchestrator.authentication import Authentication, calling_tenant
 from orchestrator.drafter_client import DrafterPool
 from orchestrator.drafting import Drafting
 from orchestrator.fair_queue import Claim
 from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.metrics import (
+    authentication_metrics,
     cache_metrics,
     latency_metrics,
     peer_metrics,
@@ -42,8 +44,9 @@ from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.tally import Tally
+from orchestrator.tenancy import Tenancy, keep_limits
 from orchestrator.transcript import Transcript
-from orchestrator.validation import GenerationRequest, certain_tokens, validate, wanted_outputs, wanted_tenant
+from orchestrator.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
@@ -77,8 +80,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         limits: Limits,
         cache: PrefixCache | None = None,
         latencies: Latencies | None = None,
+        tenancy: Tenancy | None = None,
+        authentication: Authentication | None = None,
     ) -> None:
-        """Without `latencies` no times are kept for operators."""
+        """Without `latencies` no times are kept for operators; `authentication` is what they see of tokens."""
         self._verifiers = verifiers
         self._cache = cache
         self._drafters = drafters
@@ -86,6 +91,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tokenizer = tokenizer
         self._limits = limits
         self.admission = admission
+        self._tenancy = tenancy or Tenancy()
+        self.authentication = authentication
         self.tally = Tally(latencies)
 
     @property
@@ -104,8 +111,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
         with self.tally.request() as counted:
             num_outputs = wanted_outputs(request, self._limits.max_outputs)
-            claim = Claim(wanted_tenant(context.invocation_metadata()), num_outputs, request.priority)
-            with self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket:
+            tenant = calling_tenant(context.invocation_metadata())
+            keep_limits(request, tenant)
+            claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight)
+            with (
+                self._tenancy.enter(tenant, num_outputs) as use,
+                self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket,
+            ):
                 valid = await validate(
                     request,
                     self._verifiers.info,
@@ -113,6 +125,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     self._drafters.known_kinds() | self._own_sources(),
                     self._sources(),
                 )
+                if tenant.has_token:
+                    valid = replace(valid, cache_salt=self._tenancy.salt(tenant, valid.cache_salt))
                 request_id.set(valid.request_id)
                 await _admitted(ticket, deadline_s)
                 await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
@@ -127,6 +141,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
                 finally:
                     ticket.num_tokens = outputs.num_generated
+                    use.num_tokens = len(valid.prompt_ids) + outputs.num_generated_in_all
 
     def metrics(self) -> Iterator[Metric]:
         """What operators see of this service and its back ends. On the event loop."""
@@ -138,6 +153,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         yield from planner_metrics(adaptive_planners(self._planner, [one.address for one in self._verifiers.clients]))
         if self._cache is not None:
             yield from cache_metrics(self._cache.counts)
+        if self.authentication is not None:
+            yield from authentication_metrics(self.authentication)
 
     @unary
     async def GetModelInfo(

@@ -14,6 +14,7 @@ from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.outputs import Outputs
 from orchestrator.statistics import Statistics
+from orchestrator.tenancy import TenantLimitError
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (QueueFullError, "queue_full"),
     (NoTimeError, "no_time"),
     (CrowdedOutError, "crowded_out"),
+    (TenantLimitError, "tenant_limit"),
     (OverloadedError, "verifier_full"),
     (DeadlineError, "deadline"),
     (InvalidRequestError, "invalid"),
@@ -33,7 +35,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
 INTERNAL = "internal"
 FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
 # What happens before an output begins, and what cannot.
-_AT_THE_DOOR = ("queue_full", "no_time", "crowded_out")
+_AT_THE_DOOR = ("queue_full", "no_time", "crowded_out", "tenant_limit")
 REFUSALS = tuple(reason for reason in FAILURES if reason != "verifier_full")
 FINISHES = tuple(
     name.removeprefix("FINISH_REASON_").lower()

@@ -12,7 +12,7 @@ from coppice import wire
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.log_probs import check_top_log_probs
 from coppice.logs import check_request_id
-from coppice.sampling import SamplingParams, StoppingOptions, check_token_ids
+from coppice.sampling import MAX_STOP_STRINGS, MAX_TOKEN_LIST, SamplingParams, StoppingOptions, check_token_ids
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.verifier_client import VerifierInfo
@@ -20,6 +20,8 @@ from orchestrator.verifier_client import VerifierInfo
 MAX_CACHE_SALT_BYTES = 128
 TENANT_KEY = "x-tenant-id"
 MAX_TENANT_CHARACTERS = 128
+# Far more kinds of drafters than anyone has.
+MAX_SOURCES = 64
 # No vocabulary that we know has longer tokens, so a longer prompt cannot fit the context; checked before tokenizing.
 MAX_BYTES_PER_TOKEN = 512
 # Tokenizing this much takes about a millisecond; more is done off the event loop.
@@ -67,6 +69,7 @@ async def validate(
         InvalidRequestError: the caller's mistake; names the field.
         UnsupportedError: valid, but not offered by this version.
     """
+    _check_sizes(message, info.max_context_tokens)
     _check_supported(message, info)
     check_request_id(message.request_id)
     if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
@@ -144,6 +147,24 @@ def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     if len(tenant) > MAX_TENANT_CHARACTERS:
         raise InvalidRequestError(TENANT_KEY, f"must have at most {MAX_TENANT_CHARACTERS} characters")
     return tenant
+
+
+def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> None:
+    """Before any list is copied or gone through: a message has room for millions of entries."""
+    sampling, stopping = message.sampling, message.stopping
+    sizes = (
+        ("token_ids", len(message.token_ids.ids), max_context),
+        ("resume_token_ids", len(message.resume_token_ids), max_context),
+        ("sampling.logit_bias", len(sampling.logit_bias), MAX_TOKEN_LIST),
+        ("sampling.allowed_token_ids", len(sampling.allowed_token_ids), MAX_TOKEN_LIST),
+        ("sampling.bad_token_ids", len(sampling.bad_token_ids), MAX_TOKEN_LIST),
+        ("stopping.stop_strings", len(stopping.stop_strings), MAX_STOP_STRINGS),
+        ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_TOKEN_LIST),
+        ("speculation.sources", len(message.speculation.sources), MAX_SOURCES),
+    )
+    for field, size, most in sizes:
+        if size > most:
+            raise InvalidRequestError(field, f"has {size} entries, at most {most} are allowed")
 
 
 def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:

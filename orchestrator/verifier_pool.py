@@ -72,8 +72,9 @@ class VerifierPool:
         return len(self._waiting) + sum(client.num_sequences for client in self._clients)
 
     def refusals(self) -> list[str]:
-        """Why verifiers are refused now."""
-        return [str(client.stream.refusal) for client in self._clients if client.stream.refusal is not None]
+        """Which verifiers are refused now, in words for clients: addresses and details are for the log."""
+        refused = sum(client.stream.refusal is not None for client in self._clients)
+        return ["a verifier: serves something else than the others"] * refused
 
     async def connect(self, timeout_s: float) -> None:
         """Connect for the first time. What most of the verifiers serve that answer soon is what is served here.

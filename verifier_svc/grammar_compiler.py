@@ -90,8 +90,9 @@ def _vocabulary(
 
         return GrammarVocabulary(tokenizer_json, vocab_size, eos_token_ids)
     except ImportError:
-        error: CoppiceError = UnsupportedError("sampling.grammar: not offered here, llguidance is not installed")
+        reason = "llguidance is not installed"
     except UnsupportedError as refusal:
-        error = refusal
-    logger.warning("grammars are not offered: %s", error)
-    return error
+        reason = str(refusal)
+    logger.warning("grammars are not offered: %s", reason)
+    # Why is the operator's business.
+    return UnsupportedError("sampling.grammar: not offered by this server")

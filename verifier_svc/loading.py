@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from coppice.checkpoint_files import refuse_unsafe
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
 from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
@@ -48,8 +49,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     With `ranks` this process loads its part, and all of them call this at the same time.
 
     Raises:
-        IncompatibleError: the model's layers cannot be verified as trees; or strict mode is asked for, and this
-            machine's kernels do not give it.
+        IncompatibleError: the checkpoint could carry code; the model's layers cannot be verified as trees; or strict
+            mode is asked for, and this machine's kernels do not give it.
         OSError: the checkpoint cannot be read.
     """
     device = _device(config.device)
@@ -205,12 +206,15 @@ def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
 
 
 def _load(model: str, dtype: torch.dtype, ranks: Ranks | None) -> PreTrainedModel:
+    refuse_unsafe(model, CONFIG_MAPPING)
     if ranks is not None:
         # Here, so that nothing else depends on torch.distributed.
         from verifier_svc.tensor_parallel import load_part
 
         return load_part(model, dtype, ranks)
-    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, use_safetensors=True)
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model, dtype=dtype, use_safetensors=True, trust_remote_code=False
+    )
     return loaded
 
 
@@ -249,7 +253,7 @@ def _device(name: str) -> torch.device:
 
 
 def _tokenizer_json(model: str) -> bytes:
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise IncompatibleError(f"the tokenizer of {model} has no fast form (tokenizer.json)")

@@ -85,7 +85,7 @@ def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
     """
     plan = DistributedConfig(tp_size=ranks.size, tp_plan="auto")
     part: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, dtype=dtype, use_safetensors=True, distributed_config=plan
+        model, dtype=dtype, use_safetensors=True, trust_remote_code=False, distributed_config=plan
     )
     ranks.meet()
     return part
@@ -102,7 +102,8 @@ def _refuse_unable(config: VerifierConfig) -> None:
     elif torch.accelerator.is_available():
         # transformers puts every part there, and does not ask.
         raise IncompatibleError("TENSOR_PARALLEL on CPUs needs accelerators to be hidden (CUDA_VISIBLE_DEVICES='')")
-    refuse_uneven_heads(AutoConfig.from_pretrained(config.model).get_text_config(), config.tensor_parallel)
+    model_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+    refuse_uneven_heads(model_config.get_text_config(), config.tensor_parallel)
 
 
 def _uses_cuda(config: VerifierConfig) -> bool:

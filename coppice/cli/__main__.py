@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coppice.cli import bench, conformance, demo, generate, simulate, train, up
+from coppice.cli import bench, conformance, demo, generate, simulate, token, train, up
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
@@ -14,6 +14,7 @@ app.command()(conformance.conformance)
 app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
+app.add_typer(token.app, name="token")
 
 
 def main() -> None:

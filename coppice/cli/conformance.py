@@ -22,6 +22,7 @@ from coppice.cli.options import (
     TlsCert,
     TlsKey,
     TlsName,
+    Token,
     channel_tls,
     topology_spec,
 )
@@ -40,10 +41,12 @@ class Address:
 
     text: str
     tls: ChannelTls | None = None
+    token: str = ""
 
 
 def conformance(
     address: Annotated[str, typer.Option(help="Orchestrator to test. Default: start a private topology.")] = "",
+    token: Token = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Cases to run, such as 'stops/*'; repeatable.")
@@ -86,7 +89,7 @@ def conformance(
         return
     if reference is not None and not (reference / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
-    deployment = Address(address, channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name))
+    deployment = Address(address, channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name), token)
     spec = None
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
@@ -140,7 +143,7 @@ async def _run(
     def report(result: Result) -> None:
         show(result_lines(result))
 
-    async with connected(address.text, timeout_s, address.tls) as deployment:
+    async with connected(address.text, timeout_s, address.tls, address.token) as deployment:
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)

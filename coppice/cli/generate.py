@@ -24,6 +24,7 @@ from coppice.cli.options import (
     TlsCert,
     TlsKey,
     TlsName,
+    Token,
     channel_tls,
     topology_spec,
 )
@@ -39,6 +40,7 @@ Prompt = str | list[int]
 
 def generate(
     address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
+    token: Token = "",
     prompt: Annotated[str | None, typer.Option(help="Text to complete.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to complete; - for stdin.")] = None,
     token_ids: Annotated[str | None, typer.Option(metavar="1,2,3", help="Token ids to complete.")] = None,
@@ -102,7 +104,7 @@ def generate(
     spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
     try:
         streams = num_outputs == 1 and not as_json
-        completions = asyncio.run(_complete(address, secured, spec, request, timeout, streams=streams))
+        completions = asyncio.run(_complete(address, secured, token, spec, request, timeout, streams=streams))
     except (RequestFailedError, ChildError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
@@ -160,6 +162,7 @@ def _read_file(path: Path, option: str) -> str:
 async def _complete(
     address: str,
     tls: ChannelTls | None,
+    token: str,
     spec: TopologySpec | None,
     request: GenerateRequest,
     timeout_s: float,
@@ -169,7 +172,7 @@ async def _complete(
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
             address = await stack.enter_async_context(_private(spec))
-        client = await stack.enter_async_context(Client(address, tls=tls))
+        client = await stack.enter_async_context(Client(address, token=token, tls=tls))
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:

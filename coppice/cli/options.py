@@ -28,6 +28,9 @@ TlsCa = Annotated[str, typer.Option(metavar="FILE", help="Speak TLS with --addre
 TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate to show to --address, PEM.")]
 TlsKey = Annotated[str, typer.Option(metavar="FILE", help="Key of --tls-cert, PEM.")]
 TlsName = Annotated[str, typer.Option(metavar="HOST", help="Name in the certificate, if not the host of --address.")]
+Token = Annotated[
+    str, typer.Option(envvar="COPPICE_TOKEN", show_default=False, help="Bearer token, where the server asks for one.")
+]
 
 DEFAULT_TARGET = str(MODELS / "target")
 

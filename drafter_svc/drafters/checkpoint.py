@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
+from coppice.checkpoint_files import refuse_unsafe
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint, load_tokenizer_json
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
@@ -47,8 +48,10 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
+        IncompatibleError: the checkpoint could carry code.
         OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
     """
+    refuse_unsafe(reference, CONFIG_MAPPING)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     model: Any = AutoModelForCausalLM.from_pretrained(
         reference, dtype=dtype, use_safetensors=True, trust_remote_code=False

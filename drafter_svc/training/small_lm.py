@@ -93,8 +93,10 @@ def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
 
 def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SmallLmRecipe) -> None:
     """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
-    tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.bfloat16).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+    ).eval()
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)

@@ -35,6 +35,7 @@ GIVEN = {
     ("Secret", "pull"),
     ("Secret", "front-door"),
     ("Secret", "back-ends"),
+    ("Secret", "tokens"),
 }
 
 Manifest = dict[str, Any]

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"orchestrator": "orchestrator", "verifier": "verifier_svc", "drafter": "drafter_svc"}
@@ -90,18 +91,86 @@ def test_an_image_has_its_own_service_s_code_and_no_other_s(service: str) -> Non
         assert (ROOT / source).exists()
 
 
-@pytest.mark.parametrize("service", ["verifier", "drafter"])
-def test_an_image_has_the_torch_that_the_project_asks_for(service: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [torch] = [item for item in extras["model"] if item.startswith("torch")]
-    assert any(f'"{torch}"' in line for line in stages(service)["build"])
+def locked(name: str) -> dict[str, str]:
+    """Versions of a lock by package; every one of them has a hash."""
+    text = (ROOT / "docker" / "locks" / f"{name}.txt").read_text()
+    entries = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
+    assert all(re.fullmatch(r"\S+==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry) for entry in entries)
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+def asked_for(extra: str) -> list[Requirement]:
+    """What an extra asks for, and those that it names, on the images' machines."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [Requirement(item) for item in project["dependencies"]]
+    waiting = [extra]
+    while waiting:
+        for item in project["optional-dependencies"][waiting.pop()]:
+            requirement = Requirement(item)
+            if requirement.name == "coppice":
+                waiting += requirement.extras
+            else:
+                found.append(requirement)
+    return [one for one in found if one.marker is None or one.marker.evaluate({"sys_platform": "linux"})]
+
+
+# scripts/lock.py makes the locks of these.
+LOCKED_EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "model"}
 
 
 @every_service
-def test_an_image_installs_extras_that_exist(service: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = [name for line in stages(service)["build"] for name in re.findall(r'"\.\[(\w+)\]"', line)]
-    assert len(named) == 1
-    assert named[0] in extras
+def test_a_lock_has_everything_that_its_image_asks_for_and_no_more_than_versions_and_hashes(service: str) -> None:
+    lines = (ROOT / "docker" / "locks" / f"{service}.txt").read_text().splitlines()
+    # No index: whoever builds has their own.
+    assert not [line for line in lines if re.match(r"-|.*://", line.strip()) and not line.startswith("    --hash=")]
+    found = locked(service)
+    for requirement in asked_for(LOCKED_EXTRAS[service]):
+        if requirement.name != "torch":
+            assert requirement.specifier.contains(found[requirement.name]), requirement
+    # Nothing that only torch's CUDA build needs, and of the orchestrator no model library.
+    assert not [name for name in found if re.match(r"torch|triton|nvidia-|cuda-", name)]
     if service == "orchestrator":
-        assert not any(item.startswith(("torch", "coppice")) for item in extras[named[0]])
+        assert not found.keys() & {"transformers", "numba", "safetensors", "sympy"}
+
+
+def test_the_tools_that_build_images_are_locked_too() -> None:
+    [backend] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    found = locked("build")
+    assert Requirement(backend).specifier.contains(found["setuptools"])
+    assert set(found) == {"setuptools", "uv"}
+
+
+def test_locks_agree_where_they_name_the_same_package() -> None:
+    versions: dict[str, set[str]] = {}
+    for service in PACKAGES:
+        for name, version in locked(service).items():
+            versions.setdefault(name, set()).add(version)
+    assert not {name for name, found in versions.items() if len(found) > 1}
+
+
+@every_service
+def test_an_image_installs_its_lock_by_hash_and_nothing_else_but_torch(service: str) -> None:
+    installs = [
+        part.strip()
+        for line in stages(service)["build"]
+        if line.startswith("RUN ")
+        for part in line.removeprefix("RUN ").split("&&")
+        if re.search(r"\bpip\b.* install ", part)
+    ]
+    for files in ("build.txt", f"{service}.txt"):
+        [own] = [one for one in installs if one.endswith(f"-r {files}")]
+        # Wheels alone: to build something is to run what came with it.
+        assert {"--require-hashes", "--no-deps", "--only-binary", ":all:"} <= set(own.split())
+        installs.remove(own)
+    torch = [one for one in installs if "--torch-backend" in one]
+    assert len(torch) == (service != "orchestrator")
+    [wheel] = [one for one in installs if one not in torch]
+    assert wheel.endswith("--no-deps dist/*.whl")
+
+
+@pytest.mark.parametrize("service", ["verifier", "drafter"])
+def test_an_image_has_a_torch_that_the_project_allows(service: str) -> None:
+    [torch] = [one for one in asked_for("model") if one.name == "torch"]
+    [version] = [line for line in instructions(service) if line.startswith("ARG TORCH_VERSION=")]
+    assert torch.specifier.contains(version.partition("=")[2])
+    assert any('"torch==${TORCH_VERSION}"' in line for line in stages(service)["build"])

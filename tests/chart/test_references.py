@@ -93,6 +93,8 @@ def test_what_is_not_of_the_chart_is_named_in_values(profile: str) -> None:
         for volume in spec.get("volumes", []):
             if claim := volume.get("persistentVolumeClaim"):
                 used.add(("PersistentVolumeClaim", claim["claimName"]))
+            if secret := volume.get("secret"):
+                used.add(("Secret", secret["secretName"]))
             if settings := volume.get("configMap"):
                 used.add(("ConfigMap", settings["name"]))
             if secret := volume.get("secret"):
@@ -109,6 +111,21 @@ def test_a_secret_s_value_is_in_no_manifest(profile: str) -> None:
     assert not of_kind(rendered(profile), "Secret")
     for workload in services_of_ours(rendered(profile)):
         assert environment(workload).get("CACHE_SECRET") is None
+
+
+def test_tokens_are_a_file_of_the_secret_that_follows_its_changes() -> None:
+    [orchestrator] = [one for one in workloads(rendered("everything")) if component(one) == "orchestrator"]
+    spec = orchestrator["spec"]["template"]["spec"]
+    [volume] = [one for one in spec["volumes"] if "secret" in one]
+    [mount] = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    [item] = volume["secret"]["items"]
+    assert volume["secret"]["secretName"] == "tokens"
+    assert environment(orchestrator)["TOKENS_FILE"] == f"{mount['mountPath']}/{item['path']}"
+    assert mount["readOnly"]
+    # A file that is mounted by itself stays what it was.
+    assert "subPath" not in mount
+    [default] = [one for one in workloads(rendered("default")) if component(one) == "orchestrator"]
+    assert "TOKENS_FILE" not in environment(default)
 
 
 def test_the_redis_of_the_chart_is_the_one_that_is_called() -> None:

@@ -30,6 +30,7 @@ SET_BY_THE_CHART = {
     "BACKEND_TLS_CERT",
     "BACKEND_TLS_KEY",
     "BACKEND_TLS_NAME",
+    "TOKENS_FILE",
     "REDIS_URL",
     "CACHE_SECRET",
 }
@@ -68,6 +69,7 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"drafters": [{"name": "a", "kind": "small-lm"}]}, "config"),
         ({"drafters": [{"name": "Not A Name", "kind": "small-lm", "config": {}}]}, "name"),
         ({"redis": {"enabled": True}}, "existingSecret"),
+        ({"tokens": {"secret": "a"}}, "secret"),
         ({"networkPolicy": {"clients": "everybody"}}, "clients"),
         ({"tls": {"enabled": True}}, "tls"),
         ({"tls": {"enabled": True, "public": {"existingSecret": "a"}}}, "internal"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -11,8 +12,9 @@ import pytest
 import trustme
 from transformers import PreTrainedModel
 
+from coppice.access_token import token_digest
 from coppice.certificates import Certificates, certificate_metrics
-from coppice.client import Options
+from coppice.client import Client, Options
 from coppice.metric import Metric, Prefix
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
@@ -51,9 +53,21 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(directory(tmp_path / "tls", trustme.CA()).mutual())
 
 
-async def test_the_orchestrator_s_table_is_what_it_serves(start_fakes: StartFakes, certificates: Certificates) -> None:
-    settings = {"planner": "adaptive", "cache_drafter": True, "metrics_port": free_port()}
-    async with start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (client, orchestrator):
+async def test_the_orchestrator_s_table_is_what_it_serves(
+    start_fakes: StartFakes, certificates: Certificates, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(json.dumps({"tenant": "a", "sha256": [token_digest("a!")]}))
+    settings = {
+        "planner": "adaptive",
+        "cache_drafter": True,
+        "metrics_port": free_port(),
+        "tokens_file": str(tokens),
+    }
+    async with (
+        start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (_, orchestrator),
+        Client(orchestrator.address, token="a!") as client,
+    ):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
         ends = certificate_metrics(Prefix("coppice_orchestrator_"), server=certificates)
         assert documented("orchestrator") == rows([*orchestrator.service.metrics(), *ends])

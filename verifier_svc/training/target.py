@@ -65,7 +65,7 @@ def new_target(vocab_size: int, eos_token_id: int, seed: int) -> LlamaForCausalL
 
 def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: TargetRecipe) -> None:
     """Train, evaluate in bits per byte on the held-out split, and write the checkpoint with its card."""
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, trust_remote_code=False)
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     model = new_target(len(tokenizer), tokenizer.eos_token_id, recipe.seed).train()

@@ -46,10 +46,12 @@ def test_every_variable_is_read() -> None:
         "TENANT_WEIGHTS": "a=2, b = 3",
         "PLANNER": "fixed",
         "METRICS_PORT": "9100",
+        "TOKENS_FILE": "/tokens",
+        "OPEN_REFLECTION": "true",
     }
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
-    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed", 9100)
+    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed", 9100, "/tokens", True)
 
 
 def test_secrets_do_not_show() -> None:
