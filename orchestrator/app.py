@@ -88,9 +88,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             stack.push_async_callback(cache.close)
 
         if config.redis_url and len(config.verifier_addresses) > 1:
-            counts = CacheCounts()
-            store = open_redis(config, config.redis_timeout_ms / 1000, counts)
-            verifiers.affinity = SharedAffinity(store, counts, realm)
+            verifiers.affinity = _affinity(config, realm)
             stack.push_async_callback(verifiers.affinity.close)
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
@@ -127,6 +125,12 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
         yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache, knowledge)
+
+
+def _affinity(config: Config, realm: Realm) -> SharedAffinity:
+    """What orchestrators tell one another of where sequences went."""
+    counts = CacheCounts()
+    return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, realm)
 
 
 def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authentication | None:

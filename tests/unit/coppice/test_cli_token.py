@@ -45,7 +45,7 @@ def test_generate_sends_the_token(way: str, monkeypatch: pytest.MonkeyPatch) -> 
     sent = []
 
     class Recorder:
-        def __init__(self, address: str, tenant: str = "", token: str = "") -> None:
+        def __init__(self, address: str, token: str, tls: object) -> None:
             sent.append((address, token))
             raise RuntimeError("no server here")
 

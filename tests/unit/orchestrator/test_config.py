@@ -51,7 +51,8 @@ def test_every_variable_is_read() -> None:
     }
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
-    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed", 9100, "/tokens", True)
+    tokens = {"tokens_file": "/tokens", "open_reflection": True}
+    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed", 9100, **tokens)
 
 
 def test_secrets_do_not_show() -> None:
