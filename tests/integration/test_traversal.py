@@ -174,6 +174,7 @@ class LyingSequence:
     def __init__(self, sequence: DraftSequence) -> None:
         self._sequence = sequence
         self.extend, self.prepare, self.ahead = sequence.extend, sequence.prepare, sequence.ahead
+        self.read = sequence.read
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         tree = self._sequence.draft(max_nodes, row_multiple)
@@ -187,9 +188,10 @@ class LyingDrafter:
     def __init__(self, drafter: SmallLm) -> None:
         self._drafter = drafter
         self.info, self.open, self.warm_up = drafter.info, drafter.open, drafter.warm_up
+        self.prefixes = drafter.prefixes
 
-    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams) -> DraftSequence:
-        return LyingSequence(self._drafter.open_sampled(prompt, sampling))
+    def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
+        return LyingSequence(self._drafter.open_sampled(prompt, sampling, cache_salt))
 
 
 @pytest.mark.parametrize("is_honest", [True, False], ids=["an honest drafter", "a drafter that lies"])
@@ -267,6 +269,7 @@ class PlainDrafter:
 
     def __init__(self, drafter: SmallLm) -> None:
         self.info, self.open, self.warm_up = drafter.info, drafter.open, drafter.warm_up
+        self.prefixes = drafter.prefixes
 
 
 @pytest.mark.parametrize("samples", [True, False])
