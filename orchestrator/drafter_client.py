@@ -11,8 +11,9 @@ from typing import Protocol
 from coppice import wire
 from coppice.errors import IncompatibleError, InvalidTreeError
 from coppice.logs import of_request
-from coppice.rpc import open_channel, status_code_name
+from coppice.rpc import PEER_KEEPALIVE_MS, open_channel, status_code_name
 from coppice.tree import TokenTree
+from coppice.unreadable import received
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
@@ -46,7 +47,7 @@ class DrafterClient:
     def __init__(self, address: str, tokenizer_fingerprint: str) -> None:
         self.address = address
         self._fingerprint = tokenizer_fingerprint
-        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
+        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS)
         self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
@@ -125,7 +126,7 @@ class DrafterClient:
     async def handshake(self) -> None:
         """Make sure that the drafter speaks of the same tokens as the target."""
         described = await self._stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-        if described.tokenizer_fingerprint != self._fingerprint:
+        if received(described).tokenizer_fingerprint != self._fingerprint:
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
                 f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "

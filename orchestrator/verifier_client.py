@@ -22,8 +22,9 @@ from coppice.errors import (
     UnsupportedError,
 )
 from coppice.logs import of_request
-from coppice.rpc import open_channel
+from coppice.rpc import PEER_KEEPALIVE_MS, open_channel
 from coppice.tree import TokenTree
+from coppice.unreadable import received
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS, PeerStream
 from orchestrator.planner import Load
@@ -121,7 +122,7 @@ class VerifierClient:
     def __init__(self, address: str, owner: VerifierOwner) -> None:
         self.address = address
         self._owner = owner
-        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS)
+        self._channel = open_channel(address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS)
         self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
         self._ids = itertools.count(1)
         self._handlers: dict[int, VerifierHandler] = {}
@@ -201,11 +202,11 @@ class VerifierClient:
         described = await self._stub.Describe(
             verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S
         )
-        info = _info(described)
+        info = _info(received(described))
         self._owner.check(self, info)
         if not self.tokenizer_json:
             tokenizer = await self._stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-            self.tokenizer_json = tokenizer.tokenizer_json
+            self.tokenizer_json = received(tokenizer).tokenizer_json
         self._info = info
 
     def on_up(self) -> None:
