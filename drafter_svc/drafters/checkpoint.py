@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from coppice.errors import IncompatibleError
@@ -48,11 +49,15 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
 
     Raises:
         OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
+        IncompatibleError: its weights are damaged.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
-    )
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except SafetensorError as error:
+        raise IncompatibleError(f"the weights of {reference} are damaged or cut short: {error}") from error
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
 

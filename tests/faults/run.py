@@ -117,6 +117,7 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
     loading = asyncio.create_task(load.run())
     try:
         await _disturb(deployment, plan, report, tell)
+        tell(f"{report.faults.total()} faults, the last one is over")
         load.stop()
         await loading
         report.memory = samples.summary()
@@ -178,8 +179,8 @@ async def _recover(deployment: Deployment, report: Report, load: Load, chance: r
             while missing:
                 missing = await _missing(client)
                 await asyncio.sleep(0.1 if missing else 0)
-            for case in load._cases:
-                await load.request(client, case, chance)
+            missing = "an answer to every request"
+            await asyncio.gather(*(load.request(client, case, chance) for case in load.cases))
             missing = await _left(deployment)
             while missing:
                 await asyncio.sleep(0.2)

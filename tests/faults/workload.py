@@ -71,7 +71,7 @@ class Load:
 
     def __init__(self, address: str, cases: Sequence[Case], num_clients: int, seed: int) -> None:
         self._address = address
-        self._cases = cases
+        self.cases = cases
         self._num_clients = num_clients
         self._seed = seed
         self._stopping = False
@@ -90,7 +90,7 @@ class Load:
     async def _client(self, chance: random.Random) -> None:
         async with Client(self._address, tenant=f"tenant {chance.randrange(3)}") as client:
             while not self._stopping:
-                await self.request(client, chance.choice(self._cases), chance)
+                await self.request(client, chance.choice(self.cases), chance)
                 await asyncio.sleep(_PAUSE_S * chance.random())
 
     async def request(self, client: Client, case: Case, chance: random.Random) -> None:
