@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coppice.client import Options
 from coppice.errors import InvalidRequestError
 from coppice.v1 import drafter_pb2, inference_pb2, tree_pb2, verifier_pb2
 from coppice.wire import sampling_from_proto, stopping_from_proto, tree_from_proto
+from tests.conftest import StartFakes
+from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults import fuzz as fuzzing
 from tests.faults.doors import public_door
 from tests.faults.fuzz import Context, FuzzError, fuzz
-from tests.faults.messages import hostile, mangled_bytes, random_message, valid_message
+from tests.faults.messages import PROMPT, hostile, mangled_bytes, random_message, valid_message
+from tests.toy_target import babble, plain
 
 KINDS = [
     inference_pb2.GenerateRequest,
@@ -74,6 +79,30 @@ def test_a_seed_gives_the_same_messages_again_and_they_differ_from_each_other(ki
     assert len(set(data[0])) > 15
     valid = valid_message(kind, random.Random(1)).SerializeToString()
     assert mangled_bytes(valid, random.Random(1)) != valid
+
+
+class HostileDrafter(FakeDrafter):
+    """Says anything, mostly of sequences that there are."""
+
+    async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
+        chance = random.Random(8)
+        async for request in requests:
+            for message in filter(None, (hostile(drafter_pb2.DraftResponse, chance) for _ in range(6))):
+                if chance.random() < 0.8:
+                    message.sequence_id = request.sequence_id
+                self.num_trees += 1
+                yield message
+
+
+async def test_a_hostile_drafter_changes_no_token(start_fakes: StartFakes) -> None:
+    drafter = HostileDrafter()
+    # It is dropped from a sequence at its first mistake, so that each request gives it another chance.
+    async with start_fakes(FakeVerifier(reroots=True), drafter) as (client, orchestrator):
+        for seed in range(25):
+            answer = await client.generate(PROMPT, Options(max_tokens=20, seed=seed, temperature=1.0))
+            assert list(answer.token_ids) == plain(babble, PROMPT, 20, seed)
+        assert orchestrator.service.num_requests == 0
+    assert drafter.num_trees > 100
 
 
 class BadDoor:
