@@ -141,8 +141,7 @@ async def deployed(seed: int) -> AsyncIterator[Deployment]:
         }
         orchestrator = Service("orchestrator", "orchestrator", env)
         services = {service.name: service for service in (*back, orchestrator)}
-        for service in services.values():
-            stack.push_async_callback(service.stop)
+        stack.push_async_callback(_stop_all, list(services.values()))
         await asyncio.gather(*(service.start() for service in back))
         await orchestrator.start()
         proxies["client"] = await _proxy(stack, orchestrator.address, seed)
@@ -178,6 +177,10 @@ async def deployed_here(seed: int) -> AsyncIterator[Deployment]:
             )
 
         yield Deployment(proxies, left)
+
+
+async def _stop_all(services: list[Service]) -> None:
+    await asyncio.gather(*(service.stop() for service in services))
 
 
 async def _proxy(stack: contextlib.AsyncExitStack, address: str, seed: int) -> FaultProxy:

@@ -123,6 +123,7 @@ async def fault_run(deployment: Deployment, plan: Plan, tell: Callable[[str], No
         report.memory = samples.summary()
         report.seconds = time.monotonic() - started
         await _recover(deployment, report, load, random.Random(f"{plan.seed}/after"))
+        tell(f"recovered after {report.recovered_s:.1f} s")
     finally:
         for task in (sampling, loading):
             task.cancel()
