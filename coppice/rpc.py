@@ -23,31 +23,49 @@ from grpc_status import rpc_status
 
 from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
-from coppice.message_check import MessageCheck, check_message, checks_message
+from coppice.unreadable import UnreadableRequests, check_request
 
 logger = logging.getLogger(__name__)
 
 # Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_CONCURRENT_STREAMS = 4096
-MIN_PING_INTERVAL_MS = 10_000
+# Who pings a server more often is hung up on.
+MIN_PING_INTERVAL_MS = 2_000
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
+# Between services: a peer that has been silent for so long is asked, and lost when it is silent for as long again; what
+# it was doing then goes on elsewhere. gRPC answers pings on threads of its own, also while a model runs, and no ping is
+# sent while rounds go back and forth.
+PEER_KEEPALIVE_MS = 4_000
 RECONNECT_MIN_MS = 100
 RECONNECT_MAX_MS = 5_000
 # Health by this name is SERVING as long as the event loop turns, whatever there is to serve: who restarts what hangs
 # asks for it, since restarting what is merely not ready helps nobody.
 LIVENESS = "coppice.liveness"
 
+
+def _keepalive(time_ms: int) -> tuple[tuple[str, int], ...]:
+    """Options: ping after a silence of `time_ms`, and hang up when that is not answered in time.
+
+    The keepalive's own timeout by itself leaves a connection to nobody open: what gRPC waits for is a ping's answer.
+    """
+    timeout_ms = min(time_ms, KEEPALIVE_TIMEOUT_MS)
+    return (
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    )
+
+
 _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
+    *_keepalive(KEEPALIVE_MS),
     # Of one connection; a client that opens and cancels more has to wait.
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
     # A second server on the same port must fail, not silently take half of the traffic.
@@ -61,6 +79,8 @@ _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+    # Who waits for an answer asks for as long as it takes.
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 _GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in grpc.StatusCode}
@@ -69,13 +89,20 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def open_channel(
-    address: str, max_reconnect_ms: int = RECONNECT_MAX_MS, certificates: Certificates | None = None
+    address: str,
+    max_reconnect_ms: int = RECONNECT_MAX_MS,
+    keepalive_ms: int = KEEPALIVE_MS,
+    certificates: Certificates | None = None,
 ) -> grpc.aio.Channel:
     """A channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart.
 
     Without certificates it is plaintext; otherwise it keeps those of now for as long as it lives.
     """
-    options: list[tuple[str, Any]] = [*_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", max_reconnect_ms)]
+    options: list[tuple[str, Any]] = [
+        *_CHANNEL_OPTIONS,
+        ("grpc.max_reconnect_backoff_ms", max_reconnect_ms),
+        *_keepalive(keepalive_ms),
+    ]
     if certificates is None:
         return grpc.aio.insecure_channel(address, options=options)
     if name := certificates.server_name:
@@ -123,10 +150,10 @@ def unary(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         async with errors_as_status(context):
-            check_message(request)
+            check_request(request)
             return await method(self, request, context)
 
-    return checks_message(wrapped)  # type: ignore[return-value]
+    return wrapped  # type: ignore[return-value]
 
 
 def streaming(method: Handler) -> Handler:
@@ -135,13 +162,13 @@ def streaming(method: Handler) -> Handler:
     @functools.wraps(method)
     async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         async with errors_as_status(context):
-            check_message(request)
+            check_request(request)
             responses = method(self, request, context)
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     yield response
 
-    return checks_message(wrapped)  # type: ignore[return-value]
+    return wrapped  # type: ignore[return-value]
 
 
 def is_loopback(address: str) -> bool:
@@ -168,7 +195,7 @@ class Server:
         certificates: Certificates | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*interceptors, MessageCheck()])
+        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*interceptors, UnreadableRequests()])
         self._certificates = certificates
         # Where health alone is served.
         self._probed: grpc.aio.Server | None = None

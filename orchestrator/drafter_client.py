@@ -15,6 +15,7 @@ from coppice.logs import of_request
 from coppice.prefix_digests import prefix_digests
 from coppice.rpc import status_code_name
 from coppice.tree import TokenTree
+from coppice.unreadable import received
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
 from orchestrator.peer_channel import PeerChannel
 from orchestrator.peer_stream import PeerStream
@@ -135,7 +136,7 @@ class DrafterClient:
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-        if described.tokenizer_fingerprint != self._fingerprint:
+        if received(described).tokenizer_fingerprint != self._fingerprint:
             self.refused_kind = described.kind
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "

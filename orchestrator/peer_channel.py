@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from coppice.certificates import Certificates
-from coppice.rpc import open_channel
+from coppice.rpc import PEER_KEEPALIVE_MS, open_channel
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS
 
 Stub = TypeVar("Stub")
@@ -38,5 +38,5 @@ class PeerChannel(Generic[Stub]):
     def _open(self) -> None:
         # Before the channel looks: a change in between is seen the next time.
         self._pems = None if self._certificates is None else self._certificates.current()
-        self._channel = open_channel(self._address, CHANNEL_BACKOFF_MAX_MS, self._certificates)
+        self._channel = open_channel(self._address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS, self._certificates)
         self.stub = self._new_stub(self._channel)

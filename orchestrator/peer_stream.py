@@ -12,6 +12,7 @@ import grpc
 
 from coppice.errors import CoppiceError
 from coppice.message_writer import MessageWriter
+from coppice.unreadable import UnreadablePeerError, received
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class PeerStream(Generic[Request, Response]):
             await self._converse()
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}", self._end()
+        except UnreadablePeerError:
+            return "it sent what is no message", self._end()
         except CoppiceError as error:
             self.refusal = error
             return str(error), self._end()
@@ -169,7 +172,7 @@ class PeerStream(Generic[Request, Response]):
             self._events.on_up()
             responses: Any = call
             async for message in responses:
-                self._events.on_message(message)
+                self._events.on_message(received(message))
         finally:
             self._call = None
             call.cancel()

@@ -24,6 +24,7 @@ from coppice.errors import (
 )
 from coppice.logs import of_request
 from coppice.tree import TokenTree
+from coppice.unreadable import received
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from orchestrator.peer_channel import PeerChannel
 from orchestrator.peer_stream import PeerStream
@@ -201,11 +202,11 @@ class VerifierClient:
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-        info = _info(described)
+        info = _info(received(described))
         self._owner.check(self, info)
         if not self.tokenizer_json:
             tokenizer = await stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-            self.tokenizer_json = tokenizer.tokenizer_json
+            self.tokenizer_json = received(tokenizer).tokenizer_json
         self._info = info
 
     def on_up(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -212,9 +213,12 @@ def _load(model: str, dtype: torch.dtype, ranks: Ranks | None) -> PreTrainedMode
         from verifier_svc.tensor_parallel import load_part
 
         return load_part(model, dtype, ranks)
-    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, dtype=dtype, use_safetensors=True, trust_remote_code=False
-    )
+    try:
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except SafetensorError as error:
+        raise IncompatibleError(f"the weights of {model} are damaged or cut short: {error}") from error
     return loaded
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from coppice.checkpoint_files import refuse_unsafe
@@ -48,14 +49,17 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code.
+        IncompatibleError: the checkpoint could carry code, or its weights are damaged.
         OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
     """
     refuse_unsafe(reference, CONFIG_MAPPING)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
-    )
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except SafetensorError as error:
+        raise IncompatibleError(f"the weights of {reference} are damaged or cut short: {error}") from error
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import pytest
 
 from orchestrator.peer_stream import MAX_UNSENT, PeerStream
 
@@ -155,3 +156,23 @@ async def test_the_end_of_a_stream_ends_a_write_that_waits() -> None:
         call.may_take.release()
         await turns(4)
         assert call.taken == []
+
+
+async def test_a_message_that_cannot_be_read_ends_the_stream_and_another_is_opened(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Unreadable(Call):
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            # What gRPC gives a client for bytes that are no message.
+            yield None
+
+    async with connected(Unreadable()) as owner:
+        await owner.is_down.wait()
+        async with asyncio.timeout(10):
+            while not owner.stream.connected:  # noqa: ASYNC110 nothing to wait on
+                await asyncio.sleep(0.005)
+        assert owner.stream.num_lost == 1
+        # The peer is not refused for good, and it is no error of ours.
+        assert owner.stream.refusal is None
+    assert "it sent what is no message" in caplog.text
+    assert "Traceback" not in caplog.text

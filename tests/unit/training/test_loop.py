@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +164,28 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
 def test_a_run_shorter_than_its_warm_up_still_trains() -> None:
     schedule = Schedule(steps=5, learning_rate=1.0, warmup_steps=60)
     assert all(schedule.at(step) > 0 for step in range(5))
+
+
+def test_a_full_disk_stops_the_run_by_name_and_spoils_no_saved_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def full(state: dict[str, Any], path: Path) -> None:
+        if state["step"] < 4:
+            save(state, path)
+            return
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    uninterrupted = TinyModel()
+    TrainingLoop(uninterrupted, loss_of, held_out, config(tmp_path / "other")).run()
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        TrainingLoop(TinyModel(), loss_of, held_out, config(tmp_path / "state")).run()
+    monkeypatch.setattr(torch, "save", save)
+    resumed = TinyModel()
+    TrainingLoop(resumed, loss_of, held_out, config(tmp_path / "state")).run()
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(resumed).values(), weights(uninterrupted).values(), strict=True)
+    )

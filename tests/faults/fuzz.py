@@ -1,0 +1,292 @@
+"""Fuzzing at the servers' doors, in process: no message of a peer may crash, hang or bloat a service, nor be its fault.
+
+Each door is a real servicer on a real engine or drafter; only the socket is left out, so that 10^5 messages take
+minutes. Between messages a door is asked something sensible, whose answer must be what it always was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import code_pb2
+
+from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
+from drafter_svc.service import DrafterService
+from orchestrator.service import InferenceService
+from tests.faults.messages import PROMPT, hostile
+from tests.faults.processes import resident_mib
+from verifier_svc.engine import Engine
+from verifier_svc.service import VerifierServicer
+
+# A conversation that takes longer hangs.
+DEADLINE_S = 20.0
+# How often a door is asked something sensible.
+CHECK_EVERY = 25
+# A door may grow by this much over a run, after its first fifth: caches fill, and allocators keep what they had.
+MAX_GROWTH_MIB = 64.0
+# Statuses that would blame the server for what its peer said, or say nothing.
+SERVERS_FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+_MAX_RESPONSES = 12
+_ALL = 10_000
+
+
+class FuzzError(AssertionError):
+    """A service did what it must not do; the message names the seed that gives it again."""
+
+
+class Door(Protocol):
+    """One service, as its peers reach it."""
+
+    name: str
+
+    async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
+        """One call, or one stream, with messages of `chance`; counts messages and what they were answered with."""
+
+    async def check(self) -> Sequence[int]:
+        """Tokens of a sensible request, which are always the same."""
+
+    def left(self) -> str:
+        """What peers that are gone have left behind; empty when nothing."""
+
+
+@dataclass
+class Context:
+    """What a servicer sees of a call; a call that is aborted ends there, as it does in gRPC."""
+
+    sent: list[Any] = field(default_factory=list)
+    code: str = "OK"
+    on_write: Callable[[Any], None] = lambda message: None
+
+    async def write(self, message: Any) -> None:
+        """Take a message, which must be one that can be sent."""
+        message.SerializeToString()
+        self.sent.append(message)
+        self.on_write(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.code = code.name
+        raise grpc.aio.AbortError(details)
+
+    async def abort_with_status(self, status: Any) -> None:
+        await self.abort(status.code)
+
+    def time_remaining(self) -> float:
+        return DEADLINE_S
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
+class PublicDoor:
+    """Generate and GetModelInfo of an orchestrator."""
+
+    name = "orchestrator"
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
+        request = hostile(inference_pb2.GenerateRequest, chance)
+        if request is None:
+            counts["unreadable"] += 1
+            return
+        counts["messages"] += 1
+        context = Context()
+        # Clients leave when they have had enough.
+        most = chance.choice((1, 3, _MAX_RESPONSES))
+        await self._call(request, context, most)
+        counts[context.code] += 1
+        if context.code in SERVERS_FAULTS:
+            raise FuzzError(f"{context.code} to {request}")
+
+    async def check(self) -> Sequence[int]:
+        await self._service.GetModelInfo(inference_pb2.GetModelInfoRequest(), Context())
+        request = inference_pb2.GenerateRequest(response=inference_pb2.ResponseOptions(token_ids=True))
+        request.token_ids.ids.extend(PROMPT)
+        request.sampling.temperature, request.sampling.seed = 1.0, 3
+        request.stopping.max_tokens = 12
+        context = Context()
+        messages = await self._call(request, context, _ALL)
+        return [token for message in messages for token in message.token_ids]
+
+    def left(self) -> str:
+        return f"{self._service.num_requests} requests" if self._service.num_requests else ""
+
+    async def _call(self, request: inference_pb2.GenerateRequest, context: Context, most: int) -> list[Any]:
+        messages: list[Any] = []
+        responses = self._service.Generate(request, context)
+        async with contextlib.aclosing(responses):
+            with contextlib.suppress(grpc.aio.AbortError):
+                async for message in responses:
+                    await context.write(message)
+                    messages.append(message)
+                    if len(messages) >= most:
+                        break
+        return messages
+
+
+class VerifierDoor:
+    """Verify of a verifier, whose engine runs."""
+
+    name = "verifier"
+
+    def __init__(self, engine: Engine, servicer: VerifierServicer) -> None:
+        self._engine = engine
+        self._servicer = servicer
+
+    async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
+        messages = stream_of(verifier_pb2.VerifyRequest, chance, counts)
+        context = Context()
+        await _aborted_or_over(self._servicer.Verify(_taking_turns(messages, chance), context))
+        for response in context.sent:
+            kind = response.WhichOneof("event")
+            counts[kind] += kind != "load"
+            _check_code(getattr(response, kind).code if kind in ("error", "draft_rejected") else 0, messages)
+        _check_call(context, messages)
+
+    async def check(self) -> Sequence[int]:
+        opening = verifier_pb2.OpenSequence(
+            prompt_token_ids=PROMPT,
+            sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=3),
+            stopping=sampling_pb2.StoppingOptions(max_tokens=12, ignore_eos=True),
+        )
+        context = Context()
+        over = asyncio.Event()
+        context.on_write = lambda response: over.set() if response.HasField("finished") else None
+
+        async def requests() -> AsyncIterator[verifier_pb2.VerifyRequest]:
+            yield verifier_pb2.VerifyRequest(sequence_id=7, open=opening)
+            await over.wait()
+
+        await self._servicer.Verify(requests(), context)
+        return [token for response in context.sent for token in response.outcome.token_ids]
+
+    def left(self) -> str:
+        engine = self._engine
+        held = engine.num_blocks - engine.num_free_blocks
+        parts = {"blocks": held, "running sequences": engine.num_running, "waiting sequences": engine.num_waiting}
+        return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+
+
+class DrafterDoor:
+    """Draft of a drafter, whose model thread runs."""
+
+    name = "drafter"
+
+    def __init__(self, service: DrafterService) -> None:
+        self._service = service
+
+    async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
+        messages = stream_of(drafter_pb2.DraftRequest, chance, counts)
+        context = Context()
+        await _aborted_or_over(self._service.Draft(_taking_turns(messages, chance), context))
+        for response in context.sent:
+            kind = response.WhichOneof("event")
+            counts[kind] += 1
+            _check_code(response.error.code if kind == "error" else 0, messages)
+        _check_call(context, messages)
+
+    async def check(self) -> Sequence[int]:
+        async def requests() -> AsyncIterator[drafter_pb2.DraftRequest]:
+            opening = drafter_pb2.OpenDraft(
+                prompt_token_ids=PROMPT, sampling=sampling_pb2.SamplingParams(temperature=0.0), max_nodes=6
+            )
+            yield drafter_pb2.DraftRequest(sequence_id=7, open=opening)
+
+        context = Context()
+        await self._service.Draft(requests(), context)
+        return list(context.sent[0].tree.tree.token_ids)
+
+    def left(self) -> str:
+        return f"{self._service.num_sequences} sequences" if self._service.num_sequences else ""
+
+
+async def fuzz(door: Door, num_messages: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Counter[str]:
+    """Send so many messages through a door, and return what they were answered with.
+
+    Raises:
+        FuzzError: a conversation hung, was blamed on the server, changed a sensible answer, or left something behind.
+    """
+    counts: Counter[str] = Counter()
+    expected = list(await door.check())
+    if not expected:
+        raise FuzzError(f"the {door.name} says nothing at all")
+    warm_mib = 0.0
+    while counts["messages"] < num_messages:
+        number = counts["conversations"]
+        await _attempt(door, random.Random(f"{seed}/{door.name}/{number}"), counts, f"seed {seed}, number {number}")
+        counts["conversations"] += 1
+        if number % CHECK_EVERY == 0:
+            async with asyncio.timeout(DEADLINE_S):
+                if (tokens := list(await door.check())) != expected:
+                    raise FuzzError(f"the {door.name} says {tokens} and not {expected} after seed {seed}, {number}")
+            counts["checks"] += 1
+        if not warm_mib and counts["messages"] >= num_messages / 5:
+            warm_mib = resident_mib()
+        if number % 500 == 499:
+            tell(f"{door.name}: {counts['messages']:,} messages")
+    await _nothing_left(door)
+    counts["grown MiB"] = round(resident_mib() - warm_mib)
+    if counts["grown MiB"] > MAX_GROWTH_MIB:
+        raise FuzzError(f"the {door.name} grew by {counts['grown MiB']} MiB")
+    return counts
+
+
+def stream_of(kind: type[Any], chance: random.Random, counts: Counter[str]) -> list[Any]:
+    """Messages for one stream, in an order that need make no sense."""
+    messages = [hostile(kind, chance) for _ in range(chance.choice((1, 5, 20, 40)))]
+    readable = [message for message in messages if message is not None]
+    counts["unreadable"] += len(messages) - len(readable)
+    counts["messages"] += len(readable)
+    return readable
+
+
+async def _attempt(door: Door, chance: random.Random, counts: Counter[str], where: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await door.converse(chance, counts)
+    except TimeoutError:
+        raise FuzzError(f"the {door.name} hangs ({where})") from None
+    except FuzzError as error:
+        raise FuzzError(f"{error} ({where})") from None
+
+
+async def _nothing_left(door: Door) -> None:
+    """What peers leave behind goes soon after them."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while door.left():  # noqa: ASYNC110 nothing to wait on
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise FuzzError(f"the {door.name} still has {door.left()}") from None
+
+
+async def _taking_turns(messages: Sequence[Message], chance: random.Random) -> AsyncIterator[Any]:
+    """A stream whose messages now come at once, now while the model works on earlier ones."""
+    for message in messages:
+        yield message
+        await asyncio.sleep(chance.choice((0, 0, 0, 0.0005)))
+
+
+async def _aborted_or_over(call: Any) -> None:
+    with contextlib.suppress(grpc.aio.AbortError):
+        await call
+
+
+def _check_code(code: int, messages: Sequence[Message]) -> None:
+    name = code_pb2.Code.Name(code) if code in code_pb2.Code.values() else f"code {code}"
+    if name in SERVERS_FAULTS:
+        raise FuzzError(f"{name} to one of {messages}")
+
+
+def _check_call(context: Context, messages: Sequence[Message]) -> None:
+    if context.code in SERVERS_FAULTS:
+        raise FuzzError(f"{context.code} to {messages}")
