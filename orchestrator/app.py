@@ -91,7 +91,13 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             drafters=drafters,
             planner=planner,
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
-            admission=Admission(config.max_requests, config.max_queued, dict(config.tenant_weights)),
+            admission=Admission(
+                config.max_requests,
+                config.max_queued,
+                dict(config.tenant_weights),
+                max_token_s=config.max_token_ms / 1000 or None,
+                max_wait_s=config.max_queue_wait_s or None,
+            ),
             limits=Limits(
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
