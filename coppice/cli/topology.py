@@ -72,6 +72,8 @@ class TopologySpec:
     verifiers: int = 1
     # Of the orchestrator's metrics; verifiers and drafters have the next ones, in this order. 0: none are served.
     metrics_port: int = 0
+    # Environment variables of the orchestrator.
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 class Topology:
@@ -107,6 +109,7 @@ class Topology:
         env = {**metrics, "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
         if self._spec.redis:
             env["REDIS_URL"] = self._spec.redis
+        env.update(self._spec.settings)
         self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
 
     async def add_orchestrator(
