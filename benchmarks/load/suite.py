@@ -39,7 +39,7 @@ class LoadPlan:
     num_runs: int = 3
     duration_s: float = 10.0
     # Arrivals at random, in shares of the requests per second that saturate the server without speculation.
-    rates: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    rates: tuple[float, ...] = (0.6, 0.9, 1.2)
     # Arrivals of a trace that is played `trace_speed` times as fast; empty for none.
     trace: tuple[Arrival, ...] = ()
     trace_speed: float = 1.0

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ratio_table import ratio_table
 from benchmarks.table import MIN_WIDTH
 
 COLUMNS = {
@@ -40,7 +39,7 @@ def print_overload(report: Mapping[str, Any], console: Console | None = None) ->
         times.add_row(row["name"], *[" / ".join(pair) for pair in pairs])
     console.print(counts)
     console.print(times)
-    console.print(ratio_table(report["ratios"], report["ratio_spread"], "; recovery in seconds"))
+    console.print(_ratios(report))
     settings = report["settings"]
     console.print(
         f"Saturated by {settings['saturation_requests_per_s']:.2f} requests/s; "
@@ -52,6 +51,15 @@ def print_overload(report: Mapping[str, Any], console: Console | None = None) ->
         console.print(text, markup=False)
     for text in report["mismatches"]:
         console.print(f"PROBLEM: {text}", style="bold red", markup=False)
+
+
+def _ratios(report: Mapping[str, Any]) -> Table:
+    table = Table(title="Over all runs, and the least and most of one run; recovery in seconds")
+    for name in ("figure", "value", "min", "max"):
+        table.add_column(name, justify="left" if name == "figure" else "right")
+    for name, (least, most) in report["ratio_spread"].items():
+        table.add_row(name, *[f"{value:.3f}" for value in (report["ratios"][name], least, most)])
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -43,7 +43,7 @@ def load(
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
     rates: Annotated[
         str, typer.Option(metavar="F,F,…", help="Arrivals, in shares of saturation without speculation; empty: none.")
-    ] = "0.3,0.6,0.9,1.2",
+    ] = "0.6,0.9,1.2",
     trace: Annotated[
         Path | None, typer.Option(help="Arrivals as in this CSV file, with TIMESTAMP and GeneratedTokens.")
     ] = None,
