@@ -57,8 +57,9 @@ proto: setup ## Regenerate coppice/v1 from the .proto files
 bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
 	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
 
-load: setup ## Measure load through the public API, about 40 minutes; writes benchmarks/results/load.json
+load: setup ## Measure load and overload through the public API, about 40 minutes; writes JSON, PNG and HTML
 	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
+	$(BIN)/coppice bench overload --out benchmarks/results $(OVERLOAD_ARGS)
 
 chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests

@@ -20,6 +20,10 @@ class NoTimeError(OverloadedError):
     """Even at the best pace of late the request's time would not suffice."""
 
 
+class LongWaitError(OverloadedError):
+    """It would have to wait for longer than requests may here, or has."""
+
+
 class CrowdedOutError(OverloadedError):
     """The place in the queue was needed for a tenant with fewer requests there."""
 
@@ -38,6 +42,8 @@ class Ticket:
         self._decided: asyncio.Event | None = None
         # Of the longest output, once they have begun.
         self.num_tokens: int | None = None
+        # Place-seconds of all requests up to its start.
+        self.used_before_s = 0.0
 
     def __enter__(self) -> Ticket:
         return self
@@ -56,13 +62,22 @@ class Ticket:
         """Return once it has its places.
 
         Raises:
-            OverloadedError: it had to make room in the queue for a tenant with fewer requests there.
+            OverloadedError: it had to make room in the queue for a tenant with fewer requests there, or has waited for
+                as long as requests may.
         """
         if self.started_s is None and self.refusal is None:
             self._decided = asyncio.Event()
-            await self._decided.wait()
+            try:
+                async with asyncio.timeout(self._patience_s()):
+                    await self._decided.wait()
+            except TimeoutError as error:
+                raise self._admission.waited_too_long(self.claim) from error
         if self.refusal is not None:
             raise self.refusal
+
+    def _patience_s(self) -> float | None:
+        longest_s = self._admission.max_wait_s
+        return None if longest_s is None else longest_s - (self._admission.now_s() - self.entered_s)
 
     def decide(self, refusal: CoppiceError | None = None) -> None:
         """Give it its places, or send it away."""
@@ -74,7 +89,11 @@ class Ticket:
 
 
 class Admission:
-    """Shares `max_running` places among requests, of which up to `max_queued` outputs may wait."""
+    """Shares `max_running` places among requests, of which up to `max_queued` outputs may wait.
+
+    With `max_token_s` there are only as many places as outputs have a token in that time each, by the pace of late, the
+    prompt's time included. With `max_wait_s` nobody waits for longer, and who would usually have to is refused at once.
+    """
 
     def __init__(
         self,
@@ -82,12 +101,19 @@ class Admission:
         max_queued: int,
         weights: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        max_token_s: float | None = None,
+        max_wait_s: float | None = None,
     ) -> None:
         self._max_running = max_running
         self._max_queued = max_queued
+        self._max_token_s = max_token_s
+        self.max_wait_s = max_wait_s
         self._queue = FairQueue(weights)
         self._waiting: dict[Claim, Ticket] = {}
         self._pace = Pace()
+        # Time that places have been in use, added up until `_used_until_s`; kept where `max_token_s` is asked for.
+        self._used_s = 0.0
+        self._used_until_s = clock()
         self.now_s = clock
 
     @property
@@ -100,21 +126,31 @@ class Admission:
         """Outputs that wait for a place."""
         return self._queue.num_waiting
 
+    @property
+    def num_places(self) -> int:
+        """Outputs that may run at once now."""
+        if self._max_token_s is None:
+            return self._max_running
+        return min(self._pace.places_within(self._max_token_s) or self._max_running, self._max_running)
+
     def enter(self, claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:
         """Let a request in, or have it wait; leaving the ticket ends both.
 
         It has `time_left_s`, and its outputs are not over before they have `num_tokens` tokens.
 
         Raises:
-            OverloadedError: the queue is full, or even at the best pace of late its time would not suffice.
+            OverloadedError: the queue is full, or its wait would usually be too long, or even at the best pace of late
+                its time would not suffice.
         """
         ticket = Ticket(self, claim)
-        num_free = self._max_running - self.num_running
+        num_free = self._num_free()
         if not self.num_waiting and claim.num_places <= num_free:
+            self._count_use()
             self._queue.start(claim)
-            ticket.decide()
+            self._begin(ticket)
             return ticket
         num_wanted = self._queue.ahead_of(claim) + claim.num_places - num_free
+        self._check_wait(claim, num_wanted)
         needed_s = self._pace.at_least_s(self.now_s(), num_wanted, num_tokens)
         if needed_s > time_left_s:
             text = f"would take {needed_s:.3g} s at the best pace of late, and has {time_left_s:.3g} s"
@@ -131,8 +167,9 @@ class Admission:
         claim = ticket.claim
         if ticket.started_s is not None:
             now_s = self.now_s()
+            self._count_use()
             if ticket.num_tokens is not None:
-                self._pace.ended(now_s, now_s - ticket.started_s, ticket.num_tokens)
+                self._learn(ticket, now_s, now_s - ticket.started_s, ticket.num_tokens)
             if self._waiting:
                 self._pace.given_back(now_s, claim.num_places)
             self._queue.end(claim)
@@ -142,13 +179,49 @@ class Admission:
 
     def retry_after_s(self, num_places: int = 1) -> float:
         """When it is worth asking for places again."""
-        return self._pace.retry_after_s(self.num_waiting + num_places, self._max_running)
+        return self._pace.retry_after_s(self.num_waiting + num_places, self.num_places)
+
+    def waited_too_long(self, claim: Claim) -> OverloadedError:
+        """What to tell a request that has waited for `max_wait_s`."""
+        return self._overloaded(LongWaitError, f"had no place within {self.max_wait_s:.3g} s", claim)
+
+    def _num_free(self) -> int:
+        """Places that may be taken; all where none is in use, so that a large request gets its own some day."""
+        return (self.num_places if self.num_running else self._max_running) - self.num_running
 
     def _start_waiting(self) -> None:
-        while (claim := self._queue.take_next(self._max_running - self.num_running)) is not None:
-            self._waiting.pop(claim).decide()
-        if not self._waiting:
-            self._pace.nobody_waits()
+        while self._waiting:
+            self._count_use()
+            claim = self._queue.take_next(self._num_free())
+            if claim is None:
+                return
+            self._begin(self._waiting.pop(claim))
+        self._pace.nobody_waits()
+
+    def _begin(self, ticket: Ticket) -> None:
+        ticket.used_before_s = self._used_s
+        ticket.decide()
+
+    def _count_use(self) -> None:
+        """Add up the use of places, before it changes."""
+        if self._max_token_s is not None:
+            now_s = self.now_s()
+            self._used_s += (now_s - self._used_until_s) * self.num_running
+            self._used_until_s = now_s
+
+    def _learn(self, ticket: Ticket, now_s: float, held_s: float, num_tokens: int) -> None:
+        self._pace.ended(now_s, held_s, num_tokens)
+        if self._max_token_s is not None and held_s > 0:
+            self._pace.shared(held_s, num_tokens, (self._used_s - ticket.used_before_s) / held_s)
+
+    def _check_wait(self, claim: Claim, num_wanted: int) -> None:
+        """See to it that a claim which has to wait may expect its places in time."""
+        if self.max_wait_s is None:
+            return
+        wait_s = self._pace.usual_wait_s(num_wanted + self._queue.others_before(claim), self.num_places)
+        if wait_s > self.max_wait_s:
+            text = f"would usually wait {wait_s:.3g} s, and {self.max_wait_s:.3g} s is the most"
+            raise self._overloaded(LongWaitError, text, claim)
 
     def _make_room(self, claim: Claim) -> None:
         """See to it that a claim fits the queue, if need be by sending others away that crowd it."""

@@ -97,7 +97,13 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
             await knowledge.start()
-        admission = Admission(config.max_requests, config.max_queued, dict(config.tenant_weights))
+        admission = Admission(
+            config.max_requests,
+            config.max_queued,
+            dict(config.tenant_weights),
+            max_token_s=config.max_token_ms / 1000 or None,
+            max_wait_s=config.max_queue_wait_s or None,
+        )
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,

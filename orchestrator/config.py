@@ -66,6 +66,11 @@ class Config:
     cache_ttl_s: float = 86_400.0
     # Outputs that may wait for a place; more are turned away with RESOURCE_EXHAUSTED.
     max_queued: int = 256
+    # The longest time in that queue; who would usually wait for longer is turned away at once. 0: no bound of its own.
+    max_queue_wait_s: float = 0.0
+    # As many outputs run at once as have a token in that time each, by the pace of late, the prompt's time included;
+    # never more than MAX_REQUESTS. 0: always as many as those.
+    max_token_ms: float = 0.0
     # Shares of the places, for tenants that are to have more than one: pairs of name and weight, as in "a=2,b=3".
     tenant_weights: tuple[tuple[str, int], ...] = ()
     # How rounds are planned: "adaptive" learns what pays, within MAX_NODES and LINGER_MS; "fixed" always spends these.
@@ -99,6 +104,9 @@ class Config:
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
         _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
         _check("MAX_QUEUED", self.max_queued >= 0, f"must be at least 0, got {self.max_queued}")
+        for name in ("max_queue_wait_s", "max_token_ms"):
+            value = getattr(self, name)
+            _check(name.upper(), value >= 0, f"must be at least 0, got {value}")
         _check("TENANT_WEIGHTS", all(weight >= 1 for _, weight in self.tenant_weights), "must be at least 1 each")
         _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
@@ -164,6 +172,8 @@ class Config:
             cache_mib=_read(env, "CACHE_MIB", int, cls.cache_mib),
             cache_ttl_s=_read(env, "CACHE_TTL_S", _number, cls.cache_ttl_s),
             max_queued=_read(env, "MAX_QUEUED", int, cls.max_queued),
+            max_queue_wait_s=_read(env, "MAX_QUEUE_WAIT_S", _number, cls.max_queue_wait_s),
+            max_token_ms=_read(env, "MAX_TOKEN_MS", _number, cls.max_token_ms),
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),

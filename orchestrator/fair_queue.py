@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +51,12 @@ class FairQueue:
         tenant = self._tenants.get(claim.tenant)
         waiting = tenant.waiting if tenant is not None else []
         return sum(other.num_places for other in waiting if other.priority >= claim.priority and other is not claim)
+
+    def others_before(self, claim: Claim) -> int:
+        """Places that other tenants take before this claim has its own, by turns; those in use are not looked at."""
+        own_turns = (self.ahead_of(claim) + claim.num_places) / self._weight(claim.tenant)
+        others = (self._tenants[name] for name in self._turns if name != claim.tenant)
+        return sum(min(other.num_waiting, math.ceil(own_turns * other.weight)) for other in others)
 
     def wait(self, claim: Claim) -> None:
         """Let a claim wait for its turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 # What is remembered, and for how long it says something of the present.
@@ -15,6 +16,8 @@ MIN_TOKENS = 8
 DEFAULT_RETRY_S = 1.0
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
+# How many of the requests that ended last say what is usual now.
+NUM_USUAL = 32
 
 
 class Pace:
@@ -27,12 +30,19 @@ class Pace:
         self._held_s: deque[float] = deque(maxlen=MAX_KEPT)
         # When longer outputs ended, and their seconds per token.
         self._per_token_s: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
+        # Of those that ended last, the tokens per second of all that ran beside them, had they gone as fast.
+        self._tokens_per_s: deque[float] = deque(maxlen=NUM_USUAL)
 
     def ended(self, now_s: float, held_s: float, num_tokens: int) -> None:
         """A request has ended, its longest output after `num_tokens` tokens."""
         self._held_s.append(held_s)
         if num_tokens >= MIN_TOKENS:
             self._per_token_s.append((now_s, held_s / num_tokens))
+
+    def shared(self, held_s: float, num_tokens: int, mean_running: float) -> None:
+        """A request has ended beside which so many places were in use on average, its own among them."""
+        if num_tokens >= MIN_TOKENS and held_s > 0:
+            self._tokens_per_s.append(mean_running * num_tokens / held_s)
 
     def given_back(self, now_s: float, num_places: int) -> None:
         """Places became free that others wait for."""
@@ -48,6 +58,22 @@ class Pace:
             return DEFAULT_RETRY_S
         mean_s = sum(self._held_s) / len(self._held_s)
         return min(max(num_wanted * mean_s / num_places, MIN_RETRY_S), MAX_RETRY_S)
+
+    def usual_wait_s(self, num_wanted: int, num_places: int) -> float:
+        """How long `num_wanted` of all `num_places` usually take to be given back; 0 where little is known."""
+        usual = list(self._held_s)[-NUM_USUAL:]
+        return num_wanted * sum(usual) / len(usual) / num_places if len(usual) >= MIN_SEEN else 0.0
+
+    def places_within(self, token_s: float) -> int | None:
+        """With how many places in use each output has a token in `token_s`, at the tokens per second of late.
+
+        None where little is known; 1 where not even one alone has. With fewer in use there are fewer tokens per second
+        in all, so that it never says too many, and says more as more are in use.
+        """
+        if len(self._tokens_per_s) < MIN_SEEN:
+            return None
+        # The median: a client that reads slowly keeps its place for long, and must not take those of others.
+        return max(int(token_s * statistics.median(self._tokens_per_s)), 1)
 
     def at_least_s(self, now_s: float, num_wanted: int, num_tokens: int) -> float:
         """How long it takes at the best pace of the last minute to get `num_wanted` places, then `num_tokens` tokens.

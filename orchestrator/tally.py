@@ -9,7 +9,7 @@ from types import TracebackType
 
 from coppice.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError, UnsupportedError
 from coppice.v1 import sampling_pb2
-from orchestrator.admission import CrowdedOutError, NoTimeError, QueueFullError
+from orchestrator.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
 from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.outputs import Outputs
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (QueueFullError, "queue_full"),
     (NoTimeError, "no_time"),
+    (LongWaitError, "long_wait"),
     (CrowdedOutError, "crowded_out"),
     (TenantLimitError, "tenant_limit"),
     (OverloadedError, "verifier_full"),
@@ -35,7 +36,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
 INTERNAL = "internal"
 FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
 # What happens before an output begins, and what cannot.
-_AT_THE_DOOR = ("queue_full", "no_time", "crowded_out", "tenant_limit")
+_AT_THE_DOOR = ("queue_full", "no_time", "long_wait", "crowded_out", "tenant_limit")
 REFUSALS = tuple(reason for reason in FAILURES if reason != "verifier_full")
 FINISHES = tuple(
     name.removeprefix("FINISH_REASON_").lower()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.load.manner import ATTENTIVE, Manner
+
 TIME_COLUMN = "TIMESTAMP"
 TOKENS_COLUMN = "GeneratedTokens"
 
@@ -23,6 +25,7 @@ class Arrival:
 
     at_s: float
     num_tokens: int | None = None
+    manner: Manner = ATTENTIVE
 
 
 def poisson_arrivals(rate_per_s: float, duration_s: float, seed: str) -> list[Arrival]:

@@ -59,7 +59,7 @@ async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arriv
         for number, arrival in enumerate(arrivals):
             await window.wait_until(arrival.at_s)
             request = workload.request(number, arrival.num_tokens)
-            tasks.append(group.create_task(window.ask(request, intended_s=arrival.at_s)))
+            tasks.append(group.create_task(window.ask(request, arrival.at_s, arrival.manner)))
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             _cancel(late)

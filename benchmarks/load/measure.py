@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.contenders import BenchmarkError
 from benchmarks.load.figures import Span
 from benchmarks.load.loads import Load
+from benchmarks.load.loops import PAUSE_S
 from benchmarks.load.policies import OFF, Policy
 from benchmarks.load.window import Answer, Fate, Window
 from benchmarks.load.workload import Workload
@@ -17,6 +19,8 @@ from coppice.client import Client
 
 # Outputs to compare with are made so many at once.
 REFERENCE_CONCURRENCY = 8
+# A server with a short queue may refuse some of them at first.
+MAX_ATTEMPTS = 100
 
 References = tuple[tuple[int, ...], ...]
 
@@ -32,6 +36,14 @@ class Sample:
     answers: tuple[Answer, ...]
 
 
+class Baseline(Protocol):
+    """What is measured beside the server."""
+
+    async def measure(self, load: Load, run: int) -> None:
+        """Do what such a load asks for, while the server rests."""
+        ...
+
+
 async def reference_outputs(client: Client, workload: Workload, off: Policy) -> References:
     """Every prompt's longest output with speculation off, which all outputs of the benchmark begin.
 
@@ -43,7 +55,10 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
 
     async def ask(prompt: int) -> None:
         async with room:
-            await window.ask(workload.longest(prompt))
+            for _ in range(MAX_ATTEMPTS):
+                if await window.ask(workload.longest(prompt)) is not Fate.REFUSED:
+                    return
+                await asyncio.sleep(PAUSE_S)
 
     await asyncio.gather(*map(ask, range(len(workload.prompts))))
     outputs = {answer.request.prompt: answer.token_ids for answer in window.answers() if _is_whole(answer)}
@@ -61,8 +76,11 @@ async def measure_loads(
     num_runs: int,
     seed: int,
     on_sample: Callable[[], None] = lambda: None,
+    baselines: Baseline | None = None,
 ) -> list[Sample]:
     """Every load under every policy, `num_runs` times; whose turn comes first rotates from a seeded order.
+
+    In each run `baselines` have their turn before.
 
     Raises:
         BenchmarkError: in some window requests failed, and none was completed.
@@ -72,6 +90,8 @@ async def measure_loads(
     samples = []
     for number, load in enumerate(loads):
         for run in range(num_runs):
+            if baselines is not None:
+                await baselines.measure(load, run)
             first = (number + run) % len(order)
             for policy in (*order[first:], *order[:first]):
                 window = Window(client, policy)

@@ -15,22 +15,24 @@ from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_ti
 
 RATIO_NOTE = (
     "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
-    "best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the requests/s that "
-    "saturate the server without speculation; step.settle_s: seconds until the planner's bins of 250 ms stay within "
-    "15 % of their level's median, after the slower of both steps, a level's length where they never do; "
-    "step.settle_1s_s: the same of running means over 1 s; step.lost_s: what the planner loses at the beginning of a "
-    "level, in seconds of the level's lasting speed, at the dearer of both steps; step.lost_beyond_off_s: less what "
-    "speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of many requests at once, over off's"
+    "off/transformers: over the better of transformers' batched generate and its continuous batching, one batch of as "
+    "many requests; best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the "
+    "requests/s that saturate the server without speculation; step.settle_s: seconds until the planner's bins "
+    "of 250 ms stay within 15 % of their level's median, after the slower of both steps, a level's length where they "
+    "never do; step.settle_1s_s: the same of running means over 1 s; step.lost_s: what the planner loses at the "
+    "beginning of a level, in seconds of the level's lasting speed, at the dearer of both steps; "
+    "step.lost_beyond_off_s: less what speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of "
+    "many requests at once, over off's"
 )
 
 # By name, a value for each run.
 ByRun = dict[str, list[float]]
 
 
-def ratios(samples: Samples) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The named ratios, and the smallest and largest value of each over the runs."""
+def ratios(samples: Samples, beside: ByRun | None = None) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The named ratios, those measured `beside` too, and the smallest and largest value of each over the runs."""
     closed = {name: _within_runs(samples, *terms, speed) for name, terms in _closed_terms(samples).items()}
-    by_run = {**_with_least(closed), **_open_ratios(samples), **_step_ratios(samples)}
+    by_run = {**_with_least({**closed, **(beside or {})}), **_open_ratios(samples), **_step_ratios(samples)}
     measured = {name: values for name, values in by_run.items() if values}
     middle = {name: round(statistics.median(values), 4) for name, values in measured.items()}
     return middle, {name: [round(min(v), 4), round(max(v), 4)] for name, v in measured.items()}

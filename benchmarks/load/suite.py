@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.batch_contenders import BatchedGenerate, ContinuousBatching
 from benchmarks.contenders import BenchmarkError
 from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.load.arrivals import Arrival, trace_beginning
+from benchmarks.load.baselines import Baselines
 from benchmarks.load.figures import Targets
 from benchmarks.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
 from benchmarks.load.measure import References, measure_loads, reference_outputs
@@ -24,6 +26,7 @@ from benchmarks.load.samples import Samples, saturating_load, saturation
 from benchmarks.load.workload import Workload
 from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
+from benchmarks.transformers_baseline import load_model, quiet_transformers
 from coppice.client import Client, RequestFailedError
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 
@@ -32,17 +35,19 @@ from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 class LoadPlan:
     """What is measured: `num_runs` windows of `duration_s` for every load under every policy."""
 
-    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    concurrency: tuple[int, ...] = (1, 4, 16, 64)
     num_runs: int = 3
     duration_s: float = 10.0
     # Arrivals at random, in shares of the requests per second that saturate the server without speculation.
-    rates: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    rates: tuple[float, ...] = (0.6, 0.9, 1.2)
     # Arrivals of a trace that is played `trace_speed` times as fast; empty for none.
     trace: tuple[Arrival, ...] = ()
     trace_speed: float = 1.0
     # The step goes from one request at a time to so many and back; 0 for no step.
     step: int = 64
     targets: Targets = field(default_factory=Targets)
+    # Whether transformers has its turn beside the closed loads, too; it does with greedy requests alone.
+    transformers: bool = True
 
     def closed_loads(self) -> list[Load]:
         """So many requests at once."""
@@ -94,12 +99,25 @@ class LoadSuite:
                 raise BenchmarkError(f"GetModelInfo: {error}") from error
             contenders = policies(info.max_nodes)
             workload, num_cut = self._workload(info.max_context_tokens)
+            baselines = self._baselines(workload)
             references = await reference_outputs(client, workload, contenders[0])
-            samples = await self._measure(client, workload, contenders)
+            samples = await self._measure(client, workload, contenders, baselines)
         settings = self._settings(workload, num_cut, samples, info.max_nodes)
-        return _document(samples, references, settings, machine)
+        return _document(samples, references, baselines, settings, machine)
 
-    async def _measure(self, client: Client, workload: Workload, contenders: Sequence[Policy]) -> Samples:
+    def _baselines(self, workload: Workload) -> Baselines:
+        """transformers in both of its ways, or nobody."""
+        if not self.plan.transformers or self.temperature > 0:
+            return Baselines((), workload)
+        quiet_transformers()
+        target = load_model(self.target)
+        longest = max(map(len, workload.prompts)) + self.max_tokens
+        both = BatchedGenerate(target, self.threads), ContinuousBatching(target, self.threads, longest)
+        return Baselines(both, workload)
+
+    async def _measure(
+        self, client: Client, workload: Workload, contenders: Sequence[Policy], baselines: Baselines
+    ) -> Samples:
         """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
         plan = self.plan
         with progress_bar() as progress:
@@ -113,7 +131,7 @@ class LoadSuite:
                 seed=self.seed,
                 on_sample=partial(progress.advance, step),
             )
-            taken = await measure(plan.closed_loads())
+            taken = await measure(plan.closed_loads(), baselines=baselines)
             per_s = saturation(Samples(taken, contenders, plan.targets)) / workload.mean_tokens
             if not per_s:
                 raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
@@ -162,13 +180,17 @@ class LoadSuite:
 
 
 def _document(
-    samples: Samples, references: References, settings: dict[str, Any], machine: dict[str, Any]
+    samples: Samples,
+    references: References,
+    baselines: Baselines,
+    settings: dict[str, Any],
+    machine: dict[str, Any],
 ) -> dict[str, Any]:
     result = rows(samples, references)
-    values, spread = ratios(samples)
+    values, spread = ratios(samples, baselines.ratios(samples))
     return {
         "suite": "load",
-        "rows": result,
+        "rows": [*result, *baselines.rows(references)],
         "ratios": values,
         "ratio_spread": spread,
         "ratio_note": RATIO_NOTE,

@@ -24,6 +24,8 @@ def print_load(report: Mapping[str, Any], console: Console | None = None) -> Non
     console.print(_pivot(parts["closed"], "Milliseconds: TTFT p50 / p99 · per token after it p50 / p99", _times))
     console.print(_pivot(parts["closed"], "Milliseconds between deltas p50 / p99 · tokens of a delta", _deltas))
     console.print(_pivot(parts["closed"], "Rows per pass · tokens per round · draft nodes per round", _rounds))
+    if baselines := [row for row in every if row["part"] == "baseline"]:
+        console.print(_baselines(baselines))
     if parts["open"]:
         limits = f"TTFT {settings['ttft_target_ms']:g} ms, {settings['tpot_target_ms']:g} ms per token"
         console.print(_pivot(parts["open"], f"Goodput, requests per second within {limits} (share of all)", _goodput))
@@ -51,6 +53,18 @@ def _pivot(rows: Sequence[Row], title: str, cell: Callable[[Row], str]) -> Table
     for load in dict.fromkeys(row["load"] for row in rows):
         group = {row["policy"]: row for row in rows if row["load"] == load}
         table.add_row(load, *[cell(group[name]) for name in names])
+    return table
+
+
+def _baselines(rows: Sequence[Row]) -> Table:
+    table = Table(
+        title="Tokens per second of transformers by itself, one batch of as many requests: median (min to max)"
+    )
+    for name in ("contender", "requests", "tokens/s", "outputs as ours"):
+        table.add_column(name, justify="left" if name == "contender" else "right")
+    for row in rows:
+        same = f"{row['num_identical_to_off']} of {row['num_requests']}"
+        table.add_row(row["contender"], str(row["concurrency"]), _speed(row), same)
     return table
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 
 import grpc
 
+from benchmarks.load.manner import ATTENTIVE, Manner
 from benchmarks.load.policies import Policy
 from benchmarks.load.workload import LoadRequest
 from coppice.client import Client, Options, RequestFailedError, build_request
@@ -30,6 +31,8 @@ class Fate(Enum):
     # Turned away with RESOURCE_EXHAUSTED.
     REFUSED = "refused"
     FAILED = "failed"
+    # Its client left early, as it was to.
+    LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class Answer:
     # What the server counted; of completed requests only.
     completion: Completion | None = None
     error: str = ""
+    manner: Manner = ATTENTIVE
+    # When to try again, as the server said where it refused.
+    retry_after_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -68,6 +74,11 @@ class Answer:
             return None
         return (self.deltas[-1].at_s - self.deltas[0].at_s) / (len(self.token_ids) - 1)
 
+    @property
+    def e2e_s(self) -> float:
+        """From the intended beginning to the end."""
+        return self.ended_s - self.intended_s
+
 
 @dataclass(slots=True)
 class _Recording:
@@ -76,12 +87,14 @@ class _Recording:
     request: LoadRequest
     intended_s: float
     sent_s: float
+    manner: Manner
     token_ids: list[int] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
     fate: Fate = Fate.CUT
     ended_s: float = 0.0
     completion: Completion | None = None
     error: str = ""
+    retry_after_s: float | None = None
 
 
 class Window:
@@ -110,19 +123,26 @@ class Window:
                 for _ in range(num_requests):
                     await self._ended.acquire()
 
-    async def ask(self, request: LoadRequest, intended_s: float | None = None) -> Fate:
+    async def ask(self, request: LoadRequest, intended_s: float | None = None, manner: Manner = ATTENTIVE) -> Fate:
         """Send a request and read its answer to the end; errors of the server are a fate like any other."""
         sent_s = self.now()
-        recording = _Recording(request, sent_s if intended_s is None else intended_s, sent_s)
+        recording = _Recording(request, sent_s if intended_s is None else intended_s, sent_s, manner)
         self._recordings.append(recording)
         stream = self._client.stream_request(self._message(request), DEADLINE_S)
         try:
-            async for chunk in stream:
-                if chunk.token_ids:
-                    recording.deltas.append(Delta(self.now(), len(chunk.token_ids)))
-                    recording.token_ids.extend(chunk.token_ids)
+            async with asyncio.timeout(manner.leave_after_s):
+                async for chunk in stream:
+                    if chunk.token_ids:
+                        recording.deltas.append(Delta(self.now(), len(chunk.token_ids)))
+                        recording.token_ids.extend(chunk.token_ids)
+                    if manner.pause_s:
+                        await asyncio.sleep(manner.pause_s)
             recording.completion, recording.fate = stream.result(), Fate.COMPLETED
+        except TimeoutError:
+            stream.cancel()
+            recording.fate = Fate.LEFT
         except RequestFailedError as error:
+            recording.retry_after_s = error.retry_after_s
             is_refused = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             recording.error, recording.fate = str(error), Fate.REFUSED if is_refused else Fate.FAILED
         finally:
@@ -144,6 +164,8 @@ class Window:
                 tuple(one.deltas),
                 one.completion,
                 one.error,
+                one.manner,
+                one.retry_after_s,
             )
             for one in self._recordings
         )

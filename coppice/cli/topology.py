@@ -75,6 +75,8 @@ class TopologySpec:
     metrics_port: int = 0
     # A directory with ca.pem, cert.pem and key.pem, which every service then has; empty: plaintext.
     tls: str = ""
+    # Environment variables of the orchestrator.
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 def tls_files(directory: str) -> dict[str, str]:
@@ -115,6 +117,7 @@ class Topology:
         env = {**metrics, **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
         if self._spec.redis:
             env["REDIS_URL"] = self._spec.redis
+        env.update(self._spec.settings)
         self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
 
     async def add_orchestrator(

@@ -66,6 +66,19 @@ async def test_a_full_queue_turns_requests_away_with_the_time_of_a_place(start_f
         await eventually(lambda: waits(orchestrator, 0, 0))
 
 
+async def test_nobody_waits_for_longer_than_requests_may(start_fakes: StartFakes) -> None:
+    settings = {"max_requests": 1, "max_queue_wait_s": 0.1, "max_token_ms": 50.0}
+    async with start_fakes(FakeVerifier(pass_s=0.005), **settings) as (client, orchestrator):
+        running = await begin(client)
+        with pytest.raises(RequestFailedError, match=r"had no place within 0\.1 s; 1 requests are running") as caught:
+            await client.generate(PROMPT, ENDLESS)
+        assert caught.value.code == EXHAUSTED
+        assert caught.value.retry_after_s
+        assert orchestrator.service.tally.refused["long_wait"] == 1
+        await eventually(lambda: waits(orchestrator, 1, 0))
+        await running.aclose()  # type: ignore[attr-defined]
+
+
 async def test_a_cancelled_call_leaves_the_queue_and_frees_its_place_there(start_fakes: StartFakes) -> None:
     verifier = FakeVerifier(pass_s=0.005)
     async with start_fakes(verifier, max_requests=1, max_queued=1) as (client, orchestrator):

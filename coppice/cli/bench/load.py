@@ -37,13 +37,13 @@ def load(
     drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
         f"{SMALL_LM}={MODELS / SMALL_LM}"
     ),
-    out: Annotated[Path, typer.Option(help="Directory for load.json and load.png.")] = Path("benchmarks/results"),
-    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,2,4,8,16,32,64",
+    out: Annotated[Path, typer.Option(help="Directory for load.json, .png and .html.")] = Path("benchmarks/results"),
+    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
     runs: Annotated[int, typer.Option(min=1, help="Windows of each kind; at least 3 to be quoted.")] = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
     rates: Annotated[
         str, typer.Option(metavar="F,F,…", help="Arrivals, in shares of saturation without speculation; empty: none.")
-    ] = "0.3,0.6,0.9,1.2",
+    ] = "0.6,0.9,1.2",
     trace: Annotated[
         Path | None, typer.Option(help="Arrivals as in this CSV file, with TIMESTAMP and GeneratedTokens.")
     ] = None,
@@ -51,6 +51,9 @@ def load(
     step: Annotated[int, typer.Option(min=0, help="Requests at once on top of the step; 0 for no step.")] = 64,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")] = 50.0,
+    transformers: Annotated[
+        bool, typer.Option(help="Whether transformers by itself has its turn beside the closed loads (greedy ones).")
+    ] = True,
     num_prompts: NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of random lengths.")] = "32,128",
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of every request.")] = 0.0,
@@ -67,10 +70,11 @@ def load(
     levels = numbers(concurrency, "--concurrency")
     if not levels:
         raise typer.BadParameter("--concurrency: needs at least one number")
-    shortest, longest = _length_range(output_tokens)
-    shares = _rates(rates)
+    shortest, longest = length_range(output_tokens)
+    shares = multiples(rates, "--rates")
     chosen = choose_prompts(prompts, num_prompts, seed)
 
+    from benchmarks.html_report import write_html
     from benchmarks.load.figures import Targets
     from benchmarks.load.plot import plot_load
     from benchmarks.load.suite import LoadPlan, LoadSuite
@@ -78,29 +82,32 @@ def load(
     from benchmarks.report import write_json
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
-    plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets)
+    plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
     num_threads = threads or os.cpu_count() or 1
     suite = LoadSuite(target, tuple(chosen), plan, num_threads, shortest, longest, temperature, seed)
     report = measure_or_exit(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
     write_json(report, out / "load.json")
     plot_load(report, out / "load.png")
+    write_html(report, out / "load.png", out / "load.html")
     print_load(report)
-    typer.echo(f"wrote {out / 'load.json'} and {out / 'load.png'}")
+    typer.echo(f"wrote {out / 'load.json'}, .png and .html")
     if report["mismatches"]:
         raise typer.Exit(1)
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def multiples(text: str, option: str) -> tuple[float, ...]:
+    """Shares or multiples of a rate, each once; raises typer.BadParameter where one is none."""
     try:
         rates = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
     except ValueError:
         rates = (0.0,)
     if not all(0 < rate < MAX_RATE for rate in rates):
-        raise typer.BadParameter(f"--rates: needs numbers above 0 and below {MAX_RATE} such as 0.3,0.9, got {text!r}")
+        raise typer.BadParameter(f"{option}: needs numbers above 0 and below {MAX_RATE} such as 0.3,0.9, got {text!r}")
     return rates
 
 
-def _length_range(text: str) -> tuple[int, int]:
+def length_range(text: str) -> tuple[int, int]:
+    """The bounds that `--output-tokens` says; raises typer.BadParameter where it says none."""
     lengths = numbers(text, "--output-tokens")
     if not 1 <= len(lengths) <= 2 or list(lengths) != sorted(lengths):
         raise typer.BadParameter(f"--output-tokens: needs a range such as 32,128, got {text!r}")

@@ -153,6 +153,44 @@ def test_without_a_founded_estimate_nobody_is_refused_early() -> None:
     assert enter(admission, time_left_s=1e-6, tokens=10_000).started_s is not None
 
 
+def test_who_would_usually_wait_for_too_long_is_refused_at_once() -> None:
+    clock = Clock()
+    admission = Admission(2, 99, clock=clock, max_wait_s=1.7)
+    run_steadily(admission, clock, 40)
+    # Two run, a place comes every half second, and two wait; a third does for 1.5 s, and a fourth would for 2.
+    enter(admission)
+    with pytest.raises(OverloadedError, match=r"would usually wait 2 s, and 1\.7 s is the most") as caught:
+        enter(admission)
+    assert caught.value.retry_after_s == pytest.approx(2.0, rel=0.2)
+    # Another tenant's turn comes before the second of those three.
+    assert enter(admission, "b").started_s is None
+
+
+async def test_nobody_waits_for_longer_than_requests_may() -> None:
+    admission = Admission(1, 2, max_wait_s=0.05)
+    running, waiting = enter(admission), enter(admission)
+    with pytest.raises(OverloadedError, match=r"had no place within 0\.05 s") as caught, waiting:
+        await waiting.admitted()
+    assert caught.value.retry_after_s > 0
+    assert (admission.num_running, admission.num_waiting) == (1, 0)
+    admission.leave(running)
+
+
+def test_a_large_request_gets_its_places_where_fewer_may_run_at_once() -> None:
+    clock = Clock()
+    admission = Admission(4, 99, clock=clock, max_token_s=0.1)
+    first = run_steadily(admission, clock, 40)
+    # Tokens come at 20 per second in all, so that each of two outputs has one in a tenth of a second.
+    assert admission.num_places == 2
+    large = enter(admission, places=4)
+    for ticket in first:
+        assert large.started_s is None
+        clock.now_s += 0.5
+        admission.leave(ticket)
+    assert large.started_s is not None
+    assert enter(admission).started_s is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_is_refused_early_would_have_been_late(seed: int) -> None:
     """A simulation in which who is refused comes in all the same, so that everyone's fate is seen."""

@@ -43,6 +43,8 @@ def test_every_variable_is_read() -> None:
         "CACHE_MIB": "8",
         "CACHE_TTL_S": "9",
         "MAX_QUEUED": "8",
+        "MAX_QUEUE_WAIT_S": "0.5",
+        "MAX_TOKEN_MS": "25",
         "TENANT_WEIGHTS": "a=2, b = 3",
         "PLANNER": "fixed",
         "METRICS_PORT": "9100",
@@ -52,7 +54,8 @@ def test_every_variable_is_read() -> None:
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
     tokens = {"tokens_file": "/tokens", "open_reflection": True}
-    assert Config.from_env(env) == Config(*edge, *cache, 8, (("a", 2), ("b", 3)), "fixed", 9100, **tokens)
+    queue = (8, 0.5, 25.0, (("a", 2), ("b", 3)))
+    assert Config.from_env(env) == Config(*edge, *cache, *queue, "fixed", 9100, **tokens)
 
 
 def test_secrets_do_not_show() -> None:
@@ -72,6 +75,8 @@ def test_secrets_do_not_show() -> None:
         ("LINGER_MS", "nan"),
         ("MAX_REQUESTS", "0"),
         ("MAX_QUEUED", "-1"),
+        ("MAX_QUEUE_WAIT_S", "-1"),
+        ("MAX_TOKEN_MS", "nan"),
         ("METRICS_PORT", "65536"),
         ("METRICS_PORT", "-1"),
         ("TENANT_WEIGHTS", "a=0"),

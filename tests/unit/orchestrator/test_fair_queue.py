@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -172,3 +173,18 @@ def test_the_crowd_is_the_end_of_the_longest_queues_and_never_of_a_shorter_one_t
         queue.wait(claim)
     assert queue.crowd(Claim("d", 1), 1) == [first[3]]
     assert queue.num_waiting == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_others_take_before_a_claim_is_foreseen_to_within_a_turn_of_each(seed: int) -> None:
+    chooser = random.Random(seed)
+    queue = FairQueue(WEIGHTS)
+    for tenant in "abcd":
+        for _ in range(chooser.randint(0, 12)):
+            queue.wait(Claim(tenant, 1))
+    mine = Claim(chooser.choice("abc"), 1)
+    foreseen = queue.others_before(mine)
+    queue.wait(mine)
+    taken = Counter(claim.tenant for claim in iter(lambda: queue.take_next(1), mine) if claim is not None)
+    others = {tenant: count for tenant, count in taken.items() if tenant != mine.tenant}
+    assert abs(sum(others.values()) - foreseen) <= sum(WEIGHTS.get(tenant, 1) for tenant in "abcd")

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from orchestrator.pace import DEFAULT_RETRY_S, MAX_AGE_S, MAX_RETRY_S, MIN_RETRY_S, MIN_SEEN, MIN_TOKENS, Pace
+from orchestrator.pace import (
+    DEFAULT_RETRY_S,
+    MAX_AGE_S,
+    MAX_RETRY_S,
+    MIN_RETRY_S,
+    MIN_SEEN,
+    MIN_TOKENS,
+    NUM_USUAL,
+    Pace,
+)
 
 
 def busy(gaps_s: list[float]) -> tuple[Pace, float]:
@@ -62,6 +71,34 @@ def test_tokens_take_as_long_as_the_fastest_outputs() -> None:
         pace.ended(0.0, held_s=0.01, num_tokens=MIN_TOKENS - 1)
     assert pace.at_least_s(0.0, 0, 100) == pytest.approx(2.0)
     assert pace.at_least_s(MAX_AGE_S + 1, 0, 100) == 0
+
+
+def test_places_are_as_many_as_have_their_tokens_in_time() -> None:
+    pace = Pace()
+    for _ in range(MIN_SEEN - 1):
+        # Ten at once, each with fifty tokens in a second.
+        pace.shared(1.0, 50, 10.0)
+        pace.shared(1.0, MIN_TOKENS - 1, 10.0)
+    assert pace.places_within(0.025) is None
+    # Somebody who does not read, and keeps a place for a minute.
+    pace.shared(60.0, 50, 10.0)
+    assert pace.places_within(0.025) == 12
+    assert pace.places_within(0.0001) == 1
+    for _ in range(NUM_USUAL):
+        pace.shared(1.0, 50, 4.0)
+    assert pace.places_within(0.025) == 5
+
+
+def test_the_usual_wait_is_that_of_the_last_requests() -> None:
+    pace = Pace()
+    for _ in range(MIN_SEEN - 1):
+        pace.ended(0.0, 4.0, 10)
+    assert pace.usual_wait_s(3, 4) == 0
+    pace.ended(0.0, 4.0, 10)
+    assert pace.usual_wait_s(3, 4) == 3.0
+    for _ in range(NUM_USUAL):
+        pace.ended(0.0, 2.0, 10)
+    assert pace.usual_wait_s(3, 4) == 1.5
 
 
 def test_the_delay_before_a_retry_is_what_the_places_ahead_take_on_average() -> None:

@@ -24,7 +24,7 @@ def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
     return [
         *("load", "--prompts", str(prompts), "--target", str(target), "--drafter", f"small-lm={target}"),
         *("--out", str(directory / "out"), "--output-tokens", "2,4", "--runs", "1", "--threads", "1"),
-        *("--duration", "0.25", "--rates", "", "--step", "0", "--concurrency", "1", *more),
+        *("--duration", "0.25", "--rates", "", "--step", "0", "--concurrency", "1", "--no-transformers", *more),
     ]
 
 
@@ -75,6 +75,23 @@ def test_parts_that_are_not_asked_for_are_left_out(
     report = json.loads((tmp_path / "out" / "load.json").read_text())
     assert {row["part"] for row in report["rows"]} == {"closed"}
     assert "Goodput" not in result.output
+
+
+def test_transformers_has_its_turn_beside_the_closed_loads(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--transformers"))
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    rows = [row for row in report["rows"] if row["part"] == "baseline"]
+    assert [row["name"] for row in rows] == ["transformers-batched c1", "transformers-continuous c1"]
+    # The fake server says what the same checkpoint says.
+    assert [row["num_identical_to_off"] for row in rows] == [1, 1]
+    best = max(row["tokens_per_s"] for row in rows)
+    speed = next(row["tokens_per_s"] for row in report["rows"] if row["name"] == "off c1")
+    assert report["ratios"]["off/transformers.c1"] == pytest.approx(speed / best, rel=0.01)
+    assert "transformers-continuous" in (tmp_path / "out" / "load.html").read_text()
 
 
 def test_changed_tokens_fail_the_command_and_are_still_written(

@@ -12,6 +12,7 @@ from benchmarks.load.arrivals import Arrival
 from benchmarks.load.figures import Span
 from benchmarks.load.loads import ClosedLoad, PoissonLoad, StepLoad
 from benchmarks.load.loops import closed_loop, open_loop
+from benchmarks.load.manner import Manner
 from benchmarks.load.measure import measure_loads, reference_outputs
 from benchmarks.load.policies import OFF, PLANNER, Mode, Policy, policies
 from benchmarks.load.window import Answer, Fate, Window
@@ -91,7 +92,7 @@ async def test_refused_and_failed_requests_are_counted_apart_and_stop_nobody() -
     assert [answer.fate for answer in answers] == [
         *(Fate.COMPLETED, Fate.REFUSED, Fate.REFUSED, Fate.COMPLETED, Fate.FAILED, Fate.COMPLETED)
     ]
-    assert answers[1].error == "RESOURCE_EXHAUSTED: full"
+    assert (answers[1].error, answers[1].retry_after_s) == ("RESOURCE_EXHAUSTED: full", 0.5)
     assert answers[4].error == "UNAVAILABLE: no verifier"
 
 
@@ -108,6 +109,22 @@ async def test_what_outlasts_the_drain_is_cut_and_keeps_its_tokens() -> None:
         # Cancelled at the server, too.
         async with asyncio.timeout(5):
             await toy.is_idle.wait()
+
+
+async def test_clients_leave_early_or_read_slowly_as_they_are_to() -> None:
+    toy = Toy()
+    toy.pass_s = 0.05
+    arrivals = [Arrival(0.0, 9, Manner(leave_after_s=0.12)), Arrival(0.0, 2, Manner(pause_s=0.3)), Arrival(0.0, 2)]
+    async with serving_toy(toy) as address, Client(address) as client:
+        window = Window(client, Policy(OFF, Mode.MODE_OFF))
+        await open_loop(window, WORKLOAD, arrivals, drain_s=30)
+        gone, slow, plain = window.answers()
+        async with asyncio.timeout(5):
+            await toy.is_idle.wait()
+    assert (gone.fate, slow.fate, plain.fate) == (Fate.LEFT, Fate.COMPLETED, Fate.COMPLETED)
+    assert len(gone.token_ids) < 9
+    assert slow.e2e_s >= 0.6
+    assert [one.manner for one in (gone, slow, plain)] == [arrival.manner for arrival in arrivals]
 
 
 async def test_a_closed_loop_keeps_each_levels_number_running() -> None:

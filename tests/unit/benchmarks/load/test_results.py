@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.batch_contenders import BatchCompletion
+from benchmarks.contenders import Task
 from benchmarks.load.arrivals import Arrival
+from benchmarks.load.baselines import Baselines
 from benchmarks.load.figures import Span, Targets
 from benchmarks.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
 from benchmarks.load.measure import Sample
@@ -15,6 +18,7 @@ from benchmarks.load.ratios import ratios
 from benchmarks.load.rows import MAX_LAG_MS, mismatches, remarks, rows, series
 from benchmarks.load.samples import Samples, saturating_load, saturation
 from benchmarks.load.window import Answer, Fate
+from benchmarks.load.workload import Workload
 from tests.unit.benchmarks.load.answers import answer
 
 POLICIES = policies(20)
@@ -143,6 +147,39 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     [item] = [item for item in series(samples) if item["policy"] == "planner"]
     assert item["tokens_per_s"] == [4.0 * count for count in tokens]
     assert item["nodes_per_round"] == [2.0] * 32
+
+
+class Batch:
+    """Gives every task so many tokens in so many seconds, by run."""
+
+    note = "made up"
+
+    def __init__(self, name: str, *seconds: float) -> None:
+        self.name = name
+        self._seconds = iter((1.0, seconds[0], *[time for later in seconds[1:] for time in (1.0, later)]))
+
+    def complete(self, tasks: Sequence[Task]) -> BatchCompletion:
+        # Before each run there is a warm-up of a second.
+        return BatchCompletion(tuple((7,) * task.max_tokens for task in tasks), next(self._seconds))
+
+
+async def test_plain_decoding_is_compared_with_the_better_of_transformers_ways_in_each_run() -> None:
+    load = ClosedLoad(2, 1.0)
+    baselines = Baselines([Batch("batched", 0.5, 2.0), Batch("continuous", 1.0, 1.0)], Workload(((1,),), 10, 10))
+    for run in range(2):
+        await baselines.measure(load, run)
+        await baselines.measure(StepLoad(2, 1.0), run)
+    taken = _closed(2, {policy.name: [80, 60] for policy in POLICIES})
+    beside = baselines.ratios(Samples(taken, POLICIES, TARGETS))
+    # 20 tokens in half a second and in two, and in one second each time.
+    assert beside == {"off/batched.c2": [2.0, 6.0], "off/continuous.c2": [4.0, 3.0], "off/transformers.c2": [2.0, 3.0]}
+    values, spread = ratios(Samples(taken, POLICIES, TARGETS), beside)
+    assert (values["off/transformers.c2"], spread["off/transformers.c2"]) == (2.5, [2.0, 3.0])
+    assert values["off/transformers.min"] == 2.5
+    row = baselines.rows(REFERENCES)[0]
+    assert (row["name"], row["part"], row["tokens_per_s"]) == ("batched c2", "baseline", 25.0)
+    assert (row["num_requests"], row["num_identical_to_off"]) == (4, 4)
+    assert baselines.rows(((8,) * 10,))[0]["num_identical_to_off"] == 0
 
 
 @pytest.mark.parametrize(

@@ -24,3 +24,13 @@ def test_a_length_from_outside_is_kept_within_what_outputs_may_have() -> None:
     lengths = [WORKLOAD.request(0, num_tokens).task.max_tokens for num_tokens in (0, 1, 20, 128, 900)]
     assert lengths == [1, 1, 20, 128, 128]
     assert WORKLOAD.longest(1).task.max_tokens == 128
+
+
+def test_lognormal_lengths_are_mostly_short_and_within_the_bounds() -> None:
+    workload = Workload(((1,),), min_tokens=16, max_tokens=256, lognormal=True)
+    lengths = [workload.request(number).task.max_tokens for number in range(3000)]
+    assert (min(lengths), max(lengths)) == (16, 256)
+    # Half of them are below the geometric mean of the bounds, and the mean above it.
+    assert abs(statistics.median(lengths) - 64) < 3
+    assert statistics.fmean(lengths) > 70
+    assert abs(statistics.fmean(lengths) - workload.mean_tokens) < 2

@@ -1,0 +1,68 @@
+"""Figures of an overload benchmark, from its samples. Latencies are of attentive clients' completed requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from benchmarks.load.figures import percentile
+from benchmarks.load.manner import ATTENTIVE
+from benchmarks.load.window import Answer, Fate
+from benchmarks.overload.measure import CALM, OverloadSample
+
+# So many requests in a row as quick as those of the calm load are no luck.
+NUM_QUICK = 5
+
+# By name, what is measured of one answer, seconds.
+LATENCIES: dict[str, Callable[[Answer], float | None]] = {
+    "ttft": lambda answer: answer.ttft_s,
+    "tpot": lambda answer: answer.tpot_s,
+    "e2e": lambda answer: answer.e2e_s,
+    "token": lambda answer: answer.e2e_s / len(answer.token_ids) if answer.token_ids else None,
+}
+
+
+def accepted(samples: Iterable[OverloadSample]) -> list[Answer]:
+    """What came during the load and was completed, for clients that kept nobody waiting but themselves."""
+    return [answer for answer in chain.from_iterable(sample.during for sample in samples) if _is_measured(answer)]
+
+
+def latency(answers: Iterable[Answer], name: str, percent: float) -> float | None:
+    """A percentile of one of LATENCIES, seconds; None of nothing."""
+    values = (LATENCIES[name](answer) for answer in answers)
+    return percentile([value for value in values if value is not None], percent)
+
+
+def calm(samples: Iterable[OverloadSample]) -> list[OverloadSample]:
+    """The samples of the load that all others are looked at beside."""
+    return [sample for sample in samples if sample.factor == CALM]
+
+
+def recovery_s(sample: OverloadSample, reference: Sequence[Answer]) -> float | None:
+    """How long after the overload a request has to come to be served as in calm times.
+
+    The first of NUM_QUICK in a row that get in, with first tokens and a time per token within the reference's 99th
+    percentiles. None where there are none.
+    """
+    limits = {name: latency(reference, name, 99) or 0.0 for name in ("ttft", "token")}
+
+    def is_quick(answer: Answer) -> bool:
+        values = {name: LATENCIES[name](answer) for name in limits}
+        return answer.fate is Fate.COMPLETED and all(
+            value is not None and value <= limits[name] for name, value in values.items()
+        )
+
+    came = [answer for answer in sample.after if answer.manner == ATTENTIVE]
+    quick = [is_quick(answer) for answer in came]
+    starts = (index for index in range(len(came) - NUM_QUICK + 1) if all(quick[index : index + NUM_QUICK]))
+    first = next(starts, None)
+    return None if first is None else came[first].intended_s - sample.end_s
+
+
+def is_polite(answer: Answer) -> bool:
+    """Whether a request that was refused was told when to come again."""
+    return answer.retry_after_s is not None
+
+
+def _is_measured(answer: Answer) -> bool:
+    return answer.fate is Fate.COMPLETED and answer.manner == ATTENTIVE

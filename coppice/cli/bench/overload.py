@@ -1,0 +1,113 @@
+"""`coppice bench overload`: more requests than the server can do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coppice.bundled import MODELS
+from coppice.cli.bench.load import length_range, multiples
+from coppice.cli.bench.options import (
+    NumPrompts,
+    PromptsFile,
+    Seed,
+    choose_prompts,
+    drafter_spec,
+    require_checkpoint,
+)
+from coppice.cli.bench.services import measure_or_exit
+from coppice.cli.options import Threads
+from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
+from coppice.cli.topology import LOCAL, TopologySpec
+from coppice.openmp import set_spin_count
+
+
+def overload(
+    prompts: PromptsFile = None,
+    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
+        f"{SMALL_LM}={MODELS / SMALL_LM}"
+    ),
+    out: Annotated[Path, typer.Option(help="Directory for overload.json, .png and .html.")] = Path(
+        "benchmarks/results"
+    ),
+    factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
+    runs: Annotated[int, typer.Option(min=1, help="Windows of each load.")] = 2,
+    duration: Annotated[
+        float, typer.Option(min=0.25, help="Seconds of a load; the calm one takes twice as long.")
+    ] = 20.0,
+    recovery: Annotated[float, typer.Option(min=0.25, help="Seconds of calm load after each overload.")] = 10.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once that saturate the server.")] = 32,
+    max_token_ms: Annotated[float, typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound.")] = 25.0,
+    max_queue_wait_s: Annotated[
+        float, typer.Option(min=0, help="MAX_QUEUE_WAIT_S of the orchestrator; 0: no bound.")
+    ] = 0.25,
+    leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that leave early.")] = 0.05,
+    slow: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that read slowly.")] = 0.05,
+    ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
+    tpot_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")] = 50.0,
+    num_prompts: NumPrompts = 64,
+    output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of lognormal lengths.")] = "16,128",
+    threads: Threads = 0,
+    seed: Seed = 0,
+) -> None:
+    """Requests at 0.7, 1, 2 and 4 times what saturates the server, which wait for no answer.
+
+    Who is refused and how, what those who get in wait for, how many wait, and how soon it is over. Exit code 1 when a
+    token is not what it is with speculation off, or a request fails otherwise than by a refusal that says when to come
+    again.
+    """
+    set_spin_count()
+    require_checkpoint(target, "--target")
+    loads = multiples(factors, "--factors")
+    if not loads:
+        raise typer.BadParameter("--factors: needs at least one number")
+    shortest, longest = length_range(output_tokens)
+    chosen = choose_prompts(prompts, num_prompts, seed)
+
+    from benchmarks.html_report import write_html
+    from benchmarks.load.figures import Targets
+    from benchmarks.overload.measure import OverloadPlan
+    from benchmarks.overload.plot import plot_overload
+    from benchmarks.overload.suite import OverloadSuite
+    from benchmarks.overload.table import print_overload
+    from benchmarks.overload.visitors import Visitors
+    from benchmarks.report import write_json
+
+    plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
+    port = _free_port()
+    suite = OverloadSuite(
+        target,
+        tuple(chosen),
+        plan,
+        threads or os.cpu_count() or 1,
+        max_token_ms,
+        max_queue_wait_s,
+        f"http://{LOCAL}:{port}/metrics",
+        shortest,
+        longest,
+        seed,
+        Targets(ttft_ms / 1000, tpot_ms / 1000),
+    )
+    bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
+    settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
+    spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads, settings=settings)
+    report = measure_or_exit(suite, spec)
+    write_json(report, out / "overload.json")
+    plot_overload(report, out / "overload.png")
+    write_html(report, out / "overload.png", out / "overload.html")
+    print_overload(report)
+    typer.echo(f"wrote {out / 'overload.json'}, .png and .html")
+    if report["mismatches"]:
+        raise typer.Exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCAL, 0))
+        port: int = probe.getsockname()[1]
+    return port
