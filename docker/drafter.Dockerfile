@@ -15,7 +15,7 @@ RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/pytho
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY drafter_svc drafter_svc
-RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[model]"
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[model,traces]"
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/coppice /opt/coppice

@@ -10,7 +10,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY orchestrator orchestrator
 COPY conformance conformance
-RUN pip --python /opt/coppice/bin/python install --no-cache-dir ".[redis]"
+RUN pip --python /opt/coppice/bin/python install --no-cache-dir ".[redis,traces]"
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/coppice /opt/coppice

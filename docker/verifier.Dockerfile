@@ -16,7 +16,7 @@ RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/pytho
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY verifier_svc verifier_svc
-RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[parallel]"
+RUN uv pip install --no-cache --compile-bytecode --python /opt/coppice/bin/python ".[parallel,traces]"
 
 FROM ${PYTHON_IMAGE} AS serve
 COPY --from=build /opt/coppice /opt/coppice

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
 from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
+from coppice.stream_observer import StreamObserver
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
@@ -40,7 +41,16 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     """Serves one drafter to any number of streams. `thread` must have been started."""
 
-    def __init__(self, drafter: Drafter, thread: ModelThread, max_nodes: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        thread: ModelThread,
+        max_nodes: int,
+        max_sequences: int,
+        observe: Sequence[Callable[[], StreamObserver]] = (),
+    ) -> None:
+        """Each of `observe` makes an observer for every stream."""
+        self._observe = observe
         self.drafter = drafter
         self.thread = thread
         self.max_nodes = max_nodes
@@ -60,7 +70,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         """Trees for the sequences of one peer, until it has nothing more to say and is answered, or goes away."""
         async with rpc.errors_as_status(context):
-            stream = DraftStream(self, context.write)
+            stream = DraftStream(self, context.write, [make() for make in self._observe])
             try:
                 await stream.converse(request_iterator)
             finally:
@@ -115,8 +125,14 @@ class DraftStream:
     After an error a sequence is gone: later outcomes for it get NOT_FOUND, and its id may be opened anew.
     """
 
-    def __init__(self, service: DrafterService, write: Callable[[pb.DraftResponse], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        service: DrafterService,
+        write: Callable[[pb.DraftResponse], Awaitable[None]],
+        observers: Sequence[StreamObserver] = (),
+    ) -> None:
         self._service = service
+        self._observers = observers
         self._thread = service.thread
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
@@ -126,6 +142,8 @@ class DraftStream:
     async def converse(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
         """Handle messages in order until the peer ends its side, and return behind the last answer."""
         async for request in requests:
+            for observer in self._observers:
+                observer.heard(request)
             try:
                 self._handle(request)
             except CoppiceError as error:
@@ -141,6 +159,8 @@ class DraftStream:
             self._service.release(session)
         self._sessions.clear()
         await self._writer.close()
+        for observer in self._observers:
+            observer.over()
 
     def _handle(self, request: pb.DraftRequest) -> None:
         kind = request.WhichOneof("event")
@@ -202,7 +222,12 @@ class DraftStream:
 
     def _put_error(self, sequence_id: int, code: int, message: str) -> None:
         error = pb.DraftError(code=code, message=message)
-        self._writer.send(pb.DraftResponse(sequence_id=sequence_id, error=error))
+        self._send(pb.DraftResponse(sequence_id=sequence_id, error=error))
+
+    def _send(self, response: pb.DraftResponse) -> None:
+        self._writer.send(response)
+        for observer in self._observers:
+            observer.told(response)
 
     def _drop(self, sequence_id: int, session: Session, code: int, message: str) -> None:
         """Report that drafting failed, unless the sequence has ended meanwhile."""
@@ -249,7 +274,7 @@ class DraftStream:
 
     def _post(self, response: pb.DraftResponse) -> None:
         """Send a response. On the model thread."""
-        self._call(self._writer.send, response)
+        self._call(self._send, response)
 
     def _call(self, function: Any, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 
 from coppice.errors import CoppiceError, IncompatibleError
 from coppice.logs import configure_logging
 from coppice.rpc import run, stop_signal
+from coppice.tracing import Tracing, open_tracing
 from orchestrator.app import running
 from orchestrator.config import Config
 
@@ -15,12 +17,14 @@ EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, tracing: Tracing | None) -> None:
     """Serve until the process is asked to stop."""
-    async with running(config) as orchestrator:
+    async with running(config, tracing) as orchestrator:
         sys.stdout.write(f"ready {orchestrator.address}\n")
         sys.stdout.flush()
         await stop_signal()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.tracer.close)
 
 
 def main() -> int:
@@ -28,7 +32,8 @@ def main() -> int:
     try:
         configure_logging(os.environ)
         config = Config.from_env(os.environ)
-        run(lambda: serve(config))
+        tracing = open_tracing("coppice-orchestrator", os.environ)
+        run(lambda: serve(config, tracing))
     except (ValueError, IncompatibleError) as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_MISCONFIGURED

@@ -11,6 +11,7 @@ from functools import partial
 
 from coppice.rpc import Server
 from coppice.tokenizer import TargetTokenizer
+from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
 from orchestrator.admission import Admission
 from orchestrator.config import Config
@@ -51,8 +52,10 @@ class Orchestrator:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Orchestrator]:
+async def running(config: Config, tracing: Tracing | None = None) -> AsyncIterator[Orchestrator]:
     """An orchestrator that serves while the context is open, and drains when it closes.
+
+    Without `tracing` its requests are not traced.
 
     Raises:
         UnavailableError: no verifier was reached in time.
@@ -99,6 +102,7 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             ),
             cache=cache,
             latencies=Latencies() if config.metrics_port else None,
+            tracing=tracing,
         )
         if config.metrics_port:
             await _serve_metrics(stack, config, service)

@@ -208,6 +208,7 @@ class DrafterClient:
             row_multiple=opening.row_multiple,
             acceptance=opening.acceptance,
             request_id=opening.request_id,
+            traceparent=opening.traceparent,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

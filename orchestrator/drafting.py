@@ -52,6 +52,8 @@ class Drafting:
         request_id: str = "",
     ) -> None:
         self.request_id = request_id
+        # The span that drafters' sequences belong to; empty where nobody traces.
+        self.traceparent = ""
         self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
@@ -140,7 +142,13 @@ class Drafting:
         plan = self._replan(has_drafter=True)
         tokens = tuple(self._transcript.tokens)
         return DraftOpening(
-            tokens, self._sampling, plan.max_nodes, self._acceptance, plan.row_multiple, self.request_id
+            tokens,
+            self._sampling,
+            plan.max_nodes,
+            self._acceptance,
+            plan.row_multiple,
+            self.request_id,
+            self.traceparent,
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:

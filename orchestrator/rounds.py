@@ -25,6 +25,8 @@ class Opening:
     cache_salt: str
     top_log_probs: int | None
     request_id: str = ""
+    # The span that it belongs to; empty where nobody traces.
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class DraftOpening:
     acceptance: sampling_pb2.AcceptanceRule
     row_multiple: int = 1
     request_id: str = ""
+    # The span that it belongs to; empty where nobody traces.
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)
