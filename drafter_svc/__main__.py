@@ -14,6 +14,8 @@ from coppice import rpc
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import StreamTimeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.config import DrafterConfig
@@ -71,8 +73,13 @@ async def serve(config: DrafterConfig, drafter: Drafter, tracer: Tracer | None =
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME])
-    observe = [partial(SequenceTraces, tracer, drafter.info.kind)] if tracer is not None else []
-    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe)
+    timeline = open_timeline("drafter", os.environ)
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
+    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with _metrics(config, service):
@@ -86,6 +93,8 @@ async def serve(config: DrafterConfig, drafter: Drafter, tracer: Tracer | None =
         await asyncio.to_thread(thread.stop)
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
+        if timeline is not None:
+            timeline.write()
 
 
 def _metrics(config: DrafterConfig, service: DrafterService) -> contextlib.AbstractContextManager[None]:

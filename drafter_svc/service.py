@@ -17,6 +17,7 @@ from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, U
 from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
 from coppice.stream_observer import StreamObserver
+from coppice.timeline import Timeline
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
@@ -48,8 +49,10 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         max_nodes: int,
         max_sequences: int,
         observe: Sequence[Callable[[], StreamObserver]] = (),
+        timeline: Timeline | None = None,
     ) -> None:
-        """Each of `observe` makes an observer for every stream."""
+        """Each of `observe` makes an observer for every stream; `timeline` is told of every draft."""
+        self.timeline = timeline
         self._observe = observe
         self.drafter = drafter
         self.thread = thread
@@ -256,6 +259,7 @@ class DraftStream:
             return
         if draft is not None and not session.closed:
             elapsed_s = time.perf_counter() - started
+            self._mark("draft", sequence_id, elapsed_s, draft)
             self._post(_response(sequence_id, draft, elapsed_s))
             self._service.counts.drafted(started - submitted, elapsed_s, len(draft.tree))
         if not session.preparing:
@@ -268,9 +272,18 @@ class DraftStream:
         session.preparing = session.prepare()
         if session.preparing:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
-        if (draft := session.ahead()) is not None:
+        draft = session.ahead()
+        self._mark("ahead", sequence_id, time.perf_counter() - started, draft)
+        if draft is not None:
             self._service.counts.num_ahead += 1
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
+
+    def _mark(self, what: str, sequence_id: int, elapsed_s: float, draft: Draft | None) -> None:
+        """Tell the timeline, if any, of work that ends now. On the model thread."""
+        if (timeline := self._service.timeline) is not None:
+            now_s = time.monotonic()
+            size = 0 if draft is None else len(draft.tree)
+            timeline.took(what, now_s - elapsed_s, now_s, sequence_id, size)
 
     def _post(self, response: pb.DraftResponse) -> None:
         """Send a response. On the model thread."""

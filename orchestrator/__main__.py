@@ -9,6 +9,7 @@ import sys
 from coppice.errors import CoppiceError, IncompatibleError
 from coppice.logs import configure_logging
 from coppice.rpc import run, stop_signal
+from coppice.timeline import Timeline, open_timeline
 from coppice.tracing import Tracing, open_tracing
 from orchestrator.app import running
 from orchestrator.config import Config
@@ -17,14 +18,16 @@ EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
 
 
-async def serve(config: Config, tracing: Tracing | None) -> None:
+async def serve(config: Config, tracing: Tracing | None, timeline: Timeline | None) -> None:
     """Serve until the process is asked to stop."""
-    async with running(config, tracing) as orchestrator:
+    async with running(config, tracing, timeline) as orchestrator:
         sys.stdout.write(f"ready {orchestrator.address}\n")
         sys.stdout.flush()
         await stop_signal()
     if tracing is not None:
         await asyncio.to_thread(tracing.tracer.close)
+    if timeline is not None:
+        timeline.write()
 
 
 def main() -> int:
@@ -33,7 +36,8 @@ def main() -> int:
         configure_logging(os.environ)
         config = Config.from_env(os.environ)
         tracing = open_tracing("coppice-orchestrator", os.environ)
-        run(lambda: serve(config, tracing))
+        timeline = open_timeline("orchestrator", os.environ)
+        run(lambda: serve(config, tracing, timeline))
     except (ValueError, IncompatibleError) as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_MISCONFIGURED

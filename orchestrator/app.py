@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from coppice.rpc import Server
+from coppice.timeline import StreamTimeline, Timeline
 from coppice.tokenizer import TargetTokenizer
 from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
@@ -52,10 +53,12 @@ class Orchestrator:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, tracing: Tracing | None = None) -> AsyncIterator[Orchestrator]:
+async def running(
+    config: Config, tracing: Tracing | None = None, timeline: Timeline | None = None
+) -> AsyncIterator[Orchestrator]:
     """An orchestrator that serves while the context is open, and drains when it closes.
 
-    Without `tracing` its requests are not traced.
+    Without `tracing` its requests are not traced; without `timeline` nobody watches its streams.
 
     Raises:
         UnavailableError: no verifier was reached in time.
@@ -72,6 +75,8 @@ async def running(config: Config, tracing: Tracing | None = None) -> AsyncIterat
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
 
+        if timeline is not None:
+            _watch(timeline, verifiers, drafters)
         realm = open_realm(config, verifiers.info)
         cache = open_cache(config, realm, verifiers.info.vocab_size)
         if cache is not None:
@@ -103,6 +108,7 @@ async def running(config: Config, tracing: Tracing | None = None) -> AsyncIterat
             cache=cache,
             latencies=Latencies() if config.metrics_port else None,
             tracing=tracing,
+            timeline=timeline,
         )
         if config.metrics_port:
             await _serve_metrics(stack, config, service)
@@ -124,6 +130,13 @@ def _planner(config: Config, max_nodes: int) -> Planner:
     if len(verifiers) == 1:
         return AdaptivePlanner(max_nodes, linger_us)
     return FleetPlanner(verifiers, max_nodes, linger_us)
+
+
+def _watch(timeline: Timeline, verifiers: VerifierPool, drafters: DrafterPool) -> None:
+    for verifier in verifiers.clients:
+        verifier.stream.observer = StreamTimeline(timeline, "verifier")
+    for drafter in drafters.clients:
+        drafter.stream.observer = StreamTimeline(timeline, "drafter")
 
 
 async def _serve_metrics(stack: contextlib.AsyncExitStack, config: Config, service: InferenceService) -> None:

@@ -15,6 +15,7 @@ from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
 from coppice.metric import Metric
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
+from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
 from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
@@ -80,8 +81,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         cache: PrefixCache | None = None,
         latencies: Latencies | None = None,
         tracing: Tracing | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """Without `latencies` no times are kept for operators."""
+        self._timeline = timeline
         self._tracing = tracing
         self._verifiers = verifiers
         self._cache = cache
@@ -128,6 +131,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 try:
                     with outputs, _deadline(outputs, arrival_s, deadline_s):
                         async for message in outputs.messages():
+                            if self._timeline is not None:
+                                self._timeline.mark("client.delta.out", size=len(message.token_ids))
                             yield message
                 except OverloadedError as error:
                     # The verifier's; how soon it has room again is what our own requests show.

@@ -7,11 +7,14 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import StreamTimeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
@@ -33,10 +36,15 @@ _SWITCH_INTERVAL_S = 1e-4
 async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo, tracer: Tracer | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
-    engine = Engine(target, info, limits, config.max_nodes)
+    timeline = open_timeline("verifier", os.environ)
+    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
-    observe = [partial(SequenceTraces, tracer)] if tracer is not None else []
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
     servicer = VerifierServicer(engine, info, config.max_nodes, runs_on, observe)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
@@ -51,6 +59,8 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo, t
     engine.stop()
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
+    if timeline is not None:
+        timeline.write()
 
 
 def run_verifier() -> None:

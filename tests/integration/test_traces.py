@@ -2,81 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import grpc
 import pytest
-import torch
 from opentelemetry.sdk.trace import ReadableSpan
 
 from coppice import rpc
-from coppice.sampling import SamplingParams
 from coppice.tracing import TRACEPARENT, Tracing
-from coppice.v1 import drafter_pb2_grpc, inference_pb2, inference_pb2_grpc, sampling_pb2, verifier_pb2_grpc
-from drafter_svc.model_thread import ModelThread
+from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from drafter_svc.sequence_traces import SequenceTraces as DrafterTraces
-from drafter_svc.service import SERVICE_NAME, DrafterService
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
-from tests.integration.test_drafter_metrics import ChainDrafter, ChainSequence
 from tests.spans import CALLER, UNRECORDED_CALLER, KeptSpans, own_id, parent_id
-from tests.tiny_checkpoint import tiny_llama
-from tests.unit.verifier_svc.test_preemption import INFO
-from verifier_svc.engine import Engine
-from verifier_svc.scheduler import SchedulerLimits
+from tests.tiny_services import tiny_drafter, tiny_verifier
 from verifier_svc.sequence_traces import SequenceTraces
-from verifier_svc.service import VerifierServicer
-from verifier_svc.target_model import TargetModel
 
 SECRET = "the password is swordfish"
 TOKENS = 20
-
-
-class PatientSequence(ChainSequence):
-    """Takes every token in."""
-
-    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None: ...
-
-
-class Drafter(ChainDrafter):
-    """Drafts for the verifier's tokenizer."""
-
-    info = type(ChainDrafter.info)("chain", "none", INFO.tokenizer_fingerprint, INFO.vocab_size, 64)
-
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> PatientSequence:
-        return PatientSequence()
-
-
-@contextlib.asynccontextmanager
-async def real_verifier(spans: KeptSpans) -> AsyncIterator[str]:
-    torch.set_num_threads(1)
-    model = tiny_llama(vocab_size=INFO.vocab_size, max_context_tokens=INFO.max_context_tokens, eos_token_id=0)
-    engine = Engine(TargetModel(model, exact=True, num_blocks=20), INFO, SchedulerLimits(8, 8, prefill_chunk=64), 8)
-    engine.start()
-    server = rpc.Server(["coppice.v1.VerifierService"])
-    servicer = VerifierServicer(engine, INFO, 8, "", [partial(SequenceTraces, spans.tracer())])
-    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
-    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-    await server.stop(0)
-    await asyncio.to_thread(engine.stop)
-
-
-@contextlib.asynccontextmanager
-async def real_drafter(spans: KeptSpans) -> AsyncIterator[str]:
-    thread = ModelThread()
-    thread.start()
-    server = rpc.Server([SERVICE_NAME])
-    service = DrafterService(Drafter(), thread, 8, 8, [partial(DrafterTraces, spans.tracer(), "chain")])
-    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
-    yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-    await server.stop(0)
-    await asyncio.to_thread(thread.stop)
 
 
 @contextlib.asynccontextmanager
@@ -118,8 +66,8 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 async def test_a_request_is_one_trace_of_its_caller_s_across_three_services() -> None:
     spans = KeptSpans()
     async with (
-        real_verifier(spans) as verifier,
-        real_drafter(spans) as drafter,
+        tiny_verifier([partial(SequenceTraces, spans.tracer())]) as verifier,
+        tiny_drafter([partial(DrafterTraces, spans.tracer(), "chain")]) as drafter,
         traced(spans, verifier, drafter, linger_ms=500.0) as (stub, _),
     ):
         last = await last_of(stub, request(prompt="ab"), CALLER)
@@ -251,7 +199,10 @@ async def test_what_fails_says_why(
 
 async def test_a_cancelled_call_ends_every_span_of_every_service() -> None:
     spans = KeptSpans()
-    async with real_verifier(spans) as verifier, traced(spans, verifier) as (stub, _):
+    async with (
+        tiny_verifier([partial(SequenceTraces, spans.tracer())]) as verifier,
+        traced(spans, verifier) as (stub, _),
+    ):
         call = stub.Generate(request(prompt="ab"), timeout=20)
         await call.read()
         call.cancel()
