@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
@@ -141,6 +142,16 @@ async def test_each_output_has_a_span_and_back_ends_are_told_of_it() -> None:
     call = attributes(spans.only("text_completion"))
     assert call["gen_ai.usage.output_tokens"] == 3 * TOKENS
     assert call["gen_ai.response.finish_reasons"] == ("length",) * 3
+
+
+async def test_waiting_for_a_place_is_a_span_of_those_who_waited() -> None:
+    spans = KeptSpans()
+    async with serving(FakeVerifier()) as verifier, traced(spans, verifier, max_requests=1) as (stub, _):
+        await asyncio.gather(*(last_of(stub, request()) for _ in range(3)))
+    calls, queued = spans.by_name()["text_completion"], spans.by_name()["queue"]
+    assert len(calls) == 3
+    assert len({parent_id(span) for span in queued}) == 2
+    assert {parent_id(span) for span in queued} < {own_id(span) for span in calls}
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["none", "all"])

@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from coppice.otel import CLOSE_S, exporting_tracer
 from coppice.tracing import open_tracer, open_tracing
@@ -125,6 +129,36 @@ def test_a_collector_that_is_not_there_holds_a_service_up_for_seconds_at_most(
         closed_s = time.monotonic() - started_s - spent_s
     assert spent_s < 5
     assert closed_s < CLOSE_S
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[trace_service_pb2.ExportTraceServiceRequest] = []
+
+    def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:  # noqa: N802
+        self.sent.append(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_a_collector_gets_what_has_ended_when_a_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    tracer = open_tracer("coppice-test", os.environ)
+    assert tracer is not None
+    tracer.begin("request", CALLER, serves=True).end({"coppice.rounds": 7})
+    tracer.close()
+    server.stop(0)
+    [[resource]] = [request.resource_spans for request in collector.sent]
+    assert {pair.key: pair.value.string_value for pair in resource.resource.attributes}[
+        "service.name"
+    ] == "coppice-test"
+    [[span]] = [scope.spans for scope in resource.scope_spans]
+    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("request", CALLER[3:35], CALLER[36:52])
+    assert [(pair.key, pair.value.int_value) for pair in span.attributes] == [("coppice.rounds", 7)]
 
 
 @pytest.mark.parametrize(
