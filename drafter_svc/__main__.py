@@ -8,17 +8,22 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from coppice import rpc
 from coppice.certificates import Certificates, read_certificates
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import StreamTimeline, open_timeline
+from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.sequence_traces import SequenceTraces
 from drafter_svc.service import SERVICE_NAME, DrafterService
 
 logger = logging.getLogger(__name__)
@@ -48,10 +53,14 @@ def main() -> int:
         sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
         return BAD_CONFIGURATION
     try:
-        rpc.run(lambda: serve(config, drafter, certificates))
+        tracer = open_tracer("coppice-drafter", os.environ)
+        rpc.run(lambda: serve(config, drafter, certificates, tracer))
     except CoppiceError as error:
         sys.stderr.write(f"{error}\n")
         return UNAVAILABLE
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_CONFIGURATION
     return 0
 
 
@@ -61,12 +70,23 @@ def set_threads(num_threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
-async def serve(config: DrafterConfig, drafter: Drafter, certificates: Certificates | None = None) -> None:
+async def serve(
+    config: DrafterConfig,
+    drafter: Drafter,
+    certificates: Certificates | None = None,
+    tracer: Tracer | None = None,
+) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME], certificates)
-    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences)
+    timeline = open_timeline("drafter", os.environ)
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
+    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with _metrics(config, service, certificates):
@@ -78,6 +98,10 @@ async def serve(config: DrafterConfig, drafter: Drafter, certificates: Certifica
     finally:
         await server.stop(config.grace_s)
         await asyncio.to_thread(thread.stop)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+        if timeline is not None:
+            timeline.write()
 
 
 def _metrics(

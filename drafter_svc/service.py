@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
 from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import Timeline
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
@@ -41,7 +43,18 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     """Serves one drafter to any number of streams. `thread` must have been started."""
 
-    def __init__(self, drafter: Drafter, thread: ModelThread, max_nodes: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        thread: ModelThread,
+        max_nodes: int,
+        max_sequences: int,
+        observe: Sequence[Callable[[], StreamObserver]] = (),
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Each of `observe` makes an observer for every stream; `timeline` is told of every draft."""
+        self.timeline = timeline
+        self._observe = observe
         self.drafter = drafter
         self.thread = thread
         self.max_nodes = max_nodes
@@ -61,7 +74,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> None:
         """Trees for the sequences of one peer, until it has nothing more to say and is answered, or goes away."""
         async with rpc.errors_as_status(context):
-            stream = DraftStream(self, context.write)
+            stream = DraftStream(self, context.write, [make() for make in self._observe])
             try:
                 await stream.converse(request_iterator)
             finally:
@@ -134,8 +147,14 @@ class DraftStream:
     After an error a sequence is gone: later outcomes for it get NOT_FOUND, and its id may be opened anew.
     """
 
-    def __init__(self, service: DrafterService, write: Callable[[pb.DraftResponse], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        service: DrafterService,
+        write: Callable[[pb.DraftResponse], Awaitable[None]],
+        observers: Sequence[StreamObserver] = (),
+    ) -> None:
         self._service = service
+        self._observers = observers
         self._thread = service.thread
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
@@ -148,6 +167,8 @@ class DraftStream:
     async def converse(self, requests: AsyncIterator[pb.DraftRequest]) -> None:
         """Handle messages in order until the peer ends its side, and return behind the last answer."""
         async for request in requests:
+            for observer in self._observers:
+                observer.heard(request)
             try:
                 self._handle(request)
             except CoppiceError as error:
@@ -163,6 +184,8 @@ class DraftStream:
             self._service.release(session)
         self._sessions.clear()
         await self._writer.close()
+        for observer in self._observers:
+            observer.over()
 
     def _handle(self, request: pb.DraftRequest) -> None:
         kind = request.WhichOneof("event")
@@ -225,7 +248,12 @@ class DraftStream:
 
     def _put_error(self, sequence_id: int, code: int, message: str) -> None:
         error = pb.DraftError(code=code, message=message)
-        self._writer.send(pb.DraftResponse(sequence_id=sequence_id, error=error))
+        self._send(pb.DraftResponse(sequence_id=sequence_id, error=error))
+
+    def _send(self, response: pb.DraftResponse) -> None:
+        self._writer.send(response)
+        for observer in self._observers:
+            observer.told(response)
 
     def _drop(self, sequence_id: int, session: Session, code: int, message: str) -> None:
         """Report that drafting failed, unless the sequence has ended meanwhile."""
@@ -276,6 +304,7 @@ class DraftStream:
             return 0
         if draft is not None and not session.closed:
             elapsed_s = turn.spent_s + time.perf_counter() - started
+            self._mark("draft", sequence_id, elapsed_s, draft)
             self._post(_response(sequence_id, draft, elapsed_s))
             self._service.counts.drafted(started - turn.submitted - turn.spent_s, elapsed_s, len(draft.tree))
         if not session.preparing:
@@ -289,13 +318,22 @@ class DraftStream:
         session.preparing = session.prepare()
         if session.preparing:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
-        if (draft := session.ahead()) is not None:
+        draft = session.ahead()
+        self._mark("ahead", sequence_id, time.perf_counter() - started, draft)
+        if draft is not None:
             self._service.counts.num_ahead += 1
             self._post(_response(sequence_id, draft, time.perf_counter() - started))
 
+    def _mark(self, what: str, sequence_id: int, elapsed_s: float, draft: Draft | None) -> None:
+        """Tell the timeline, if any, of work that ends now. On the model thread."""
+        if (timeline := self._service.timeline) is not None:
+            now_s = time.monotonic()
+            size = 0 if draft is None else len(draft.tree)
+            timeline.took(what, now_s - elapsed_s, now_s, sequence_id, size)
+
     def _post(self, response: pb.DraftResponse) -> None:
         """Send a response. On the model thread."""
-        self._call(self._writer.send, response)
+        self._call(self._send, response)
 
     def _call(self, function: Any, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)

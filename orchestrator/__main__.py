@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 
 from coppice.errors import CoppiceError, IncompatibleError
 from coppice.logs import configure_logging
 from coppice.rpc import run, stop_signal
+from coppice.timeline import Timeline, open_timeline
+from coppice.tracing import Tracing, open_tracing
 from orchestrator.app import running
 from orchestrator.config import Config
 
@@ -15,12 +18,16 @@ EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, tracing: Tracing | None, timeline: Timeline | None) -> None:
     """Serve until the process is asked to stop."""
-    async with running(config) as orchestrator:
+    async with running(config, tracing, timeline) as orchestrator:
         sys.stdout.write(f"ready {orchestrator.address}\n")
         sys.stdout.flush()
         await stop_signal()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.tracer.close)
+    if timeline is not None:
+        timeline.write()
 
 
 def main() -> int:
@@ -28,7 +35,9 @@ def main() -> int:
     try:
         configure_logging(os.environ)
         config = Config.from_env(os.environ)
-        run(lambda: serve(config))
+        tracing = open_tracing("coppice-orchestrator", os.environ)
+        timeline = open_timeline("orchestrator", os.environ)
+        run(lambda: serve(config, tracing, timeline))
     except (ValueError, IncompatibleError) as error:
         sys.stderr.write(f"orchestrator: {error}\n")
         return EXIT_MISCONFIGURED

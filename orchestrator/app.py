@@ -13,7 +13,9 @@ from pathlib import Path
 from coppice.certificates import Certificates, certificate_metrics, read_certificates
 from coppice.metric import Metric, Prefix, Read
 from coppice.rpc import Server, is_loopback
+from coppice.timeline import StreamTimeline, Timeline
 from coppice.tokenizer import TargetTokenizer
+from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
 from orchestrator.admission import Admission
 from orchestrator.authentication import Authentication
@@ -57,8 +59,12 @@ class Orchestrator:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Orchestrator]:
+async def running(
+    config: Config, tracing: Tracing | None = None, timeline: Timeline | None = None
+) -> AsyncIterator[Orchestrator]:
     """An orchestrator that serves while the context is open, and drains when it closes.
+
+    Without `tracing` its requests are not traced; without `timeline` nobody watches its streams.
 
     Raises:
         UnavailableError: no verifier was reached in time.
@@ -82,6 +88,8 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
         patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
         await drafters.start(patience_s, config.require_drafters)
 
+        if timeline is not None:
+            _watch(timeline, verifiers, drafters)
         realm = open_realm(config, verifiers.info)
         cache = open_cache(config, realm, verifiers.info.vocab_size)
         if cache is not None:
@@ -119,6 +127,8 @@ async def running(config: Config) -> AsyncIterator[Orchestrator]:
             latencies=Latencies() if config.metrics_port else None,
             tenancy=Tenancy(config.cache_secret, admission.retry_after_s),
             authentication=authentication,
+            tracing=tracing,
+            timeline=timeline,
         )
         if config.metrics_port:
             await _serve_metrics(stack, config, service, partial(_certificates_seen, certificates, to_back_ends))
@@ -158,6 +168,13 @@ def _planner(config: Config, max_nodes: int) -> Planner:
     if len(verifiers) == 1:
         return AdaptivePlanner(max_nodes, linger_us)
     return FleetPlanner(verifiers, max_nodes, linger_us)
+
+
+def _watch(timeline: Timeline, verifiers: VerifierPool, drafters: DrafterPool) -> None:
+    for verifier in verifiers.clients:
+        verifier.stream.observer = StreamTimeline(timeline, "verifier")
+    for drafter in drafters.clients:
+        drafter.stream.observer = StreamTimeline(timeline, "drafter")
 
 
 def _certificates_seen(server: Certificates | None, client: Certificates | None) -> Iterator[Metric]:

@@ -223,6 +223,7 @@ class DrafterClient:
             acceptance=opening.acceptance,
             request_id=opening.request_id,
             cache_salt=opening.cache_salt,
+            traceparent=opening.traceparent,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

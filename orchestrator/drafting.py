@@ -54,6 +54,8 @@ class Drafting:
     ) -> None:
         self.request_id = request_id
         self._cache_salt = cache_salt
+        # The span that drafters' sequences belong to; empty where nobody traces.
+        self.traceparent = ""
         self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
@@ -149,6 +151,7 @@ class Drafting:
             plan.row_multiple,
             self.request_id,
             self._cache_salt,
+            self.traceparent,
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from coppice.errors import CoppiceError, UnavailableError
 from coppice.v1 import sampling_pb2
@@ -23,6 +24,9 @@ from orchestrator.transcript import Transcript
 from orchestrator.validation import GenerationRequest
 from orchestrator.verifier_client import Place
 from orchestrator.verifier_pool import VerifierPool
+
+if TYPE_CHECKING:
+    from orchestrator.request_trace import OutputTrace
 
 # A sequence that takes the verifier down each time it is opened must not go on for ever.
 MAX_OPENINGS_WITHOUT_OUTCOME = 4
@@ -40,6 +44,7 @@ class Generation:
         verifiers: VerifierPool,
         clock: Clock,
         wake: asyncio.Event,
+        trace: OutputTrace | None = None,
     ) -> None:
         """`wake` is set whenever there is something to take, an error or the finish."""
         self._request = request
@@ -55,13 +60,18 @@ class Generation:
         self.error: CoppiceError | None = None
         self.statistics = Statistics()
         self.clock = clock
+        # None where nobody traces, and once the output has ended.
+        self._trace = trace
 
     def __enter__(self) -> Generation:
+        if self._trace is not None:
+            self._drafting.traceparent = self._trace.begin()
         self._drafting.open()
         try:
             self._verifiers.join(self)
-        except CoppiceError:
+        except CoppiceError as error:
             self._drafting.close()
+            self._end_trace(error)
             raise
         return self
 
@@ -69,6 +79,7 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._release()
+        self._end_trace(error)
 
     @property
     def num_generated(self) -> int:
@@ -99,6 +110,7 @@ class Generation:
         if self.finish is None and self.error is None:
             self.error = error
             self._release()
+            self._end_trace(error)
             self._wake.set()
 
     def opening(self) -> Opening | None:
@@ -123,11 +135,14 @@ class Generation:
             top_log_probs=self._request.top_log_probs,
             want_features=self._drafting.wants_features,
             request_id=self._request.request_id,
+            traceparent=self._drafting.traceparent,
         )
 
     def on_opened(self, place: Place) -> None:
         """Drafts may be sent from here on."""
         self._place = place
+        if self._trace is not None:
+            self._trace.opened(place.verifier.address)
         self._drafting.opened(place.draft, place.verifier.address)
 
     def on_outcome(self, outcome: Outcome, load: Load) -> None:
@@ -157,6 +172,8 @@ class Generation:
             self._drafting.round_passed(outcome)
         # Last of all: nobody waits for what is learned.
         self._drafting.learn(outcome, sent)
+        if self._trace is not None:
+            self._trace.round_over(outcome)
 
     def on_finished(self, finish: Finish) -> None:
         """The verifier has ended the output."""
@@ -183,6 +200,12 @@ class Generation:
         self._output.finish()
         self._drafting.close(self.statistics)
         self._wake.set()
+        self._end_trace()
+
+    def _end_trace(self, error: BaseException | None = None) -> None:
+        if self._trace is not None:
+            self._trace.end(self.statistics, self.clock, self.num_generated, self.finish, error)
+            self._trace = None
 
     def _release(self) -> None:
         self._drafting.close(self.statistics)

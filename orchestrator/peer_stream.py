@@ -12,6 +12,7 @@ import grpc
 
 from coppice.errors import CoppiceError
 from coppice.message_writer import MessageWriter
+from coppice.stream_observer import StreamObserver
 from coppice.unreadable import UnreadablePeerError, received
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class PeerStream(Generic[Request, Response]):
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        # None where nobody watches.
+        self.observer: StreamObserver | None = None
         # Why the last attempt to connect failed; None when it did not.
         self.last_failure: str | None = None
         # Set while the peer is refused.
@@ -108,6 +111,8 @@ class PeerStream(Generic[Request, Response]):
             self._call.cancel()
             return
         self._writer.send(message)
+        if self.observer is not None:
+            self.observer.told(message)
 
     def _announce(self) -> None:
         self._changed.set()
@@ -172,7 +177,10 @@ class PeerStream(Generic[Request, Response]):
             self._events.on_up()
             responses: Any = call
             async for message in responses:
-                self._events.on_message(received(message))
+                received(message)
+                if self.observer is not None:
+                    self.observer.heard(message)
+                self._events.on_message(message)
         finally:
             self._call = None
             call.cancel()

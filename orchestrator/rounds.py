@@ -25,6 +25,8 @@ class Opening:
     cache_salt: str
     top_log_probs: int | None
     request_id: str = ""
+    # The span that it belongs to; empty where nobody traces.
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class DraftOpening:
     row_multiple: int = 1
     request_id: str = ""
     cache_salt: str = ""
+    # The span that it belongs to; empty where nobody traces.
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
 from coppice.metric import Metric
 from coppice.output_seed import output_seed
 from coppice.rpc import streaming, unary
+from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
+from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket
@@ -41,6 +43,7 @@ from orchestrator.planning.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
+from orchestrator.request_trace import OutputTrace, RequestTrace
 from orchestrator.responses import Responses
 from orchestrator.statistics import Clock
 from orchestrator.tally import Tally
@@ -82,8 +85,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         latencies: Latencies | None = None,
         tenancy: Tenancy | None = None,
         authentication: Authentication | None = None,
+        tracing: Tracing | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """Without `latencies` no times are kept for operators; `authentication` is what they see of tokens."""
+        self._timeline = timeline
+        self._tracing = tracing
         self._verifiers = verifiers
         self._cache = cache
         self._drafters = drafters
@@ -109,9 +116,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         deadline_s = arrival_s + self._timeout_s(context)
         # As the client named it; one that is too long is refused, and one that is missing is made up.
         request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
-        with self.tally.request() as counted:
+        metadata = context.invocation_metadata()
+        with self.tally.request() as counted, RequestTrace(self._tracing, metadata, arrival_s) as trace:
             num_outputs = wanted_outputs(request, self._limits.max_outputs)
-            tenant = calling_tenant(context.invocation_metadata())
+            tenant = calling_tenant(metadata)
             keep_limits(request, tenant)
             claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight)
             with (
@@ -128,13 +136,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 if tenant.has_token:
                     valid = replace(valid, cache_salt=self._tenancy.salt(tenant, valid.cache_salt))
                 request_id.set(valid.request_id)
+                trace.validated(valid, self._verifiers.info.model, num_outputs)
                 await _admitted(ticket, deadline_s)
+                trace.admitted(ticket.started_s)
                 await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
-                outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s)
+                outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s, trace)
                 counted.began(outputs, len(valid.prompt_ids))
                 try:
                     with outputs, _deadline(outputs, arrival_s, deadline_s):
                         async for message in outputs.messages():
+                            if self._timeline is not None:
+                                self._timeline.mark("client.delta.out", size=len(message.token_ids))
                             yield message
                 except OverloadedError as error:
                     # The verifier's; how soon it has room again is what our own requests show.
@@ -188,13 +200,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         remaining_s: float | None = context.time_remaining()
         return self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
 
-    def _outputs(self, request: GenerationRequest, number: int, arrival_s: float, waited_s: float) -> Outputs:
+    def _outputs(
+        self, request: GenerationRequest, number: int, arrival_s: float, waited_s: float, trace: RequestTrace
+    ) -> Outputs:
         wake = asyncio.Event()
         outputs: list[OneOutput] = []
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            generation = self._generation(one, Clock(arrival_s, waited_s, self.tally.latencies), wake)
+            clock = Clock(arrival_s, waited_s, self.tally.latencies)
+            generation = self._generation(one, clock, wake, trace.output(index))
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
@@ -220,7 +235,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         sampled = request.sampling.temperature > 0
         return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
 
-    def _generation(self, request: GenerationRequest, clock: Clock, wake: asyncio.Event) -> Generation:
+    def _generation(
+        self, request: GenerationRequest, clock: Clock, wake: asyncio.Event, trace: OutputTrace | None
+    ) -> Generation:
         transcript = self._transcript(request)
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
         drafting = Drafting(
@@ -238,7 +255,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             cache_salt=request.cache_salt,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
-        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake)
+        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)
 
 
 async def _admitted(ticket: Ticket, deadline_s: float) -> None:

@@ -114,6 +114,11 @@ class Clock:
         self.ttft_ms = 0.0
         self.queue_ms = waited_s * 1000
 
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token came, as a reading of the monotonic clock."""
+        return self._arrival_s + self.ttft_ms / 1000 if self.ttft_ms else None
+
     def elapsed_ms(self) -> float:
         """Time since the arrival."""
         return (time.monotonic() - self._arrival_s) * 1000

@@ -13,6 +13,7 @@ from orchestrator.admission import CrowdedOutError, LongWaitError, NoTimeError, 
 from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.outputs import Outputs
+from orchestrator.rounds import Finish
 from orchestrator.statistics import Statistics
 from orchestrator.tenancy import TenantLimitError
 
@@ -139,17 +140,23 @@ class CountedRequest:
         if self._outputs is not None:
             self._tally.ended(self._outputs, error)
         elif error is not None:
-            reason = _reason(error)
+            reason = reason_of(error)
             self._tally.refused[reason] += 1
             logger.debug("request refused: %s", reason)
 
 
+def finish_name(finish: Finish) -> str:
+    """Why an output finished, as the API names it."""
+    return sampling_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a request was refused or an output ended that came to no end of its own, one of FAILURES."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), INTERNAL)
+
+
 def _end(generation: Generation, error: BaseException | None) -> str:
     if generation.finish is not None:
-        return sampling_pb2.FinishReason.Name(generation.finish.reason).removeprefix("FINISH_REASON_").lower()
+        return finish_name(generation.finish)
     cause = generation.error or error
-    return INTERNAL if cause is None else _reason(cause)
-
-
-def _reason(error: BaseException) -> str:
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), INTERNAL)
+    return INTERNAL if cause is None else reason_of(cause)

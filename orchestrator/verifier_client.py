@@ -321,6 +321,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         cache_salt=opening.cache_salt,
         top_log_probs=opening.top_log_probs,
         request_id=opening.request_id,
+        traceparent=opening.traceparent,
     )
 
 

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "docker" / "locks"
 # What each image installs beside the project's own dependencies, as its Dockerfile does.
 EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "model"}
+# And what all of them do.
+EVERYWHERE = "traces"
 PYTHON_VERSION = "3.13"
 # That of the base image: Debian bookworm, glibc 2.36.
 PLATFORM = "x86_64-manylinux_2_36"
@@ -54,7 +56,7 @@ def main() -> None:
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     (LOCKS / "build.txt").write_text(HEADER + compiled([UV, *backend], "-"))
     for image, extra in EXTRAS.items():
-        lock = compiled([], "pyproject.toml", "--extra", extra)
+        lock = compiled([], "pyproject.toml", "--extra", extra, "--extra", EVERYWHERE)
         (LOCKS / f"{image}.txt").write_text(HEADER + without_torch(lock))
 
 

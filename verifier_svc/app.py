@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from coppice.certificates import Certificates, read_certificates
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import StreamTimeline, open_timeline
+from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.hardware import hardware
 from verifier_svc.loading import load_probed_target
 from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.sequence_traces import SequenceTraces
 from verifier_svc.service import VerifierServicer
 from verifier_svc.sharded_target import Ranks
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -28,14 +35,24 @@ _SWITCH_INTERVAL_S = 1e-4
 
 
 async def serve(
-    config: VerifierConfig, target: TargetModel, info: TargetInfo, certificates: Certificates | None = None
+    config: VerifierConfig,
+    target: TargetModel,
+    info: TargetInfo,
+    certificates: Certificates | None = None,
+    tracer: Tracer | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
-    engine = Engine(target, info, limits, config.max_nodes)
+    timeline = open_timeline("verifier", os.environ)
+    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
-    servicer = VerifierServicer(engine, info, config.max_nodes, runs_on)
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
+    servicer = VerifierServicer(engine, info, config.max_nodes, runs_on, observe)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
     with _metrics(config, engine, info, certificates):
@@ -47,6 +64,10 @@ async def serve(
         servicer.drain()
         await server.stop(config.grace_s)
     engine.stop()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
+    if timeline is not None:
+        timeline.write()
 
 
 def run_verifier() -> None:
@@ -62,11 +83,13 @@ def run_verifier() -> None:
             config = VerifierConfig.from_env()
             certificates = read_certificates(config.tls, "TLS_")
             target, info = load_probed_target(config, _other_ranks(config, stack))
+            # Behind the processes that hold the target together: it starts a thread.
+            tracer = open_tracer("coppice-verifier", os.environ)
         except (CoppiceError, ValueError, OSError) as error:
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info, certificates))
+            run(lambda: serve(config, target, info, certificates, tracer))
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)

@@ -13,6 +13,7 @@ from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, 
 from coppice.grammar import Grammar
 from coppice.logs import of_request
 from coppice.noise import gumbel
+from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.engine_counts import EngineCounts
@@ -52,7 +53,10 @@ class Engine:
         limits: SchedulerLimits,
         max_nodes: int,
         clock: Callable[[], float] = time.monotonic,
+        timeline: Timeline | None = None,
     ) -> None:
+        """`timeline` is told of every pass."""
+        self._timeline = timeline
         self._target = target
         self._info = info
         self._limits = limits
@@ -294,6 +298,9 @@ class Engine:
             return
         ended_s = self._clock()
         self.counts.pass_over(plan.num_rows, forward_s, ended_s)
+        if self._timeline is not None:
+            ids = [share.key.sequence_id for share in shares]
+            self._timeline.took("pass", forward_s, ended_s, size=plan.num_rows, sequences=ids)
         outcomes: list[RoundOutcome] = []
         for share, (first, last) in zip(shares, plan.logit_ranges, strict=True):
             key, sequence = share.key, share.sequence

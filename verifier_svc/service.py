@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from coppice.rpc import errors_as_status, unary
+from coppice.stream_observer import StreamObserver
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
 from verifier_svc.engine import Engine
@@ -27,7 +28,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves one engine to any number of orchestrators."""
 
-    def __init__(self, engine: Engine, info: TargetInfo, max_nodes: int, hardware: str = "") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        info: TargetInfo,
+        max_nodes: int,
+        hardware: str = "",
+        observe: Sequence[Callable[[], StreamObserver]] = (),
+    ) -> None:
+        """Each of `observe` makes an observer for every stream."""
+        self._observe = observe
         self._engine = engine
         self._info = info
         self._max_nodes = max_nodes
@@ -44,7 +54,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Verify(self, request_iterator: AsyncIterator[verifier_pb2.VerifyRequest], context: Context) -> None:
         """One orchestrator's stream."""
         async with errors_as_status(context):
-            stream = VerifyStream(self._engine, self._info, next(self._streams), context.write)
+            observers = [make() for make in self._observe]
+            stream = VerifyStream(self._engine, self._info, next(self._streams), context.write, observers)
             self._open.add(stream)
             try:
                 await stream.converse(request_iterator)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.message_writer import MessageWriter
+from coppice.stream_observer import StreamObserver
 from coppice.v1 import verifier_pb2
 from verifier_svc.door import Door
 from verifier_svc.engine import Engine
@@ -31,8 +32,10 @@ class VerifyStream:
         info: TargetInfo,
         stream: int,
         write: Callable[[verifier_pb2.VerifyResponse], Awaitable[None]],
+        observers: Sequence[StreamObserver] = (),
     ) -> None:
         self._engine = engine
+        self._observers = observers
         self._stream = stream
         self._door = Door(engine, info, stream, self.deliver)
         self._loop = asyncio.get_running_loop()
@@ -61,10 +64,14 @@ class VerifyStream:
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             await self._writer.close()
+            for observer in self._observers:
+                observer.over()
 
     async def _read(self, requests: AsyncIterator[verifier_pb2.VerifyRequest]) -> None:
         """Turn messages into commands."""
         async for request in requests:
+            for observer in self._observers:
+                observer.heard(request)
             self._door.take(request)
 
     def _deliver_soon(self, events: Sequence[Event]) -> None:
@@ -78,6 +85,8 @@ class VerifyStream:
         for event in events:
             for response in responses(event):
                 self._writer.send(response)
+                for observer in self._observers:
+                    observer.told(response)
         if self._writer.num_waiting > MAX_UNREAD:
             self._end(InvalidRequestError("stream", "responses are not being read"))
 

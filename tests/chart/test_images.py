@@ -99,11 +99,11 @@ def locked(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-def asked_for(extra: str) -> list[Requirement]:
-    """What an extra asks for, and those that it names, on the images' machines."""
+def asked_for(*extras: str) -> list[Requirement]:
+    """What extras ask for, and those that they name, on the images' machines."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [Requirement(item) for item in project["dependencies"]]
-    waiting = [extra]
+    waiting = [*extras]
     while waiting:
         for item in project["optional-dependencies"][waiting.pop()]:
             requirement = Requirement(item)
@@ -124,7 +124,7 @@ def test_a_lock_has_everything_that_its_image_asks_for_and_no_more_than_versions
     # No index: whoever builds has their own.
     assert not [line for line in lines if re.match(r"-|.*://", line.strip()) and not line.startswith("    --hash=")]
     found = locked(service)
-    for requirement in asked_for(LOCKED_EXTRAS[service]):
+    for requirement in asked_for(LOCKED_EXTRAS[service], "traces"):
         if requirement.name != "torch":
             assert requirement.specifier.contains(found[requirement.name]), requirement
     # Nothing that only torch's CUDA build needs, and of the orchestrator no model library.

@@ -81,6 +81,8 @@ def test_policies_allow_exactly_the_edges_of_the_design(profile: str) -> None:
 def test_only_those_who_call_by_name_may_ask_for_names(profile: str) -> None:
     asking = set()
     for policy in of_kind(rendered(profile), "NetworkPolicy"):
+        if policy["metadata"]["name"].endswith("-traces"):
+            continue
         for rule in policy["spec"].get("egress", []):
             for peer in rule["to"]:
                 if "namespaceSelector" in peer:
@@ -88,6 +90,23 @@ def test_only_those_who_call_by_name_may_ask_for_names(profile: str) -> None:
                     assert {port["port"] for port in rule["ports"]} == {53}
                     asking.add(policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"])
     assert asking == {"orchestrator", "test"}
+
+
+@pytest.mark.parametrize("profile", GUARDED)
+def test_those_who_compute_may_reach_the_collector_where_one_is_named(profile: str) -> None:
+    found = [one["spec"] for one in of_kind(rendered(profile), "NetworkPolicy") if "-traces" in one["metadata"]["name"]]
+    if profile != "everything":
+        assert not found
+        return
+    [spec] = found
+    collector, names = spec["egress"]
+    assert (collector["ports"], {port["port"] for port in names["ports"]}) == (
+        [{"protocol": "TCP", "port": 4317}],
+        {53},
+    )
+    [but] = spec["podSelector"]["matchExpressions"]
+    others = {component(one) for one in workloads(rendered(profile))} - set(but["values"])
+    assert others == {"orchestrator", "verifier", "drafter-small-lm", "drafter-large-lm"}
 
 
 @pytest.mark.parametrize("profile", GUARDED)

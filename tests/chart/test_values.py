@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from coppice.tracing import open_tracing
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config
 from tests.chart.rendering import CHART, PROFILES, environment, helm, render, rendered, services_of_ours, values_of
@@ -74,6 +75,8 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"tls": {"enabled": True}}, "tls"),
         ({"tls": {"enabled": True, "public": {"existingSecret": "a"}}}, "internal"),
         ({"tls": {"internal": {"issuerRef": {"nmae": "a"}}}}, "nmae"),
+        ({"tracing": {"config": {"OTEL": "on"}}}, "OTEL"),
+        ({"tracing": {"endpoint": "collector:4317"}}, "endpoint"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -115,11 +118,36 @@ def test_values_may_set_each_setting_of_a_service_and_nothing_else(service: str)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_services_accept_the_environment_that_they_get(profile: str) -> None:
     for workload in services_of_ours(rendered(profile)):
-        given: Mapping[str, str | None] = environment(workload)
+        given: Mapping[str, str | None] = own_environment(workload)
         config = CONFIGS[service_of(workload)]
         assert given.keys() <= settings(config)
         variables = {name: "redis://elsewhere:6379" if value is None else value for name, value in given.items()}
         config.from_env(variables)
+
+
+def own_environment(workload: dict[str, Any]) -> dict[str, str | None]:
+    """What a service's own settings are read from: tracing has variables of its own."""
+    return {name: value for name, value in environment(workload).items() if not is_tracing(name)}
+
+
+def is_tracing(name: str) -> bool:
+    return name.startswith("OTEL_") or name == "TRACE_ROUNDS"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_services_trace_where_a_collector_is_named(profile: str) -> None:
+    for workload in services_of_ours(rendered(profile)):
+        found = {name: value for name, value in environment(workload).items() if is_tracing(name)}
+        if profile != "everything":
+            assert not found
+            continue
+        assert found == {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.tracing:4317",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.1",
+            "TRACE_ROUNDS": "1",
+        }
+        assert open_tracing("coppice-test", {**found, "OTEL_SDK_DISABLED": "true"}) is None
 
 
 def test_large_numbers_are_written_out() -> None:

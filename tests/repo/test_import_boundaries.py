@@ -77,6 +77,11 @@ def test_only_the_orchestrator_knows_redis(service: str) -> None:
     assert not forbidden_imports(python_files(service), {"redis"})
 
 
+def test_one_module_alone_knows_opentelemetry() -> None:
+    paths = [path for package in ("coppice", *SERVICES) for path in python_files(package)]
+    assert {found.split(":")[0] for found in forbidden_imports(paths, {"opentelemetry"})} == {"coppice/otel.py"}
+
+
 def test_the_conformance_suite_knows_no_service_and_no_model_library_but_for_its_reference() -> None:
     reference = ROOT / "conformance" / "reference.py"
     paths = [path for path in python_files("conformance") if path != reference]
@@ -107,7 +112,7 @@ import importlib, pkgutil, sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "transformers", "safetensors", "redis"}:
+        if name.split(".")[0] in {"torch", "transformers", "safetensors", "redis", "opentelemetry"}:
             raise ImportError(f"{name} is not in the orchestrator's image")
         return None
 
@@ -115,13 +120,13 @@ sys.meta_path.insert(0, Blocker())
 for package_name in sys.argv[1:]:
     package = importlib.import_module(package_name)
     for module in pkgutil.walk_packages(package.__path__, package_name + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "coppice.otel")):
             importlib.import_module(module.name)
 import coppice.cli.__main__
 """
 
 
-def test_the_orchestrator_and_the_command_line_load_where_there_is_no_torch_and_no_redis() -> None:
+def test_the_orchestrator_and_the_command_line_load_where_there_is_no_torch_no_redis_and_no_tracing() -> None:
     subprocess.run(
         [sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, "coppice", "orchestrator", "conformance", "simulator"],
         check=True,

@@ -1,0 +1,93 @@
+"""Some rounds in a row as a picture: who was busy, who waited, and what went from whom to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+# Which sets matplotlib up to draw without a display.
+from benchmarks.plot import DPI, FIGURE_INCHES
+from benchmarks.timeline.rounds import Round
+from coppice.timeline import TimelineEvent
+
+LANES = ("verifier", "drafter", "orchestrator", "client")
+COLOURS = {
+    "pass": "tab:blue",
+    "no draft yet": "tab:red",
+    "draft": "tab:green",
+    "drafting ahead": "palegreen",
+    "orchestrator": "tab:orange",
+}
+HEIGHT = 0.6
+
+# A bar: lane, what it is, from, to.
+Bar = tuple[str, str, float, float]
+# A message: from which lane when, to which lane when.
+Message = tuple[str, float, str, float]
+
+
+def plot_timeline(rounds: Sequence[Round], ahead: Sequence[TimelineEvent], path: Path) -> None:
+    """Draw rounds; `ahead` is what the drafter computed besides."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(figsize=FIGURE_INCHES, dpi=DPI)
+    zero = rounds[0].outcome_left
+    for lane, kind, start, end in bars(rounds, ahead):
+        bottom = LANES.index(lane) - HEIGHT / 2
+        axes.broken_barh([((start - zero) / 1000, (end - start) / 1000)], (bottom, HEIGHT), color=COLOURS[kind])
+    for lane, start, other, end in messages(rounds):
+        times, lanes = [(start - zero) / 1000, (end - zero) / 1000], [LANES.index(lane), LANES.index(other)]
+        axes.plot(times, lanes, color="black", linewidth=0.6, marker=".", markersize=2)
+    _label(axes, len(rounds))
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[Bar]:
+    """Who was busy, or waited, from when to when."""
+    first, last = rounds[0].outcome_left, rounds[-1].ended
+    for event in ahead:
+        if first <= event.at_us and event.end_us <= last:
+            yield "drafter", "drafting ahead", event.at_us, event.end_us
+    for one in rounds:
+        if one.waited_us:
+            yield "verifier", "no draft yet", one.outcome_left, one.outcome_left + one.waited_us
+        yield "verifier", "pass", one.pass_began, one.pass_ended
+        for lane, kind, start, end in (
+            ("drafter", "draft", one.draft_began, one.draft_ended),
+            ("orchestrator", "orchestrator", one.outcome_came, one.drafter_told),
+            ("orchestrator", "orchestrator", one.tree_came, one.draft_left),
+        ):
+            if start is not None and end is not None and first <= start <= end:
+                yield lane, kind, start, end
+
+
+def messages(rounds: Sequence[Round]) -> Iterator[Message]:
+    """What went from whom to whom."""
+    first = rounds[0].outcome_left
+    for one in rounds:
+        for lane, start, other, end in (
+            ("verifier", one.outcome_left, "orchestrator", one.outcome_came),
+            ("orchestrator", one.drafter_told, "drafter", one.drafter_heard),
+            ("drafter", one.tree_left, "orchestrator", one.tree_came),
+            ("orchestrator", one.draft_left, "verifier", one.draft_came),
+            ("orchestrator", one.delta_left, "client", one.delta_came),
+        ):
+            if start is not None and end is not None and first <= start <= end:
+                yield lane, start, other, end
+
+
+def _label(axes: Axes, number: int) -> None:
+    axes.set_yticks(range(len(LANES)), LANES)
+    axes.set(xlabel="ms", title=f"{number} rounds of one request")
+    axes.legend(
+        handles=[Patch(color=colour, label=kind) for kind, colour in COLOURS.items()],
+        fontsize="small",
+        ncols=len(COLOURS),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.15),
+    )
