@@ -28,7 +28,7 @@ BAD_CONFIGURATION = 2
 SWITCH_INTERVAL_S = 1e-4
 
 
-def main() -> int:
+def main(make_service: type[DrafterService] = DrafterService) -> int:
     """Run the service until SIGTERM; returns the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -46,7 +46,7 @@ def main() -> int:
         sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
         return BAD_CONFIGURATION
     try:
-        rpc.run(lambda: serve(config, drafter))
+        rpc.run(lambda: serve(config, drafter, make_service))
     except CoppiceError as error:
         sys.stderr.write(f"{error}\n")
         return UNAVAILABLE
@@ -59,12 +59,12 @@ def set_threads(num_threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
 
 
-async def serve(config: DrafterConfig, drafter: Drafter) -> None:
+async def serve(config: DrafterConfig, drafter: Drafter, make_service: type[DrafterService] = DrafterService) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME])
-    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences)
+    service = make_service(drafter, thread, config.max_nodes, config.max_sequences)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with _metrics(config, service):

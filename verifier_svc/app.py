@@ -26,10 +26,12 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 1e-4
 
 
-async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -> None:
+async def serve(
+    config: VerifierConfig, target: TargetModel, info: TargetInfo, make_engine: type[Engine] = Engine
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
-    engine = Engine(target, info, limits, config.max_nodes)
+    engine = make_engine(target, info, limits, config.max_nodes)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name])
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
     servicer = VerifierServicer(engine, info, config.max_nodes, runs_on)
@@ -46,7 +48,7 @@ async def serve(config: VerifierConfig, target: TargetModel, info: TargetInfo) -
     engine.stop()
 
 
-def run_verifier() -> None:
+def run_verifier(make_engine: type[Engine] = Engine) -> None:
     """Read the settings, load the model, serve."""
     try:
         configure_logging(os.environ)
@@ -62,7 +64,7 @@ def run_verifier() -> None:
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info))
+            run(lambda: serve(config, target, info, make_engine))
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)

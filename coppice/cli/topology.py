@@ -72,6 +72,10 @@ class TopologySpec:
     verifiers: int = 1
     # Of the orchestrator's metrics; verifiers and drafters have the next ones, in this order. 0: none are served.
     metrics_port: int = 0
+    # Programs of verifiers and of drafters, where a benchmark has its own, and what these find in their environment.
+    verifier_module: str = "verifier_svc"
+    drafter_module: str = "drafter_svc"
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class Topology:
@@ -96,9 +100,9 @@ class Topology:
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
-        verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
+        verifiers = [await self._launch(name, self._spec.verifier_module, self._verifier_env()) for name in names]
         drafters = [
-            await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
+            await self._launch(f"drafter {drafter.kind}", self._spec.drafter_module, self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
         await _all_ready([*verifiers, *drafters], timeout_s)
@@ -156,7 +160,7 @@ class Topology:
         return {"METRICS_PORT": str(next(self._metrics_ports))}
 
     def _model_env(self, model: str) -> dict[str, str]:
-        env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
+        env = {**self._spec.env, "LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
         if self._spec.device:
             env["DEVICE"] = self._spec.device
         if self._spec.threads:
