@@ -85,7 +85,9 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
         _check_numbers(record)
         return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
     except KeyError as error:
-        raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
+        raise ProfileError(
+            f"not a profile: {error.args[0]} is missing; one of an earlier version has to be measured anew"
+        ) from error
     except (TypeError, ValueError, InvalidTreeError) as error:
         raise ProfileError(f"not a profile: {error}") from error
 
