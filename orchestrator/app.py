@@ -80,14 +80,7 @@ async def running(
         verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
-        fingerprint = verifiers.info.tokenizer_fingerprint
-        drafters = DrafterPool(
-            [DrafterClient(address, fingerprint, to_back_ends) for address in config.drafter_addresses]
-        )
-        stack.push_async_callback(drafters.close)
-        patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
-        await drafters.start(patience_s, config.require_drafters)
-
+        drafters = await _drafters(stack, config, verifiers.info.tokenizer_fingerprint, to_back_ends)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
         realm = open_realm(config, verifiers.info)
@@ -105,13 +98,7 @@ async def running(
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
             await knowledge.start()
-        admission = Admission(
-            config.max_requests,
-            config.max_queued,
-            dict(config.tenant_weights),
-            max_token_s=config.max_token_ms / 1000 or None,
-            max_wait_s=config.max_queue_wait_s or None,
-        )
+        admission = _admission(config)
         service = InferenceService(
             verifiers=verifiers,
             drafters=drafters,
@@ -141,6 +128,27 @@ async def running(
         await server.set_serving(True)
         host = config.listen_address.rpartition(":")[0]
         yield Orchestrator(f"{host}:{port}", service, verifiers, drafters, cache, knowledge)
+
+
+async def _drafters(
+    stack: contextlib.AsyncExitStack, config: Config, fingerprint: str, certificates: Certificates | None
+) -> DrafterPool:
+    """All drafters, those of them connected that answer soon."""
+    drafters = DrafterPool([DrafterClient(address, fingerprint, certificates) for address in config.drafter_addresses])
+    stack.push_async_callback(drafters.close)
+    patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
+    await drafters.start(patience_s, config.require_drafters)
+    return drafters
+
+
+def _admission(config: Config) -> Admission:
+    return Admission(
+        config.max_requests,
+        config.max_queued,
+        dict(config.tenant_weights),
+        max_token_s=config.max_token_ms / 1000 or None,
+        max_wait_s=config.max_queue_wait_s or None,
+    )
 
 
 def _affinity(config: Config, realm: Realm) -> SharedAffinity:
