@@ -54,7 +54,7 @@ class FairQueue:
 
     def others_before(self, claim: Claim) -> int:
         """Places that other tenants take before this claim has its own, by turns; those in use are not looked at."""
-        own_turns = (self.ahead_of(claim) + claim.num_places) / self._weight(claim.tenant)
+        own_turns = (self.ahead_of(claim) + claim.num_places) / self._weight(claim)
         others = (self._tenants[name] for name in self._turns if name != claim.tenant)
         return sum(min(other.num_waiting, math.ceil(own_turns * other.weight)) for other in others)
 
