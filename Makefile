@@ -61,6 +61,9 @@ load: setup ## Measure load and overload through the public API, about 40 minute
 	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
 	$(BIN)/coppice bench overload --out benchmarks/results $(OVERLOAD_ARGS)
 
+faults: setup ## Disturb a whole deployment under load and fuzz its doors, about 15 minutes
+	@$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
 chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
 	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)

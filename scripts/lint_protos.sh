@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint the .proto files with buf, fetched once with npm into the directory given as the first argument.
+# Lint the .proto files with buf, fetched once with npm into the directory given as the first argument, and compare them
+# with those of the last version that has a tag: what a peer of that version sends must still be understood.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,3 +20,9 @@ if [ ! -x "$buf" ]; then
 fi
 "$buf" lint protos
 echo "buf lint: protos are clean"
+if tag=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null); then
+    "$buf" breaking protos --against ".git#tag=$tag,subdir=protos"
+    echo "buf breaking: nothing is broken since $tag"
+else
+    echo "buf breaking: no version has a tag yet, so there is nothing to compare with"
+fi

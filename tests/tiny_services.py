@@ -40,7 +40,7 @@ class PatientDrafter(ChainDrafter):
 
     info = DrafterInfo("chain", "none", INFO.tokenizer_fingerprint, INFO.vocab_size, INFO.max_context_tokens)
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams) -> PatientSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> PatientSequence:
         return PatientSequence()
 
 

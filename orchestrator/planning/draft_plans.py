@@ -12,7 +12,8 @@ from orchestrator.planning.stance import Stance
 SPARE_NODES = 1.5
 # Tokens that drafts are taken to gain, at least, when it is tried whether they do.
 TRIAL_GAIN = 4.0
-# Gains of requests are told apart in steps of one in so many: they are known no better, and requests share plans.
+# Gains of requests are told apart in steps of one in so many, rounded up: they are known no better, and requests share
+# plans.
 STEPS_PER_GAIN = 16
 
 
@@ -40,7 +41,7 @@ class DraftPlans:
 
         `weight` is what its tokens count beside those of all. `waits` says whether the round lingers at all.
         """
-        steps = int(STEPS_PER_GAIN * gain + 0.5) if gain > 1 else STEPS_PER_GAIN
+        steps = math.ceil(STEPS_PER_GAIN * gain) if gain > 1 else STEPS_PER_GAIN
         key = (steps, weight, max_nodes, row_multiple, left_out, is_trial, waits)
         plan = self._known.get(key)
         if plan is None:

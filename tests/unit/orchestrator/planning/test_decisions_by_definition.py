@@ -81,7 +81,7 @@ def test_every_draft_is_cut_to_the_nodes_that_are_worth_their_row(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_requests_share_plans_that_are_those_of_their_own_gains_to_half_a_step(seed: int) -> None:
+def test_requests_share_plans_that_are_those_of_their_own_gains_rounded_up_to_a_step(seed: int) -> None:
     rng = random.Random(seed)
     stance = Stance(price=0.12, gain=rng.uniform(0.5, 3), nodes=rng.uniform(1, 9), rate=rng.uniform(200, 5000))
     running = rng.choice([1, 5, 64])
@@ -96,8 +96,7 @@ def test_requests_share_plans_that_are_those_of_their_own_gains_to_half_a_step(s
             nodes = 1 + math.ceil(SPARE_NODES * max(1.0, gain) * stance.nodes) if running > 1 else MAX_NODES
             return min(MAX_NODES, nodes), min(LINGER_US, round(1e6 * linger_s))
 
-        half = 0.5 / STEPS_PER_GAIN
-        (least_nodes, least_us), (most_nodes, most_us) = exactly(gain - half), exactly(gain + half)
+        (least_nodes, least_us), (most_nodes, most_us) = exactly(gain), exactly(gain + 1 / STEPS_PER_GAIN)
         assert least_nodes <= plan.max_nodes <= most_nodes
         assert least_us - 1 <= plan.linger_us <= most_us + 1
         assert plan.row_price == stance.price / weight
