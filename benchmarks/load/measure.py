@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,8 +20,8 @@ from coppice.client import Client
 
 # Outputs to compare with are made so many at once.
 REFERENCE_CONCURRENCY = 8
-# A server with a short queue may refuse some of them at first.
-MAX_ATTEMPTS = 100
+# A server with a short queue may refuse some of them for as long as others run.
+REFERENCE_PATIENCE_S = 120.0
 
 References = tuple[tuple[int, ...], ...]
 
@@ -55,7 +56,9 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
 
     async def ask(prompt: int) -> None:
         async with room:
-            for _ in range(MAX_ATTEMPTS):
+            # A server may run fewer at once than we ask for.
+            give_up_s = time.monotonic() + REFERENCE_PATIENCE_S
+            while time.monotonic() < give_up_s:
                 if await window.ask(workload.longest(prompt)) is not Fate.REFUSED:
                     return
                 await asyncio.sleep(PAUSE_S)

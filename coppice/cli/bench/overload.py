@@ -42,10 +42,10 @@ def overload(
     ] = 20.0,
     recovery: Annotated[float, typer.Option(min=0.25, help="Seconds of calm load after each overload.")] = 10.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once that saturate the server.")] = 32,
-    max_token_ms: Annotated[float, typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound.")] = 25.0,
+    max_token_ms: Annotated[float, typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound.")] = 12.0,
     max_queue_wait_s: Annotated[
         float, typer.Option(min=0, help="MAX_QUEUE_WAIT_S of the orchestrator; 0: no bound.")
-    ] = 0.25,
+    ] = 0.15,
     leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that leave early.")] = 0.05,
     slow: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that read slowly.")] = 0.05,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
