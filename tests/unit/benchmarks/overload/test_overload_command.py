@@ -41,7 +41,7 @@ def test_overload_writes_json_plot_and_page_and_starts_a_server_with_its_bounds(
     result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--max-token-ms", "40"))
     assert result.exit_code == 0, result.output
     settings = dict(specs[0].settings)
-    assert (settings["MAX_TOKEN_MS"], settings["MAX_QUEUE_WAIT_S"]) == ("40", "0.25")
+    assert (settings["MAX_TOKEN_MS"], settings["MAX_QUEUE_WAIT_S"]) == ("40", "0.15")
     report = json.loads((out / "overload.json").read_text())
     assert [row["name"] for row in report["rows"]] == ["x0.7", "x2"]
     assert all(row["num_identical"] == row["num_compared"] > 0 for row in report["rows"])
