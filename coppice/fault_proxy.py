@@ -87,7 +87,11 @@ class FaultProxy:
         finally:
             server.close()
             self.cut()
-            await asyncio.gather(*self._open.values(), return_exceptions=True)
+            # Some may wait for a link that is stalled.
+            connections = list(self._open.values())
+            for connection in connections:
+                connection.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
 
     def shape(self, up: Link = CLEAN, down: Link = CLEAN) -> None:
         """Set both directions; without arguments, nothing is wrong with them any more."""
@@ -182,18 +186,27 @@ class _Connection:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_up: bool) -> None:
         """One direction, until its end; the chunks of its queue have the times at which they arrive."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
-        delivering = asyncio.create_task(self._deliver(chunks, writer, is_up))
+        # Where nobody takes chunks out any more, nobody may wait to put one in.
+        ends = [
+            asyncio.create_task(self._take(reader, chunks, is_up)),
+            asyncio.create_task(self._deliver(chunks, writer, is_up)),
+        ]
         try:
-            due_s, data = 0.0, b"."
-            while data:
-                data = await reader.read(CHUNK_BYTES)
-                link = self._proxy.up if is_up else self._proxy.down
-                arrival_s = asyncio.get_running_loop().time() + link.delay_s
-                due_s = max(due_s, arrival_s + self._proxy.chance.uniform(0, link.jitter_s))
-                await chunks.put((due_s, data))
-            await delivering
+            await asyncio.gather(*ends)
         finally:
-            delivering.cancel()
+            for end in ends:
+                end.cancel()
+
+    async def _take(
+        self, reader: asyncio.StreamReader, chunks: asyncio.Queue[tuple[float, bytes]], is_up: bool
+    ) -> None:
+        due_s, data = 0.0, b"."
+        while data:
+            data = await reader.read(CHUNK_BYTES)
+            link = self._proxy.up if is_up else self._proxy.down
+            arrival_s = asyncio.get_running_loop().time() + link.delay_s
+            due_s = max(due_s, arrival_s + self._proxy.chance.uniform(0, link.jitter_s))
+            await chunks.put((due_s, data))
 
     async def _deliver(
         self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, up: bool

@@ -187,3 +187,12 @@ async def test_a_target_that_is_not_there_resets_the_caller() -> None:
 def test_a_link_that_cannot_be_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Link(**fields)
+
+
+async def test_closing_waits_for_nothing_that_is_stuck() -> None:
+    async with asyncio.timeout(5):
+        async with proxied() as (proxy, _), connected(proxy) as (_, writer):
+            proxy.shape(up=Link(stalled=True))
+            # More than waits in a direction's queue.
+            writer.write(bytes(64 * 1024 * 1024))
+            await asyncio.sleep(0.3)
