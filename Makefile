@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults conformance chart lock
+.PHONY: help setup demo test fuzz gpu lint format proto bench load faults images conformance chart lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ load: setup ## Measure load and overload through the public API, about 40 minute
 
 faults: setup ## Disturb a whole deployment under load and fuzz its doors, about 15 minutes
 	@$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+# Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.
+images: ## Build the images, look at what is in them, and run the topology from them
+	@$(PYTHON) scripts/try_images.py $(IMAGES_ARGS)
 
 chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes, references, policies
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import tempfile
@@ -15,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.environment import describe_machine, describe_run
 from coppice.openmp import set_spin_count
-from coppice.version import VERSION
 
 MINUTE_S = 60.0
 # Of the messages; what is left goes to the verifier, whose door is the fastest.
@@ -40,14 +39,15 @@ def main(
     from tests.faults.run import Plan, Report
 
     transformers_logging.disable_progress_bar()
-    report, fuzzed = Report(), {}
+    report, fuzzed, machine = Report(), {}, describe_machine()
     if faults or soak_minutes:
         plan = Plan(num_faults=faults, least_s=soak_minutes * MINUTE_S, mean_gap_s=gap_s, seed=seed)
         report = asyncio.run(disturbed(plan))
         show(report)
     if messages:
         fuzzed = asyncio.run(fuzz_all(messages, seed, report.violations))
-    result = {**dataclasses.asdict(report), "fuzzed": fuzzed, "seed": seed, "version": VERSION}
+    counts = {"faults": dict(report.faults), "requests": dict(report.requests)}
+    result = {**vars(report), **counts, "fuzzed": fuzzed, "seed": seed, **describe_run(machine)}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=2) + "\n")

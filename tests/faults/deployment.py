@@ -29,6 +29,8 @@ START_S = 600.0
 STOP_S = 30.0
 # What an orchestrator remembers must be full long before a run ends, or its memory could not be seen to be flat.
 CACHE_MIB = 8
+# And so must what a drafter keeps of prompts.
+PREFIX_MIB = 4
 # Enough for two long sequences of this context or for several short ones: blocks run out.
 MAX_SEQUENCES = 16
 MAX_REQUESTS = 48
@@ -127,7 +129,9 @@ async def deployed(seed: int) -> AsyncIterator[Deployment]:
         limits = {"KV_CACHE_MIB": "1", "MAX_SEQUENCES": str(MAX_SEQUENCES)}
         redis = await stack.enter_async_context(redis_server())
         back = [Service(f"verifier {number}", "verifier_svc", {**common, **limits}) for number in (1, 2)]
-        back += [Service(f"drafter {number}", "drafter_svc", common) for number in (1, 2)]
+        back += [
+            Service(f"drafter {number}", "drafter_svc", {**common, "PREFIX_MIB": str(PREFIX_MIB)}) for number in (1, 2)
+        ]
         targets = {service.name: service.address for service in back} | {"redis": f"{LOCAL}:{redis.port}"}
         proxies = {name: await _proxy(stack, address, seed) for name, address in targets.items()}
         env = {

@@ -1,0 +1,219 @@
+"""Build the images of `docker/`, look at what is in them, run the whole topology as they would run on Kubernetes.
+
+Standard library only; needs docker or podman. Stops with exit code 1 at the first thing that is not as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVICES = ("orchestrator", "verifier", "drafter")
+# As the chart runs them: nobody's user, nothing to write to but /tmp, no rights beyond those of any process.
+CONFINED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+START_S = 180.0
+COMMAND_S = 120.0
+# The drafter's and the verifier's own graces are 5 and 20 s.
+STOP_S = 30
+BUILD_S = 3600.0
+PROMPT = "def read_lines(path):\n"
+NUM_TOKENS = 48
+# Run inside an image: prints what it finds, as JSON.
+LOOK = """
+import importlib.util, json, os, pathlib, shutil, sys
+def writes(path):
+    try:
+        pathlib.Path(path).write_text("x")
+        return True
+    except OSError:
+        return False
+print(json.dumps({
+    "uid": os.getuid(),
+    "writes": [path for path in ("/x", "/opt/coppice/x", "/models/x", "/etc/x", "/tmp/x") if writes(path)],
+    "compilers": [name for name in ("cc", "gcc", "g++", "clang", "make") if shutil.which(name)],
+    "packages": [name for name in ("pip", "torch", "transformers", "numba", "redis") if importlib.util.find_spec(name)],
+}))
+"""
+PACKAGES = {
+    "orchestrator": ["redis"],
+    "verifier": ["torch", "transformers", "numba"],
+    "drafter": ["torch", "transformers", "numba"],
+}
+
+
+def fail(message: str) -> NoReturn:
+    """Stop; what was started is stopped by those who started it."""
+    raise SystemExit(f"images: {message}")
+
+
+def say(message: str) -> None:
+    """Tell what happens, at once even when the output is a pipe."""
+    sys.stdout.write(f"images: {message}\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container engine's command line."""
+
+    command: tuple[str, ...]
+    tag: str
+    run_options: tuple[str, ...] = ()
+
+    def image(self, service: str) -> str:
+        """What a service's image is called."""
+        return f"coppice/{service}:{self.tag}"
+
+    def build(self, service: str, options: Sequence[str]) -> None:
+        """Build a service's image from its Dockerfile."""
+        dockerfile = f"docker/{service}.Dockerfile"
+        arguments = ["build", *options, "-f", dockerfile, "-t", self.image(service), "."]
+        if subprocess.run([*self.command, *arguments], cwd=ROOT, timeout=BUILD_S, check=False).returncode:
+            fail(f"{dockerfile} does not build")
+
+    def output(self, service: str, entrypoint: str, *arguments: str) -> str:
+        """What a command prints that is run in a service's image, in the network of this machine."""
+        options = ["run", "--rm", *self.run_options, *CONFINED, "--network", "host", "--entrypoint", entrypoint]
+        command = [*self.command, *options, self.image(service), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        if done.returncode:
+            fail(f"{service}: {entrypoint} {shlex.join(arguments)} failed: {done.stderr.strip()}")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def running(self, service: str, port: int, **variables: str) -> Iterator[str]:
+        """A service that serves on a port of this machine; gives the container's name."""
+        name = f"coppice-{service}-{uuid.uuid4().hex[:8]}"
+        settings = {"LISTEN_ADDRESS": f"127.0.0.1:{port}", **variables}
+        environment = [f"--env={key}={value}" for key, value in settings.items()]
+        options = ["run", "--detach", "--name", name, *self.run_options, *CONFINED, "--network", "host", *environment]
+        self._call(*options, self.image(service))
+        try:
+            self._wait(name, port)
+            yield name
+        except SystemExit:
+            say(f"{name} said:\n{self._logs(name)}")
+            raise
+        finally:
+            subprocess.run([*self.command, "rm", "--force", name], capture_output=True, timeout=COMMAND_S, check=False)
+
+    def stop(self, name: str) -> tuple[int, float]:
+        """Stop a container as Kubernetes would; gives the exit code, and how many seconds it took."""
+        started_s = time.monotonic()
+        self._call("stop", "--time", str(STOP_S), name)
+        took_s = time.monotonic() - started_s
+        return int(self._call("inspect", "--format", "{{.State.ExitCode}}", name)), took_s
+
+    def _wait(self, name: str, port: int) -> None:
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s:
+            # A drafter listens before it is ready.
+            if f"ready 127.0.0.1:{port}" in self._logs(name):
+                return
+            if self._call("inspect", "--format", "{{.State.Running}}", name) != "true":
+                break
+            time.sleep(0.2)
+        fail(f"{name} did not serve within {START_S:g} s")
+
+    def _logs(self, name: str) -> str:
+        command = [*self.command, "logs", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        return done.stdout + done.stderr
+
+    def _call(self, *arguments: str) -> str:
+        command = [*self.command, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        if done.returncode:
+            fail(f"{shlex.join(command)} failed: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+
+def look_at(engine: Engine, service: str) -> None:
+    """Check who an image runs as, what it can write, and what it does not contain."""
+    found = json.loads(engine.output(service, "python", "-c", LOOK))
+    wanted = {"uid": 65532, "writes": ["/tmp/x"], "compilers": [], "packages": PACKAGES[service]}
+    if found != wanted:
+        fail(f"{service} has {found} instead of {wanted}")
+    say(f"{service}: user 65532, writes to /tmp alone, no compiler, no pip, of the large packages {found['packages']}")
+
+
+def complete(engine: Engine, address: str, speculation: str, temperature: float) -> dict[str, Any]:
+    """One completion, asked for by the command line in the orchestrator's image."""
+    request = {
+        "--address": address,
+        "--prompt": PROMPT,
+        "--max-tokens": str(NUM_TOKENS),
+        "--temperature": str(temperature),
+        "--seed": "1",
+        "--speculation": speculation,
+    }
+    arguments = [part for pair in request.items() for part in pair]
+    answer: dict[str, Any] = json.loads(engine.output("orchestrator", "coppice", "generate", "--json", *arguments))
+    return answer
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_topology(engine: Engine) -> None:
+    """Start all three, compare outputs with speculation on and off, stop them."""
+    ports = {service: free_port() for service in SERVICES}
+    addresses = {service: f"127.0.0.1:{port}" for service, port in ports.items()}
+    back_ends = {"VERIFIER_ADDRESS": addresses["verifier"], "DRAFTER_ADDRESSES": addresses["drafter"]}
+    with (
+        engine.running("verifier", ports["verifier"], MODEL="/models/target", THREADS="1") as verifier,
+        engine.running("drafter", ports["drafter"], MODEL="/models/small-lm") as drafter,
+        engine.running("orchestrator", ports["orchestrator"], REQUIRE_DRAFTERS="true", **back_ends) as orchestrator,
+    ):
+        for temperature in (0.0, 1.0):
+            answers = [complete(engine, addresses["orchestrator"], how, temperature) for how in ("off", "small-lm")]
+            plain, drafted = answers
+            if plain["token_ids"] != drafted["token_ids"]:
+                fail(f"at temperature {temperature:g} drafts changed the output")
+            if not drafted["speculation"]["accepted_tokens"]:
+                fail(f"at temperature {temperature:g} no draft was accepted: {drafted}")
+            tau = drafted["speculation"]["mean_acceptance_length"]
+            say(f"temperature {temperature:g}: {len(plain['token_ids'])} tokens, the same with drafts, tau {tau:.2f}")
+        for name in (orchestrator, drafter, verifier):
+            code, took_s = engine.stop(name)
+            if code:
+                fail(f"{name} stopped with exit code {code}")
+            say(f"{name} stopped by itself after {took_s:.1f} s")
+
+
+def main() -> None:
+    """Build, look, run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", default="docker", help="command of the engine, with options that it always needs")
+    parser.add_argument("--build-options", default="", help="options for each build")
+    parser.add_argument("--run-options", default="", help="options for each container")
+    parser.add_argument("--tag", default="try", help="tag of the images")
+    parser.add_argument("--no-build", action="store_true", help="take images that are there")
+    options = parser.parse_args()
+    engine = Engine(tuple(shlex.split(options.engine)), options.tag, tuple(shlex.split(options.run_options)))
+    for service in SERVICES:
+        if not options.no_build:
+            engine.build(service, shlex.split(options.build_options))
+        look_at(engine, service)
+    run_topology(engine)
+
+
+if __name__ == "__main__":
+    main()
