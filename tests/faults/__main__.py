@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -46,8 +48,9 @@ def main(
         show(report)
     if messages:
         fuzzed = asyncio.run(fuzz_all(messages, seed, report.violations))
+    command = f"python -m tests.faults {shlex.join(sys.argv[1:])}"
     counts = {"faults": dict(report.faults), "requests": dict(report.requests)}
-    result = {**vars(report), **counts, "fuzzed": fuzzed, "seed": seed, **describe_run(machine)}
+    result = {**vars(report), **counts, "fuzzed": fuzzed, "seed": seed, **describe_run(machine), "command": command}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(result, indent=2) + "\n")
