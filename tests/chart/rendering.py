@@ -22,6 +22,7 @@ PROFILES: dict[str, Path | None] = {
     "everything": Path(__file__).parent / "profiles" / "everything.yaml",
     "tls": CHART / "values-tls.yaml",
     "mutual": Path(__file__).parent / "profiles" / "mutual.yaml",
+    "keda": CHART / "values-keda.yaml",
     "bare": Path(__file__).parent / "profiles" / "bare.yaml",
 }
 RELEASE = "demo"

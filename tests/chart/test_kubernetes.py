@@ -11,9 +11,9 @@ from tests.chart.rendering import PROFILES, of_kind, rendered
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the extra `chart` is not installed")
 
 VERSIONS = ("1.30", "1.37")
-# Of the Prometheus Operator and cert-manager, whose schemas nobody ships with Kubernetes': looked at in
-# test_monitoring.py and test_certificates.py.
-FOREIGN = ("ServiceMonitor", "Certificate")
+# Of the Prometheus Operator, cert-manager and KEDA, whose schemas nobody ships with Kubernetes': looked at in
+# test_monitoring.py, test_certificates.py and test_scaling.py.
+FOREIGN = ("ServiceMonitor", "Certificate", "ScaledObject")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -69,6 +69,7 @@ def test_orchestrators_call_every_replica_that_there_may_be_by_its_name(profile:
     manifests = rendered(profile)
     headless = {name_of(one): one for one in of_kind(manifests, "Service") if one["spec"].get("clusterIP") == "None"}
     most = {name_of(one): one["spec"]["maxReplicas"] for one in of_kind(manifests, "HorizontalPodAutoscaler")}
+    most |= {name_of(one): one["spec"]["maxReplicaCount"] for one in of_kind(manifests, "ScaledObject")}
     expected = set()
     for workload in of_kind(manifests, "StatefulSet"):
         service = headless[workload["spec"]["serviceName"]]

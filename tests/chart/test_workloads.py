@@ -180,10 +180,13 @@ def test_what_scales_has_a_target_that_leaves_the_number_of_replicas_to_it(profi
     manifests = rendered(profile)
     found = {(one["kind"], name_of(one)): one for one in workloads(manifests)}
     scaled = set()
-    for scaler in of_kind(manifests, "HorizontalPodAutoscaler"):
-        target = scaler["spec"]["scaleTargetRef"]
+    for scaler in of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
+        spec = scaler["spec"]
+        target = spec["scaleTargetRef"]
+        assert (target["kind"], target["name"]) not in scaled
         scaled.add((target["kind"], target["name"]))
-        assert scaler["spec"]["minReplicas"] <= scaler["spec"]["maxReplicas"]
+        least, most = (spec.get(name) or spec[f"{name[:3]}ReplicaCount"] for name in ("minReplicas", "maxReplicas"))
+        assert 1 <= least <= most
         assert target["apiVersion"] == found[target["kind"], target["name"]]["apiVersion"]
     for key, workload in found.items():
         assert ("replicas" in workload["spec"]) == (key not in scaled), key
