@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import typer
 
 from coppice.cli.child import ChildError
 from coppice.cli.topology import Topology, TopologySpec
-
-Result = TypeVar("Result")
 
 
 class Suite(Protocol):
@@ -27,7 +25,7 @@ def measure_or_exit(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
     return run_or_exit(_measure(suite, spec))
 
 
-def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
+def run_or_exit(measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     """The report of a measurement, or exit code 1 with a line that says why there is none."""
     from benchmarks.contenders import BenchmarkError
 
