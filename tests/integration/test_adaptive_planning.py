@@ -88,11 +88,14 @@ async def test_a_drafter_that_adds_nothing_is_soon_asked_seldom_and_one_that_has
         return (other.num_trees - before[1]) / max(1, good.num_trees - before[0])
 
     async with start_fakes(FakeVerifier(pass_s=0.001), good, other, linger_ms=20, planner="adaptive") as (client, _):
-        await share_asked(client, 0)
-        await share_asked(client, 3)
-        assert await share_asked(client, 6) <= 0.3
+        # On a busy machine it takes longer to tell what a tree is worth.
+        for seed in range(0, 60, 3):
+            if await share_asked(client, seed) <= 0.3:
+                break
+        else:
+            pytest.fail("the drafter that adds nothing is asked as often as ever")
         other.propose = perfect(depth=4)
-        for seed in range(10, 70, 3):
+        for seed in range(60, 120, 3):
             if await share_asked(client, seed) >= 0.8:
                 break
         else:
