@@ -1,0 +1,107 @@
+"""Failures inside the services, at random moments of many requests: who is hit fails alone, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from coppice.client import Client, Options, RequestFailedError
+from orchestrator.app import Orchestrator, running
+from orchestrator.config import Config
+from tests.fakes import eventually
+from tests.tiny_services import tiny_drafter, tiny_verifier
+
+# Where something is raised, and what a library would raise there.
+FAILPOINTS: dict[str, tuple[str, Callable[[], Exception]]] = {
+    "laying out a pass": ("verifier_svc.target_model.TargetModel.plan", lambda: RuntimeError("no memory")),
+    "a pass": ("verifier_svc.target_model.TargetModel.forward", lambda: RuntimeError("a kernel failed")),
+    "reading a prompt": ("drafter_svc.session.Session.read", lambda: RuntimeError("a kernel failed")),
+    "a draft": ("drafter_svc.session.Session.advance", lambda: ValueError("nan")),
+    "a drafter's tree": ("orchestrator.drafting.Drafting.on_tree", lambda: KeyError("a bug")),
+    "an outcome": ("orchestrator.generation.Generation.on_outcome", lambda: KeyError("a bug")),
+}
+# Drafts are nobody's loss.
+HARMLESS = {"reading a prompt", "a draft", "a drafter's tree"}
+SHARE = 0.03
+NUM_REQUESTS, AT_ONCE, TOKENS = 24, 6, 24
+# As in the fault run: what a client may be told, and INTERNAL where the fault is ours.
+FAILURES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
+
+
+class Failpoint:
+    """Raises in a share of the calls of a method, drawn from a seed."""
+
+    def __init__(self, method: Callable[..., Any], error: Callable[[], Exception], seed: int) -> None:
+        self._method, self._error = method, error
+        self._chance = random.Random(seed)
+        self.num_raised = 0
+
+    def method(self) -> Callable[..., Any]:
+        """What takes the method's place."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._chance.random() < SHARE:
+                self.num_raised += 1
+                raise self._error()
+            return self._method(*arguments, **named)
+
+        return call
+
+
+def found(path: str) -> tuple[Any, str]:
+    """The class of a method's path, and the method's name."""
+    module, owner, name = path.rsplit(".", 2)
+    return getattr(__import__(module, fromlist=[owner]), owner), name
+
+
+async def answer(client: Client, seed: int) -> tuple[int, ...] | RequestFailedError:
+    options = Options(max_tokens=TOKENS, temperature=float(seed % 2), seed=seed, ignore_eos=True)
+    try:
+        return (await client.generate([5, 6, 7 + seed % 9], options, timeout_s=30)).token_ids
+    except RequestFailedError as error:
+        return error
+
+
+async def answers(client: Client) -> list[tuple[int, ...] | RequestFailedError]:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(seed: int) -> tuple[int, ...] | RequestFailedError:
+        async with places:
+            return await answer(client, seed)
+
+    return await asyncio.gather(*(one(seed) for seed in range(NUM_REQUESTS)))
+
+
+def left(orchestrator: Orchestrator) -> int:
+    return orchestrator.verifiers.num_sequences + orchestrator.service.num_requests
+
+
+@pytest.mark.parametrize("name", FAILPOINTS)
+async def test_who_is_hit_fails_alone_and_nothing_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, error = FAILPOINTS[name]
+    owner, method = found(path)
+    async with tiny_verifier([]) as verifier, tiny_drafter([]) as drafter:
+        config = Config(verifier, (drafter,), connect_timeout_s=10.0, grace_s=0.0, planner="fixed")
+        async with running(config) as orchestrator, Client(orchestrator.address) as client:
+            undisturbed = await answers(client)
+            failpoint = Failpoint(getattr(owner, method), error, seed=1)
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, method, failpoint.method())
+                disturbed = await answers(client)
+            ends = Counter(
+                end.code if isinstance(end, RequestFailedError) else "same" if end == plain else "wrong"
+                for plain, end in zip(undisturbed, disturbed, strict=True)
+            )
+            assert failpoint.num_raised > 0
+            assert ends.keys() <= {"same", *FAILURES}, ends
+            assert ends["same"] > NUM_REQUESTS / 4, ends
+            if name in HARMLESS:
+                assert ends["same"] == NUM_REQUESTS, ends
+            assert await answers(client) == undisturbed
+            await eventually(lambda: left(orchestrator) == 0)
