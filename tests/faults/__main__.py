@@ -28,6 +28,7 @@ def main(
     faults: Annotated[int, typer.Option(min=0, help="Faults to inject, at least; 0 leaves them out.")] = 1000,
     messages: Annotated[int, typer.Option(min=0, help="Messages to fuzz with, at least; 0 leaves it out.")] = 100_000,
     soak_minutes: Annotated[float, typer.Option(min=0, help="Go on with faults for at least so long.")] = 0.0,
+    kills: Annotated[bool, typer.Option(help="Whether verifiers and drafters are killed, too.")] = True,
     gap_s: Annotated[float, typer.Option(min=0.01, help="Mean time from one fault to the next.")] = 0.3,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same faults and messages.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write what happened there, as JSON.")] = None,
@@ -43,7 +44,7 @@ def main(
     transformers_logging.disable_progress_bar()
     report, fuzzed, machine = Report(), {}, describe_machine()
     if faults or soak_minutes:
-        plan = Plan(num_faults=faults, least_s=soak_minutes * MINUTE_S, mean_gap_s=gap_s, seed=seed)
+        plan = Plan(num_faults=faults, least_s=soak_minutes * MINUTE_S, mean_gap_s=gap_s, kills=kills, seed=seed)
         report = asyncio.run(disturbed(plan))
         show(report)
     if messages:

@@ -51,8 +51,9 @@ class Service:
         self.metrics_port = free_port()
         self._env = {**env, "LISTEN_ADDRESS": self.address, "METRICS_PORT": str(self.metrics_port)}
         self._child: Child | None = None
-        # Whether it is to be there now.
+        # Whether it is to be there now, and whether it has served since it was started.
         self._wanted = False
+        self.is_up = False
         # What such lines, and those behind them, said.
         self.alarms: list[list[str]] = []
 
@@ -73,17 +74,18 @@ class Service:
         await self._child.start()
         self._wanted = True
         await self._child.ready(START_S)
+        self.is_up = True
 
     async def kill(self) -> None:
         """End it as a crash does."""
-        self._wanted = False
+        self._wanted = self.is_up = False
         self.send(signal.SIGKILL)
         if self._child is not None:
             await self._child.stop(STOP_S)
 
     async def stop(self) -> None:
         """End it as a deployment does."""
-        self._wanted = False
+        self._wanted = self.is_up = False
         if self._child is not None:
             self.send(signal.SIGCONT)
             await self._child.stop(STOP_S)

@@ -43,6 +43,8 @@ class Plan:
     max_duration_s: float = 0.8
     num_cases: int = 40
     num_clients: int = 8
+    # Without, every process lives as long as the run, and how its memory grows can be seen.
+    kills: bool = True
     seed: int = 0
 
 
@@ -74,7 +76,8 @@ class Samples:
         """Take one of each process now and then, until cancelled."""
         while True:
             for name, service in self._deployment.services.items():
-                if pid := service.pid:
+                # What starting takes is no growth.
+                if (pid := service.pid) and service.is_up:
                     # It may end between two lines.
                     with contextlib.suppress(OSError):
                         sample = time.monotonic(), resident_mib(pid), open_files(pid)
@@ -94,6 +97,7 @@ def schedule(plan: Plan, deployment: Deployment) -> Callable[[], tuple[float, Fa
     """Draws the pause before the next fault, and the fault, from the plan's seed alone."""
     chance = random.Random(f"{plan.seed}/schedule")
     kinds = [name for name, kind in KINDS.items() if deployment.services or not kind.needs_processes]
+    kinds = [name for name in kinds if plan.kills or name != "kill"]
     weights = [KINDS[name].weight for name in kinds]
 
     def draw() -> tuple[float, Fault]:
