@@ -17,12 +17,13 @@ logger = logging.getLogger("test.logs")
 
 @pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
-    """The root logger is as before when the test is over."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
+    """The root logger, and gRPC's, are as before when the test is over."""
+    root, grpc_s = logging.getLogger(), logging.getLogger("grpc._common")
+    before, level, grpc_s_level = list(root.handlers), root.level, grpc_s.level
     yield
     root.handlers[:] = before
     root.setLevel(level)
+    grpc_s.setLevel(grpc_s_level)
 
 
 def configure(**env: str) -> None:
@@ -96,3 +97,9 @@ def test_ids_are_short() -> None:
     check_request_id("x" * 128)
     with pytest.raises(InvalidRequestError, match="request_id"):
         check_request_id("é" * 65)
+
+
+def test_a_peer_that_sends_nonsense_gets_no_traceback_into_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    configure()
+    logging.getLogger("grpc._common").exception("Exception deserializing message!")
+    assert capsys.readouterr().err == ""
