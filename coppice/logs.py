@@ -45,7 +45,7 @@ def configure_logging(env: Mapping[str, str]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if formatter == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # It tells with a traceback of every message that cannot be read: for the peer's nonsense, and beside our own record.
+    # Of messages that cannot be read it tells with a traceback: a peer's nonsense, of which we have our own record.
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 

@@ -101,5 +101,5 @@ def test_ids_are_short() -> None:
 
 def test_a_peer_that_sends_nonsense_gets_no_traceback_into_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     configure()
-    logging.getLogger("grpc._common").exception("Exception deserializing message!")
+    logging.getLogger("grpc._common").error("Exception deserializing message!")
     assert capsys.readouterr().err == ""
