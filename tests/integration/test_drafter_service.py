@@ -70,7 +70,10 @@ def drafter(checkpoint: Path) -> Drafter:
     with pytest.MonkeyPatch.context() as patch:
         # Where inputs are rounded, too, what a prompt leaves in the cache depends on how it was cut into passes.
         patch.setattr(drafter_checkpoint, "compiled_ways", lambda: ["w8"])
-        return load_drafter(config)
+        drafter = load_drafter(config)
+    # As the service does before it says that it is ready: what is compiled now keeps no test waiting.
+    drafter.warm_up()
+    return drafter
 
 
 async def serving(drafter: Drafter) -> AsyncIterator[Stub]:
