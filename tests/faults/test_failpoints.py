@@ -1,9 +1,9 @@
-"""Failures inside the services, at random moments of many requests: who is hit fails alone, and nothing is left."""
+"""Failures inside the services, again and again under many requests: who is hit fails alone, and nothing is left."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -28,25 +28,26 @@ FAILPOINTS: dict[str, tuple[str, Callable[[], Exception]]] = {
 }
 # Drafts are nobody's loss.
 HARMLESS = {"reading a prompt", "a draft", "a drafter's tree"}
-SHARE = 0.03
+# One call of so many fails. A pass that does takes all requests with it that run in it.
+EVERY = 20
 NUM_REQUESTS, AT_ONCE, TOKENS = 24, 6, 24
 # As in the fault run: what a client may be told, and INTERNAL where the fault is ours.
 FAILURES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
 
 
 class Failpoint:
-    """Raises in a share of the calls of a method, drawn from a seed."""
+    """Raises in one call of so many of a method."""
 
-    def __init__(self, method: Callable[..., Any], error: Callable[[], Exception], seed: int) -> None:
-        self._method, self._error = method, error
-        self._chance = random.Random(seed)
+    def __init__(self, method: Callable[..., Any], error: Callable[[], Exception], every: int) -> None:
+        self._method, self._error, self._every = method, error, every
+        self._calls = itertools.count(1)
         self.num_raised = 0
 
     def method(self) -> Callable[..., Any]:
         """What takes the method's place."""
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if self._chance.random() < SHARE:
+            if next(self._calls) % self._every == 0:
                 self.num_raised += 1
                 raise self._error()
             return self._method(*arguments, **named)
@@ -90,7 +91,7 @@ async def test_who_is_hit_fails_alone_and_nothing_is_left(name: str, monkeypatch
         config = Config(verifier, (drafter,), connect_timeout_s=10.0, grace_s=0.0, planner="fixed")
         async with running(config) as orchestrator, Client(orchestrator.address) as client:
             undisturbed = await answers(client)
-            failpoint = Failpoint(getattr(owner, method), error, seed=1)
+            failpoint = Failpoint(getattr(owner, method), error, EVERY)
             with monkeypatch.context() as patched:
                 patched.setattr(owner, method, failpoint.method())
                 disturbed = await answers(client)

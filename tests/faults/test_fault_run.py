@@ -42,7 +42,7 @@ async def test_what_is_taken_for_right_is_the_targets_own_word() -> None:
 @pytest.mark.parametrize("fault", ["wrong", "hung"])
 async def test_the_run_finds_out_a_deployment_that_is(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "DEADLINE_S", 5.0)
-    monkeypatch.setattr(workload, "SLACK_S", -4.9 if fault == "hung" else 5.0)
+    monkeypatch.setattr(workload, "SLACK_S", -4.999 if fault == "hung" else 5.0)
     async with deployed_here(seed=0) as deployment, Client(deployment.address) as client:
         tokens = plain(babble, (98,), 120, 3)
         expected = tuple(tokens) if fault == "hung" else (*tokens[:-1], 0)
