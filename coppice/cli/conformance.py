@@ -116,7 +116,8 @@ async def _run_or_exit(
             return await _run(address, cases, reference, timeout_s, None, shows=shows)
         log = PreemptionLog()
         async with running(spec, log.read) as topology:
-            return await _run(Address(topology.address), cases, reference, timeout_s, log, shows=shows)
+            private = Address(topology.address, token=address.token)
+            return await _run(private, cases, reference, timeout_s, log, shows=shows)
     except (RequestFailedError, ChildError, UnsuitableError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error

@@ -1,22 +1,14 @@
-"""The drafter behind a real server: every message, every error, and the process itself."""
+"""The drafter behind a real server: every message and every error."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer, models
 
 from coppice import rpc
-from coppice.certificates import Certificates
 from coppice.sampling import SamplingParams
 from coppice.tokenizer import fingerprint
 from coppice.tree import TokenTree, chain
@@ -30,13 +22,8 @@ from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.prefix_blocks import PIECE_ROWS
 from drafter_svc.service import SERVICE_NAME, DrafterService
-from tests.certificates import directory
-from tests.eight_bits import round_to_8_bits
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
-from tests.integration.test_orchestrator_metrics import free_port
-from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-
-pytestmark = pytest.mark.processes
+from tests.tiny_drafter import write_tiny_drafter
 
 VOCAB = 53
 CONTEXT = 48
@@ -47,12 +34,7 @@ MAX_SEQUENCES = 3
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("drafter")
-    model = tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT, initializer_range=0.5, **ONE_LAYER)
-    # However a token was read, alone or with others, its row is then the same.
-    round_to_8_bits(model).save_pretrained(directory)
-    words = {f"w{index}": index for index in range(VOCAB)}
-    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(directory / "tokenizer.json"))
-    (directory / "drafter.json").write_text('{"sigmas": {"0": 0.7}, "acceptance_by_rank": [0.5, 0.25]}')
+    write_tiny_drafter(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
     return directory
 
 
@@ -335,70 +317,3 @@ async def test_describe_says_what_the_drafter_is(stub: Stub, checkpoint: Path) -
     assert answer.shared_block_tokens == PIECE_ROWS
     assert list(answer.acceptance_by_rank) == [0.5, 0.25]
     assert answer.version
-
-
-@contextlib.asynccontextmanager
-async def running(**env: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The service as a process of its own, which does not outlive the test."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "drafter_svc",
-        env={**os.environ, **env},
-        cwd=Path(__file__).parents[2],
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
-
-
-async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(checkpoint: Path, tmp_path: Path) -> None:
-    files = directory(tmp_path / "tls", trustme.CA())
-    health_port = free_port()
-    secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
-    async with running(MODEL=str(checkpoint), DEVICE="cpu", GRACE_S="5", **secured) as process:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        assert line.startswith("ready 127.0.0.1:")
-        async with (
-            rpc.open_channel(line.split()[1], certificates=Certificates(files.caller())) as channel,
-            rpc.open_channel(f"127.0.0.1:{health_port}") as probe,
-        ):
-            request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-            health = health_pb2_grpc.HealthStub(probe).Watch(request, timeout=TIMEOUT_S)
-            assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
-            peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
-            await peer.open(1)
-            await peer.tree(1, 5)
-            process.send_signal(signal.SIGTERM)
-            assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            health.cancel()
-            await peer.commit(1, 5, 6)
-            await peer.tree(1, 6)
-            await peer.finish()
-        output, _ = await process.communicate()
-        assert output == b""
-        assert process.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ({"MODEL": "/nonexistent", "THREADS": "x"}, "THREADS must be a whole number, got 'x'"),
-        ({"MODEL": ""}, "MODEL must be a checkpoint directory or hub id, got ''"),
-        (
-            {"MODEL": "/nonexistent", "TLS_CERT": "/none", "TLS_KEY": "/none", "TLS_CLIENT_CA": "/none"},
-            "TLS_CERT cannot be read: [Errno 2] No such file or directory: '/none'",
-        ),
-    ],
-)
-async def test_a_bad_configuration_stops_the_process(env: dict[str, str], message: str) -> None:
-    async with running(**env) as process:
-        _, errors = await process.communicate()
-        assert process.returncode == 2
-        assert errors.decode().strip() == message
