@@ -124,7 +124,9 @@ class SimulatedSequence:
         committed = self.text.said(first, first + accepted + 1)
         self.tokens += committed
         self._num_computed += accepted
-        self.linger.round_over(drafted=self._is_drafted)
+        # As at the verifier, the prompt's round waits for nobody.
+        if self._num_rounds > 0:
+            self.linger.round_over(drafted=self._is_drafted)
         self._num_rounds += 1
         if self._is_fresh:
             self._mean_accepted += MEAN_RATE * (accepted - self._mean_accepted)

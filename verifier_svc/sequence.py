@@ -302,8 +302,8 @@ class Sequence:
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
         self.tokens += accepted.token_ids
         rows.cache.publish(self.tokens)
-        # The first round after a preemption did not wait, so that it tells nothing of whether waiting pays.
-        if self._rounds_since_start > 0 or self.residence.num_preemptions == 0:
+        # The first round did not wait, nor the first after a preemption: they say nothing of whether waiting pays.
+        if self._rounds_since_start > 0:
             self.linger.round_over(drafted=self._round_is_drafted)
         self._rounds_since_start += 1
         if self._round_is_fresh:

@@ -59,6 +59,8 @@ class Answer:
     # None where no token came.
     ttft_s: float | None
     completion: Completion | None
+    # Tokens that came first, at once: those of the pass that read the prompt's end.
+    first_tokens: int = 0
     error: str = ""
 
 
@@ -191,18 +193,18 @@ class _Bench:
             cache_salt=salt,
         )
         token_ids: list[int] = []
-        ttft_s, completion, error = None, None, ""
+        ttft_s, first_tokens, completion, error = None, 0, None, ""
         start = time.perf_counter()
         stream = client.stream(task.prompt_ids, options, DEADLINE_S)
         try:
             async for chunk in stream:
                 if chunk.token_ids and ttft_s is None:
-                    ttft_s = time.perf_counter() - start
+                    ttft_s, first_tokens = time.perf_counter() - start, len(chunk.token_ids)
                 token_ids.extend(chunk.token_ids)
             completion = stream.result()
         except RequestFailedError as failure:
             error = str(failure)
-        return Answer(prompt, tuple(token_ids), time.perf_counter() - start, ttft_s, completion, error)
+        return Answer(prompt, tuple(token_ids), time.perf_counter() - start, ttft_s, completion, first_tokens, error)
 
 
 def _difference(after: CacheCounts, before: CacheCounts) -> CacheCounts:

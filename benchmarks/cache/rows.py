@@ -63,6 +63,18 @@ def mean_acceptance_length(answers: Iterable[Answer]) -> float | None:
     return sum(len(one.token_ids) for one in completions) / rounds if rounds else None
 
 
+def later_acceptance_length(answers: Iterable[Answer]) -> float | None:
+    """τ of the rounds behind the first one, of completed requests; None where there was none.
+
+    The first round is the pass that reads the prompt's end, and waits for no draft. The colder the prompt, the longer
+    it takes, and the likelier a draft is there by then: that says nothing of what drafts are worth.
+    """
+    ended = [(answer, answer.completion) for answer in answers if answer.completion is not None]
+    rounds = sum(completion.speculation.rounds - 1 for _, completion in ended if completion.speculation.rounds)
+    tokens = sum(len(completion.token_ids) - answer.first_tokens for answer, completion in ended)
+    return tokens / rounds if rounds > 0 else None
+
+
 def median_ttft_s(answers: Iterable[Answer]) -> float | None:
     """Median time to the first token; None where none came."""
     times = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
@@ -103,6 +115,7 @@ def _row(samples: Samples, setting: str, temperature: float, phase: str) -> dict
         "temperature": temperature,
         "phase": phase,
         **_spread("mean_acceptance_length", [mean_acceptance_length(sample.answers) for sample in group]),
+        **_spread("later_acceptance_length", [later_acceptance_length(sample.answers) for sample in group]),
         **_by_kind(samples, answers),
         "ttft_ms_p50": _ms(percentile(_ttfts(answers), 50)),
         "ttft_ms_p99": _ms(percentile(_ttfts(answers), 99)),

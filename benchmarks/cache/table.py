@@ -15,6 +15,7 @@ Row = Mapping[str, Any]
 
 COLUMNS = (
     "τ (min to max)",
+    "τ behind the first",
     "TTFT p50 / p99 ms",
     "tokens/s",
     "cache nodes accepted / proposed",
@@ -53,6 +54,7 @@ def _cells(row: Row) -> list[str]:
     tau, least, most = (row[f"mean_acceptance_length{end}"] for end in ("", "_min", "_max"))
     return [
         f"{_number(tau, 2)} ({_number(least, 2)} to {_number(most, 2)})",
+        _number(row["later_acceptance_length"], 2),
         f"{_number(row['ttft_ms_p50'], 0)} / {_number(row['ttft_ms_p99'], 0)}",
         _number(row["tokens_per_s"], 0),
         f"{row['cache_accepted']} / {row['cache_proposed']}",

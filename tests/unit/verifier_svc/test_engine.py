@@ -251,6 +251,8 @@ def test_a_silent_drafter_costs_a_few_waits_only(engine: Engine) -> None:
         if event.outcome.finish is not None:  # type: ignore[union-attr]
             break
     assert len(waits) == 60
+    # The prompt's round waits for nobody, and so was not in vain.
+    assert [wait >= 0.02 for wait in waits[:4]] == [False, True, True, False]
     assert sum(wait >= 0.02 for wait in waits) <= 5
 
 

@@ -80,22 +80,48 @@ def test_ratios_are_within_runs_over_the_same_prompts_when_cold_and_the_worst_le
     )
     hot = samples(("cold", 0, cold), ("again", 0, [answer(0, 5, 0.1)]), heat=1.0)
     values, spread = ratios(Samples([off(), off(1.0), *taken, *hot], PROMPTS))
-    assert (values["again/cold.tau.cache.T0"], spread["again/cold.tau.cache.T0"]) == (3.0, [2.0, 4.0])
-    assert (values["shifted/cold.tau.cache.T0"], spread["shifted/cold.tau.cache.T0"]) == (1.25, [0.5, 2.0])
-    assert values["again/cold.tau.cache.T1"] == 0.8
+    assert (values["again/cold.tau-with-first.cache.T0"], spread["again/cold.tau-with-first.cache.T0"]) == (
+        3.0,
+        [2.0, 4.0],
+    )
+    assert (values["shifted/cold.tau-with-first.cache.T0"], spread["shifted/cold.tau-with-first.cache.T0"]) == (
+        1.25,
+        [0.5, 2.0],
+    )
+    assert values["again/cold.tau-with-first.cache.T1"] == 0.8
     # Of both warm phases at both temperatures.
-    assert (values["warm/cold.tau"], spread["warm/cold.tau"]) == (0.8, [0.8, 0.8])
-    assert values["warm-second/cold.tau"] == 2.0
+    assert (values["warm/cold.tau-with-first"], spread["warm/cold.tau-with-first"]) == (0.8, [0.8, 0.8])
+    assert values["warm-second/cold.tau-with-first"] == 2.0
     assert values["again/cold.ttft.cache.T0"] == 1.0
     assert values["shifted/cold.ttft.cache.T0"] == 0.375
     assert (values["warm/cold.ttft"], spread["warm/cold.ttft"]) == (1.0, [0.5, 1.5])
     assert values["warm-second/cold.ttft"] == 0.5
-    assert "killed/cold.tau" not in values
+    assert "killed/cold.tau-with-first" not in values
     assert values["failed-requests"] == 0
+
+
+def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long() -> None:
+    """Both have 3 tokens a round later on; the cold one had 3 in its first round, too, and the warm one had 1."""
+    cold = replace(answer(0, 4), first_tokens=3)
+    warm = replace(answer(0, 5, tokens=tuple(range(13))), first_tokens=1)
+    worse = replace(answer(1, 6, tokens=tuple(range(12))), first_tokens=2)
+    taken = samples(("cold", 0, [cold, replace(cold, prompt=1)]), ("again", 0, [warm]), ("shifted", 0, [worse]))
+    given = Samples([off(), *taken], PROMPTS)
+    values, spread = ratios(given)
+    assert values["again/cold.tau.cache.T0"] == 1.0
+    assert values["again/cold.tau-with-first.cache.T0"] == round(2.6 / 3, 4)
+    assert [row["later_acceptance_length"] for row in rows(given)[1:]] == [3.0, 3.0, 2.0]
     assert broken_rules(values, spread) == [
-        "again/cold.tau.cache.T1: τ is 20.0% below that of a cold cache (0.800 to 0.800 x it over the runs), more than "
-        "the 2% that it may be."
+        "shifted/cold.tau.cache.T0: τ is 33.3% below that of a cold cache (0.667 to 0.667 x it over the runs), more "
+        "than the 2% that it may be."
     ]
+
+
+def test_an_output_of_one_round_has_none_behind_it() -> None:
+    whole = replace(answer(0, 1), first_tokens=12)
+    given = Samples([off(), *samples(("cold", 0, [whole]), ("again", 0, [whole]))], PROMPTS)
+    assert rows(given)[1]["later_acceptance_length"] is None
+    assert "again/cold.tau" not in ratios(given)[0]
 
 
 def test_two_percent_below_is_within_the_rule() -> None:
@@ -119,7 +145,7 @@ def test_failed_requests_are_counted_by_run_and_compared_as_far_as_they_came() -
     values, spread = ratios(given)
     assert (values["failed-requests"], spread["failed-requests"]) == (3, [1, 2])
     # Of the one prompt that was completed both times.
-    assert values["killed/cold.tau"] == 2.0
+    assert values["killed/cold.tau-with-first"] == 2.0
     result = rows(given)
     assert (result[2]["num_failed"], result[1]["num_identical"]) == (3, 3)
     assert mismatches(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
