@@ -20,6 +20,9 @@ from coppice.client import Client, Options
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually
 
+# The first to use them may have to compile the models' loops.
+pytestmark = pytest.mark.timeout(480)
+
 PROMPT = "import os\n\n\ndef count_lines(path):\n"
 GREEDY = Options(max_tokens=24, ignore_eos=True, speculation="small-lm")
 SEEDED = replace(GREEDY, temperature=1.0, top_k=40, seed=13)
@@ -30,6 +33,8 @@ ENV = {
     "KV_CACHE_MIB": "64",
     "THREADS": "1",
     "GRACE_S": "1",
+    # Asynchronous rounds, too, have their drafts on a busy machine.
+    "LINGER_MS": "10000",
 }
 
 
@@ -73,7 +78,6 @@ async def check_tokens(client: Client, tokens: dict[Options, tuple[int, ...]]) -
 
 
 @pytest.mark.parametrize("rounds", ["asynchronous", "synchronous"])
-@pytest.mark.timeout(240)
 async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_it_is_sent(
     models: Models, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +98,6 @@ async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_
     assert not [thread.name for thread in threading.enumerate() if thread.name in ("verifier-model", "drafter-model")]
 
 
-@pytest.mark.timeout(240)
 async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_drop_nothing(
     models: Models, tokens: dict[Options, tuple[int, ...]]
 ) -> None:
@@ -110,7 +113,6 @@ async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_dr
     assert tokens.setdefault(GREEDY, result.token_ids) == result.token_ids
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("rounds", ["asynchronous", "synchronous"])
 async def test_a_drafter_whose_thread_raises_or_whose_stream_ends_costs_no_request(
     models: Models, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
