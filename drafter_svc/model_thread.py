@@ -29,7 +29,9 @@ class ModelThread:
     A job that raises is logged; it must report its own failure to whoever waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, set_up: Job | None = None) -> None:
+        """`set_up` is what the thread does first."""
+        self._set_up = set_up
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._idle: deque[Job] = deque()
         # By when a reading came and what is left of it, both in pieces and added up; then in order.
@@ -72,6 +74,8 @@ class ModelThread:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._set_up is not None:
+            self._set_up()
         while (job := self._next()) is not None:
             try:
                 job()

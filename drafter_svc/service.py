@@ -215,6 +215,7 @@ class DraftStream:
             is_sampled=samples_drafts(message.acceptance, message.sampling.temperature),
             request_id=message.request_id,
             cache_salt=message.cache_salt,
+            is_synchronous=message.synchronous,
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session

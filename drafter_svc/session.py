@@ -43,6 +43,8 @@ class Opening:
     request_id: str = ""
     # What is read of the prompt is shared with sequences of the same salt alone.
     cache_salt: str = ""
+    # Nothing is drafted ahead.
+    is_synchronous: bool = False
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
@@ -159,7 +161,8 @@ class Session:
     def _open(self) -> DraftSequence:
         opening = self._opening
         if not opening.is_sampled:
-            return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt)
+            drafts_ahead = not opening.is_synchronous
+            return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt, drafts_ahead=drafts_ahead)
         assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
         return self._drafter.open_sampled(opening.prompt, opening.sampling, opening.cache_salt)
 

@@ -22,6 +22,7 @@ from orchestrator.authentication import Authentication
 from orchestrator.config import Config
 from orchestrator.drafter_client import DrafterClient, DrafterPool
 from orchestrator.latencies import Latencies
+from orchestrator.peer_channel import Dial, dial
 from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.fleet import FleetPlanner, adaptive_planners
@@ -60,11 +61,12 @@ class Orchestrator:
 
 @contextlib.asynccontextmanager
 async def running(
-    config: Config, tracing: Tracing | None = None, timeline: Timeline | None = None
+    config: Config, tracing: Tracing | None = None, timeline: Timeline | None = None, dial: Dial = dial
 ) -> AsyncIterator[Orchestrator]:
     """An orchestrator that serves while the context is open, and drains when it closes.
 
-    Without `tracing` its requests are not traced; without `timeline` nobody watches its streams.
+    Without `tracing` its requests are not traced; without `timeline` nobody watches its streams. It reaches back ends
+    with `dial`.
 
     Raises:
         UnavailableError: no verifier was reached in time.
@@ -77,10 +79,10 @@ async def running(
     async with contextlib.AsyncExitStack() as stack:
         # First: what is wrong with it must not show after a verifier has been waited for.
         authentication = _authentication(stack, config)
-        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends)
+        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends, dial)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
-        drafters = await _drafters(stack, config, verifiers.info.tokenizer_fingerprint, to_back_ends)
+        drafters = await _drafters(stack, config, verifiers.info.tokenizer_fingerprint, to_back_ends, dial)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
         realm = open_realm(config, verifiers.info)
@@ -109,6 +111,7 @@ async def running(
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
                 default_timeout_s=config.default_timeout_s,
+                synchronous=config.is_synchronous,
             ),
             cache=cache,
             latencies=Latencies() if config.metrics_port else None,
@@ -131,10 +134,12 @@ async def running(
 
 
 async def _drafters(
-    stack: contextlib.AsyncExitStack, config: Config, fingerprint: str, certificates: Certificates | None
+    stack: contextlib.AsyncExitStack, config: Config, fingerprint: str, certificates: Certificates | None, dial: Dial
 ) -> DrafterPool:
     """All drafters, those of them connected that answer soon."""
-    drafters = DrafterPool([DrafterClient(address, fingerprint, certificates) for address in config.drafter_addresses])
+    drafters = DrafterPool(
+        [DrafterClient(address, fingerprint, certificates, dial) for address in config.drafter_addresses]
+    )
     stack.push_async_callback(drafters.close)
     patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S
     await drafters.start(patience_s, config.require_drafters)
@@ -171,6 +176,9 @@ def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authent
 
 def _planner(config: Config, max_nodes: int) -> Planner:
     linger_us, verifiers = round(config.linger_ms * 1000), config.verifier_addresses
+    if config.is_synchronous:
+        # What pays is not asked: every round has its draft, and waits for it.
+        return FixedPlanner(max_nodes, round(config.synchronous_wait_s * 1e6))
     if config.planner == "fixed":
         return FixedPlanner(max_nodes, linger_us)
     if len(verifiers) == 1:

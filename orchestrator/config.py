@@ -16,6 +16,9 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 PLANNERS = ("adaptive", "fixed")
+ROUNDS = ("asynchronous", "synchronous")
+# A verifier is told the wait in microseconds, in 32 bits.
+MAX_SYNCHRONOUS_WAIT_S = 3600.0
 
 
 class ConfigError(ValueError):
@@ -75,6 +78,11 @@ class Config:
     tenant_weights: tuple[tuple[str, int], ...] = ()
     # How rounds are planned: "adaptive" learns what pays, within MAX_NODES and LINGER_MS; "fixed" always spends these.
     planner: str = "adaptive"
+    # Whether rounds wait for their drafts: "asynchronous", no longer than the planner lets them; "synchronous", for
+    # comparison: draft, verify, draft, verify, with MAX_NODES in every round, whatever PLANNER says.
+    rounds: str = "asynchronous"
+    # With synchronous rounds, the longest wait for a draft: a drafter that hangs costs no more than that, now and then.
+    synchronous_wait_s: float = 5.0
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
     # PEM files of the public API: its certificate and key, and the CA of those who may call; without a CA, everybody.
@@ -111,6 +119,12 @@ class Config:
         _check("CACHE_MIB", self.cache_mib >= 1, f"must be at least 1, got {self.cache_mib}")
         _check("REDIS_URL", self.cache_drafter or not self.redis_url, "needs CACHE_DRAFTER")
         _check("PLANNER", self.planner in PLANNERS, f"must be one of {', '.join(PLANNERS)}, got {self.planner!r}")
+        _check("ROUNDS", self.rounds in ROUNDS, f"must be one of {', '.join(ROUNDS)}, got {self.rounds!r}")
+        _check(
+            "SYNCHRONOUS_WAIT_S",
+            0 < self.synchronous_wait_s <= MAX_SYNCHRONOUS_WAIT_S,
+            f"must be above 0 and at most {MAX_SYNCHRONOUS_WAIT_S:g}, got {self.synchronous_wait_s}",
+        )
         _check("METRICS_PORT", 0 <= self.metrics_port < 1 << 16, f"must be in [0, 65535], got {self.metrics_port}")
         _check("HEALTH_PORT", 0 <= self.health_port < 1 << 16, f"must be in [0, 65535], got {self.health_port}")
         try:
@@ -121,6 +135,11 @@ class Config:
             value = getattr(self, name)
             _check(name.upper(), value > 0, f"must be above 0, got {value}")
         _check("GRACE_S", self.grace_s >= 0, f"must be at least 0, got {self.grace_s}")
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether each round waits for its draft."""
+        return self.rounds == "synchronous"
 
     @property
     def verifier_addresses(self) -> tuple[str, ...]:
@@ -176,6 +195,8 @@ class Config:
             max_token_ms=_read(env, "MAX_TOKEN_MS", _number, cls.max_token_ms),
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
+            rounds=_read(env, "ROUNDS", str, cls.rounds),
+            synchronous_wait_s=_read(env, "SYNCHRONOUS_WAIT_S", _number, cls.synchronous_wait_s),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
             tls_cert=_read(env, "TLS_CERT", str, cls.tls_cert),
             tls_key=_read(env, "TLS_KEY", str, cls.tls_key),

@@ -17,7 +17,7 @@ from coppice.rpc import status_code_name
 from coppice.tree import TokenTree
 from coppice.unreadable import received
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
-from orchestrator.peer_channel import PeerChannel
+from orchestrator.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peer_stream import PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
 from orchestrator.routing import PrefixMemory
@@ -48,10 +48,16 @@ class DraftHandler(Protocol):
 class DrafterClient:
     """Follows sequences on one drafter, which is refused unless its tokenizer is the target's."""
 
-    def __init__(self, address: str, tokenizer_fingerprint: str, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        tokenizer_fingerprint: str,
+        certificates: Certificates | None = None,
+        dial: Dial = dial,
+    ) -> None:
         self.address = address
         self._fingerprint = tokenizer_fingerprint
-        self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates)
+        self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates, dial)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
         # Those that may be of the same kind.
@@ -224,6 +230,7 @@ class DrafterClient:
             request_id=opening.request_id,
             cache_salt=opening.cache_salt,
             traceparent=opening.traceparent,
+            synchronous=opening.synchronous,
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

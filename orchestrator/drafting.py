@@ -26,8 +26,9 @@ SendDraft = Callable[[int, TokenTree, int, int | None], None]
 # Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
 BUDGETS_SENT = 4
 
-# Why a draft that comes late is of no use: the committed tokens have left it, none is wanted, or it was sampled.
-LEFT, UNWANTED, SAMPLED = STALE = ("left", "unwanted", "sampled")
+# Why a draft that comes late is of no use: the committed tokens have left it, none is wanted, it was sampled, or rounds
+# are synchronous.
+LEFT, UNWANTED, SAMPLED, MISSED = STALE = ("left", "unwanted", "sampled", "missed")
 
 
 class Drafting:
@@ -35,6 +36,9 @@ class Drafting:
 
     Whatever the drafters do, the verifier is told to wait only while a tree may still come. Sampled trees come from one
     drafter and are passed on whole and in time or not at all: any choice among their nodes would bias the output.
+
+    With `synchronous` rounds the verifier has one message per round: what all drafters that were asked have to say, and
+    the cache beside them. Nothing goes ahead of that, and nothing that is late is passed on.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class Drafting:
         cache: CacheDrafter | None = None,
         request_id: str = "",
         cache_salt: str = "",
+        synchronous: bool = False,
     ) -> None:
+        self.synchronous = synchronous
         self.request_id = request_id
         self._cache_salt = cache_salt
         # The span that drafters' sequences belong to; empty where nobody traces.
@@ -93,6 +99,11 @@ class Drafting:
     def wants_features(self) -> bool:
         """Whether a drafter needs the target's hidden states."""
         return any(client.needs_features for client in self._clients)
+
+    @property
+    def _serves_one_round(self) -> bool:
+        """Whether a tree is of use in the very round that it was made for, and in no other."""
+        return self._samples or self.synchronous
 
     @property
     def planned_nodes(self) -> int:
@@ -152,6 +163,7 @@ class Drafting:
             self.request_id,
             self._cache_salt,
             self.traceparent,
+            self.synchronous,
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
@@ -169,7 +181,7 @@ class Drafting:
         sent = self.round_ended()
         self._asked_before = asked
         # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
-        if sent and not self._samples and len(left := sent[-1].descend(outcome.token_ids)):
+        if sent and not self._serves_one_round and len(left := sent[-1].descend(outcome.token_ids)):
             self._sent.append(left)
         self._sync_linger()
         return sent
@@ -203,9 +215,13 @@ class Drafting:
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
-        if not len(tree) and len(self._trees) < self._num_asked():
+        if (self.synchronous or not len(tree)) and len(self._trees) < self._num_asked():
             # Another one's may still come.
             return
+        self._send_drafted()
+
+    def _send_drafted(self) -> None:
+        """Send the round's trees, as one."""
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
             plan = self._plan
@@ -215,7 +231,9 @@ class Drafting:
             drafted = merge([drafted, beside])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
-            best = self._planner.select(best.prune(BUDGETS_SENT * self._plan.max_nodes))
+            # What no next round may use need not travel.
+            budgets = 1 if self.synchronous else BUDGETS_SENT
+            best = self._planner.select(best.prune(budgets * self._plan.max_nodes))
         self._sent.append(best)
         self._forward(best)
 
@@ -227,7 +245,7 @@ class Drafting:
         nodes, batch_size = BUDGETS_SENT * plan.max_nodes, self.load.batch_size
         if not self._num_asked():
             tree = self._cache.draft(nodes, batch_size, plan.row_price)
-        elif self._in_time or self._has_drafters_tree():
+        elif self.synchronous or self._in_time or self._has_drafters_tree():
             return
         else:
             tree = self._cache.draft_before(nodes, batch_size, plan.row_price)
@@ -251,8 +269,8 @@ class Drafting:
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
-        if self._samples or not self._plan.max_nodes:
-            self._count_stale(SAMPLED if self._samples else UNWANTED)
+        if self._serves_one_round or not self._plan.max_nodes:
+            self._count_stale(SAMPLED if self._samples else MISSED if self.synchronous else UNWANTED)
             return
         left = tree.descend(self._transcript.tokens[base_length:])
         if base_length >= self._transcript.length or not len(left) or self._send is None:
@@ -268,6 +286,9 @@ class Drafting:
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""
         self._replan()
+        if self.synchronous and self._trees and not self._sent and len(self._trees) >= self._num_asked():
+            # They had waited for the one that is gone.
+            self._send_drafted()
         self._sync_linger()
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:

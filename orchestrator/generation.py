@@ -136,6 +136,7 @@ class Generation:
             want_features=self._drafting.wants_features,
             request_id=self._request.request_id,
             traceparent=self._drafting.traceparent,
+            synchronous=self._drafting.synchronous,
         )
 
     def on_opened(self, place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import grpc
@@ -12,15 +13,26 @@ from coppice.rpc import PEER_KEEPALIVE_MS, open_channel
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS
 
 Stub = TypeVar("Stub")
+# From a peer's address, and the certificates if any, to a channel.
+Dial = Callable[[str, Certificates | None], grpc.aio.Channel]
+
+
+def dial(address: str, certificates: Certificates | None) -> grpc.aio.Channel:
+    """A channel through the network."""
+    return open_channel(address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS, certificates)
 
 
 class PeerChannel(Generic[Stub]):
     """Plaintext without certificates. With them it shows those that it was opened with, since gRPC has no others."""
 
     def __init__(
-        self, address: str, new_stub: Callable[[grpc.aio.Channel], Stub], certificates: Certificates | None
+        self,
+        address: str,
+        new_stub: Callable[[grpc.aio.Channel], Stub],
+        certificates: Certificates | None,
+        dial: Dial = dial,
     ) -> None:
-        self._address = address
+        self._dial = partial(dial, address, certificates)
         self._new_stub = new_stub
         self._certificates = certificates
         self._open()
@@ -38,5 +50,5 @@ class PeerChannel(Generic[Stub]):
     def _open(self) -> None:
         # Before the channel looks: a change in between is seen the next time.
         self._pems = None if self._certificates is None else self._certificates.current()
-        self._channel = open_channel(self._address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS, self._certificates)
+        self._channel = self._dial()
         self.stub = self._new_stub(self._channel)

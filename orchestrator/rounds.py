@@ -27,6 +27,7 @@ class Opening:
     request_id: str = ""
     # The span that it belongs to; empty where nobody traces.
     traceparent: str = ""
+    synchronous: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class DraftOpening:
     cache_salt: str = ""
     # The span that it belongs to; empty where nobody traces.
     traceparent: str = ""
+    synchronous: bool = False
 
 
 @dataclass(frozen=True)

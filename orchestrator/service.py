@@ -68,6 +68,8 @@ class Limits:
     max_outputs: int
     max_nodes: int
     default_timeout_s: float
+    # Whether each round waits for its draft.
+    synchronous: bool = False
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -188,6 +190,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             acceptance_rules=info.acceptance_rules,
             num_verifiers=self._verifiers.num_usable,
             refusals=[*self._verifiers.refusals(), *self._drafters.refusals()],
+            rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,
         )
 
     def _own_sources(self) -> frozenset[str]:
@@ -253,6 +256,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             cache=self._cache_drafter(request, transcript),
             request_id=request.request_id,
             cache_salt=request.cache_salt,
+            synchronous=self._limits.synchronous,
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)

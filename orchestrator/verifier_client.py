@@ -26,7 +26,7 @@ from coppice.logs import of_request
 from coppice.tree import TokenTree
 from coppice.unreadable import received
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
-from orchestrator.peer_channel import PeerChannel
+from orchestrator.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peer_stream import PeerStream
 from orchestrator.planner import Load
 from orchestrator.rounds import Finish, Opening, Outcome
@@ -120,10 +120,12 @@ class Place:
 class VerifierClient:
     """Runs sequences on one verifier; when its stream is lost, hands them back to its owner and connects anew."""
 
-    def __init__(self, address: str, owner: VerifierOwner, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self, address: str, owner: VerifierOwner, certificates: Certificates | None = None, dial: Dial = dial
+    ) -> None:
         self.address = address
         self._owner = owner
-        self._channel = PeerChannel(address, verifier_pb2_grpc.VerifierServiceStub, certificates)
+        self._channel = PeerChannel(address, verifier_pb2_grpc.VerifierServiceStub, certificates, dial)
         self._ids = itertools.count(1)
         self._handlers: dict[int, VerifierHandler] = {}
         self._info: VerifierInfo | None = None
@@ -322,6 +324,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         top_log_probs=opening.top_log_probs,
         request_id=opening.request_id,
         traceparent=opening.traceparent,
+        synchronous=opening.synchronous,
     )
 
 

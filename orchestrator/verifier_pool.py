@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from coppice.certificates import Certificates
 from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
 from coppice.prefix_digests import prefix_digests
+from orchestrator.peer_channel import Dial, dial
 from orchestrator.rounds import Opening
 from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost
 from orchestrator.shared_affinity import SharedAffinity, verifier_digest
@@ -28,9 +29,15 @@ class VerifierPool:
     once, or on the first that comes back. Those for which that takes longer than `resume_s` fail with UnavailableError.
     """
 
-    def __init__(self, addresses: Sequence[str], resume_s: float, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        resume_s: float,
+        certificates: Certificates | None = None,
+        dial: Dial = dial,
+    ) -> None:
         self._resume_s = resume_s
-        self._clients = tuple(VerifierClient(address, self, certificates) for address in addresses)
+        self._clients = tuple(VerifierClient(address, self, certificates, dial) for address in addresses)
         self._prefixes = {client: PrefixMemory() for client in self._clients}
         # When each was chosen last: among equals, the one that has waited longest is next.
         self._turns = dict.fromkeys(self._clients, 0)

@@ -40,7 +40,9 @@ class PatientDrafter(ChainDrafter):
 
     info = DrafterInfo("chain", "none", INFO.tokenizer_fingerprint, INFO.vocab_size, INFO.max_context_tokens)
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> PatientSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> PatientSequence:
         return PatientSequence()
 
 

@@ -15,7 +15,7 @@ from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
 from coppice.stream_observer import StreamObserver
-from coppice.timeline import StreamTimeline, open_timeline
+from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
@@ -34,6 +34,25 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 1e-4
 
 
+def new_servicer(
+    config: VerifierConfig,
+    target: TargetModel,
+    info: TargetInfo,
+    tracer: Tracer | None = None,
+    timeline: Timeline | None = None,
+) -> tuple[Engine, VerifierServicer]:
+    """An engine, which is to be started, and the service in front of it."""
+    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
+    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
+    runs_on = hardware(target.device, config.threads, config.tensor_parallel)
+    return engine, VerifierServicer(engine, info, config.max_nodes, runs_on, observe)
+
+
 async def serve(
     config: VerifierConfig,
     target: TargetModel,
@@ -42,20 +61,12 @@ async def serve(
     tracer: Tracer | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
-    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
     timeline = open_timeline("verifier", os.environ)
-    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
+    engine, servicer = new_servicer(config, target, info, tracer, timeline)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
-    runs_on = hardware(target.device, config.threads, config.tensor_parallel)
-    observe: list[Callable[[], StreamObserver]] = []
-    if tracer is not None:
-        observe.append(partial(SequenceTraces, tracer))
-    if timeline is not None:
-        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
-    servicer = VerifierServicer(engine, info, config.max_nodes, runs_on, observe)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
-    with _metrics(config, engine, info, certificates):
+    with serving_metrics(config, engine, info, certificates):
         port = await server.start(config.listen_address, config.health_port)
         engine.start()
         await server.set_serving(True)
@@ -95,17 +106,17 @@ def run_verifier() -> None:
             sys.exit(UNAVAILABLE_ERROR)
 
 
-def _metrics(
+def serving_metrics(
     config: VerifierConfig, engine: Engine, info: TargetInfo, certificates: Certificates | None
 ) -> contextlib.AbstractContextManager[None]:
     """Serves metrics until the context is left, where the settings ask for it."""
     if not config.metrics_port:
         return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice.telemetry import serving_metrics
+    from coppice import telemetry
     from verifier_svc.metrics import verifier_metrics
 
-    return serving_metrics(
+    return telemetry.serving_metrics(
         lambda: verifier_metrics(engine, info, certificates), config.listen_address, config.metrics_port
     )
 

@@ -81,6 +81,7 @@ class Door:
             cache_salt=message.cache_salt,
             top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
             traverses=traverses,
+            synchronous=message.synchronous,
             request_id=message.request_id,
         )
 

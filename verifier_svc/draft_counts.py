@@ -14,11 +14,12 @@ class DraftCounts:
     in_time: int = 0
     late: int = 0
     # Those of no use, by reason: the committed tokens had left them; a better tree was there; they were for lengths far
-    # ahead, and too many; sampled trees that were not for the coming round.
+    # ahead, and too many; not for the coming round, where that alone is of use, sampled or in synchronous sequences.
     stale_left: int = 0
     stale_worse: int = 0
     stale_ahead: int = 0
     stale_sampled: int = 0
+    stale_missed: int = 0
     # Nodes that were at hand for a round and not verified in it, by reason: the output has no room for them, its
     # grammar forbids them, the budget is less, the pass or the KV cache had no room. What is beyond the budget stays
     # for the next round, and is counted in each.

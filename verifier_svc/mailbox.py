@@ -1,7 +1,7 @@
 """A sequence's mailbox: drafts arrive here by base length, whenever they arrive; a round takes the best that fits.
 
 No draft is dropped for being late. It is re-rooted: walked down the tokens committed since the length that it starts
-from; what hangs below is still a valid draft. Sampled trees have a mailbox of their own.
+from; what hangs below is still a valid draft. Sampled trees and synchronous sequences have a mailbox of their own.
 """
 
 from __future__ import annotations
@@ -76,16 +76,17 @@ class Mailbox:
             self._counts.stale_worse += 1
 
 
-class SampledMailbox:
-    """Holds the sampled tree for the coming round, for a sequence that is verified by traversal.
+class ExactMailbox:
+    """Holds the tree that was made for the coming round, for sequences that are verified by traversal or synchronous.
 
-    One that comes for any other length is dropped, and so is what a round leaves over: those nodes were looked at, and
-    what was committed tells something of them.
+    One that comes for any other length is dropped, and so is what a round leaves over: of a sampled tree those nodes
+    were looked at, and what was committed tells something of them.
     """
 
-    def __init__(self, counts: DraftCounts | None = None) -> None:
+    def __init__(self, counts: DraftCounts | None = None, *, is_sampled: bool = True) -> None:
         """`counts` are those of all sequences."""
         self._counts = counts or DraftCounts()
+        self._is_sampled = is_sampled
         self._tree: TokenTree | None = None
         self._num_stale = 0
 
@@ -106,7 +107,8 @@ class SampledMailbox:
             self._counts.in_time += len(tree) > 0
         else:
             self._num_stale += 1
-            self._counts.stale_sampled += 1
+            self._counts.stale_sampled += self._is_sampled
+            self._counts.stale_missed += not self._is_sampled
 
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
         """These `token_ids` were committed: the round's draft is used up."""

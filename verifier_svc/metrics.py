@@ -55,6 +55,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
         "worse": drafts.stale_worse,
         "ahead": drafts.stale_ahead,
         "sampled": drafts.stale_sampled,
+        "missed": drafts.stale_missed,
     }
     yield from _OWN.counters("stale_drafts", "Drafts of no use, by reason.", "reason", stale)
     pruned = {

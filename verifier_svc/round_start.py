@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifier_svc.mailbox import Mailbox, SampledMailbox
+from verifier_svc.mailbox import ExactMailbox, Mailbox
 
 # A round starts with what is left of an older tree when that promises this share of what rounds accept on average:
 # waiting for a fresh tree takes about two thirds as long as the pass itself.
@@ -11,7 +11,7 @@ WORTH_STARTING = 0.6
 MEAN_RATE = 0.2
 
 
-def has_draft_to_start_with(mailbox: Mailbox | SampledMailbox, budget: int, mean_accepted: float) -> bool:
+def has_draft_to_start_with(mailbox: Mailbox | ExactMailbox, budget: int, mean_accepted: float) -> bool:
     """Whether a draft is there that is worth starting with at once.
 
     One made for this round is; what is left of an older one is, when it promises most of what rounds accept.

@@ -16,7 +16,7 @@ from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
-from verifier_svc.mailbox import Mailbox, SampledMailbox
+from verifier_svc.mailbox import ExactMailbox, Mailbox
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.residence import Residence
@@ -59,6 +59,8 @@ class SequenceSpec:
     # Whether drafts are sampled trees, verified by traversal instead of being followed. Not at temperature 0, and not
     # with a grammar.
     traverses: bool = False
+    # Whether each round waits for the draft that is made for it, and no other is used.
+    synchronous: bool = False
     # Of the request, for logs.
     request_id: str = ""
 
@@ -121,7 +123,12 @@ class Sequence:
         # Whether drafts are sampled trees, which are verified whole or not at all.
         self.traverses = spec.traverses
         self._seed = spec.sampling.seed
-        self.mailbox: Mailbox | SampledMailbox = (SampledMailbox if spec.traverses else Mailbox)(self._counts)
+        self._synchronous = spec.synchronous
+        self.mailbox: Mailbox | ExactMailbox = (
+            ExactMailbox(self._counts, is_sampled=spec.traverses)
+            if spec.traverses or spec.synchronous
+            else Mailbox(self._counts)
+        )
         self.linger = Linger(spec.linger_s)
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
@@ -255,7 +262,8 @@ class Sequence:
             if len(tree) < len(whole):
                 self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
-            self._round_is_drafted = len(draft) > 0
+            # In a synchronous sequence, neither is an empty one a vain wait.
+            self._round_is_drafted = len(draft) > 0 or (self._synchronous and self.mailbox.is_fresh)
             self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
             self._rows = SequenceRows(cache, pending, tree)
         return self._rows

@@ -77,6 +77,14 @@ class TopologySpec:
     tls: str = ""
     # Environment variables of the orchestrator.
     settings: tuple[tuple[str, str], ...] = ()
+    # "asynchronous" or "synchronous"; empty leaves it to the orchestrator.
+    rounds: str = ""
+    # All services in one process, which has one port.
+    colocated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.colocated and self.tensor_parallel > 1:
+            raise ValueError("the parts of a target are processes of their own, which one process cannot have")
 
 
 def tls_files(directory: str) -> dict[str, str]:
@@ -103,6 +111,10 @@ class Topology:
         Raises:
             ChildError: one of them did not start; the message has its last words.
         """
+        if self._spec.colocated:
+            name = "coppice"
+            self.address = await (await self._launch(name, "colocated", self._colocated_env())).ready(timeout_s)
+            return
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
@@ -114,10 +126,7 @@ class Topology:
         await _all_ready([*verifiers, *drafters], timeout_s)
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
-        env = {**metrics, **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
-        if self._spec.redis:
-            env["REDIS_URL"] = self._spec.redis
-        env.update(self._spec.settings)
+        env = {**metrics, **self._front_tls_env(), **self._orchestrator_env()}
         self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
 
     async def add_orchestrator(
@@ -161,6 +170,29 @@ class Topology:
         self._children.append(child)
         await child.start()
         return child
+
+    def _orchestrator_env(self) -> dict[str, str]:
+        env = {"LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
+        if self._spec.redis:
+            env["REDIS_URL"] = self._spec.redis
+        if self._spec.rounds:
+            env["ROUNDS"] = self._spec.rounds
+        return env | dict(self._spec.settings)
+
+    def _colocated_env(self) -> dict[str, str]:
+        spec, files = self._spec, tls_files(self._spec.tls)
+        env = {"GRACE_S": f"{GRACE_S:g}", **self._metrics_env(), **self._orchestrator_env()}
+        env |= {f"TLS_{part.upper()}": path for part, path in files.items() if part != "ca"}
+        own = {
+            "MODEL": spec.target,
+            "DEVICE": spec.device,
+            "THREADS": str(spec.threads or ""),
+            "KV_CACHE_MIB": str(spec.kv_cache_mib or ""),
+        }
+        env |= {f"VERIFIER_{name}": value for name, value in own.items() if value}
+        env |= {f"DRAFTER_{name}": own[name] for name in ("DEVICE", "THREADS") if own[name]}
+        drafters = ",".join(f"{drafter.kind}={drafter.model}" for drafter in spec.drafters)
+        return env | {"VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
 
     def _metrics_env(self) -> dict[str, str]:
         """Always set: services must not all take the ports that our own environment names."""

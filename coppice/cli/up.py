@@ -43,17 +43,36 @@ def up(
         str,
         typer.Option(metavar="DIR", help="Speak TLS with ca.pem, cert.pem and key.pem of a directory. Default: plain."),
     ] = "",
+    rounds: Annotated[
+        str,
+        typer.Option(help="asynchronous, or synchronous for comparison: each round waits for its draft."),
+    ] = "",
+    colocated: Annotated[
+        bool, typer.Option("--colocated", help="All services in one process; only the public API has a port.")
+    ] = False,
 ) -> None:
-    """Run verifier, drafters and orchestrator as separate processes until SIGTERM or Ctrl-C.
+    """Run verifier, drafters and orchestrator as separate processes, or as one, until SIGTERM or Ctrl-C.
 
     Prints `ready 127.0.0.1:PORT` once the orchestrator serves. Ends with code 1 and the reason when a service does not
     start or ends by itself.
     """
     require_tls(tls)
+    if rounds not in ("", "asynchronous", "synchronous"):
+        raise typer.BadParameter(f"must be asynchronous or synchronous, got {rounds!r}", param_hint="--rounds")
     spec = topology_spec(target, drafter, port, device, threads)
-    spec = replace(
-        spec, tensor_parallel=tensor_parallel, redis=redis, verifiers=verifiers, metrics_port=metrics_port, tls=tls
-    )
+    try:
+        spec = replace(
+            spec,
+            tensor_parallel=tensor_parallel,
+            redis=redis,
+            verifiers=verifiers,
+            metrics_port=metrics_port,
+            tls=tls,
+            rounds=rounds,
+            colocated=colocated,
+        )
+    except ValueError as mistake:
+        raise typer.BadParameter(str(mistake), param_hint="--colocated") from mistake
     if error := asyncio.run(serve(spec)):
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1)

@@ -23,7 +23,7 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt", "traceparent")
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt", "traceparent", "synchronous")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class OpenDraft(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     max_nodes: int
@@ -40,7 +41,8 @@ class OpenDraft(_message.Message):
     request_id: str
     cache_salt: str
     traceparent: str
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    synchronous: bool
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "features", "max_nodes", "row_multiple")

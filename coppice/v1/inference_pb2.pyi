@@ -8,6 +8,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Rounds(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUNDS_UNSPECIFIED: _ClassVar[Rounds]
+    ROUNDS_ASYNCHRONOUS: _ClassVar[Rounds]
+    ROUNDS_SYNCHRONOUS: _ClassVar[Rounds]
+ROUNDS_UNSPECIFIED: Rounds
+ROUNDS_ASYNCHRONOUS: Rounds
+ROUNDS_SYNCHRONOUS: Rounds
+
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "token_ids", "sampling", "stopping", "response", "speculation", "resume_token_ids", "priority", "cache_salt", "num_outputs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,7 +198,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules", "num_verifiers", "refusals")
+    __slots__ = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "sources", "exactness", "version", "max_nodes", "max_outputs", "acceptance_rules", "num_verifiers", "refusals", "rounds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +212,7 @@ class GetModelInfoResponse(_message.Message):
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     NUM_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -216,4 +226,5 @@ class GetModelInfoResponse(_message.Message):
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
     num_verifiers: int
     refusals: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., num_verifiers: _Optional[int] = ..., refusals: _Optional[_Iterable[str]] = ...) -> None: ...
+    rounds: Rounds
+    def __init__(self, model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., version: _Optional[str] = ..., max_nodes: _Optional[int] = ..., max_outputs: _Optional[int] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., num_verifiers: _Optional[int] = ..., refusals: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Union[Rounds, str]] = ...) -> None: ...

@@ -73,10 +73,13 @@ class Drafter(Protocol):
     # What it keeps of prompts, for those that begin alike.
     prefixes: PrefixBlocks
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> DraftSequence:
         """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary.
 
-        What it reads of the prompt is shared with sequences of the same salt alone.
+        What it reads of the prompt is shared with sequences of the same salt alone. Unless it `drafts_ahead`, no search
+        goes on once its tree was sent.
         """
         ...
 

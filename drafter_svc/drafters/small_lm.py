@@ -109,12 +109,15 @@ class SmallLm:
         self._calibration = calibration
         self._limits = limits
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
         sigma = self._calibration.sigma_at(sampling.temperature)
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
         beginning = Beginning(self.prefixes, cache_salt)
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning)
+        ahead = self._ahead if drafts_ahead else NO_DRAFT_AHEAD
+        return SmallLmSequence(self._forward, coupling, self._limits, prompt, ahead, beginning)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""

@@ -55,7 +55,9 @@ class ChainDrafter:
     info = INFO
     prefixes = PrefixBlocks(0)
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> ChainSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> ChainSequence:
         return ChainSequence()
 
     def warm_up(self) -> None: ...

@@ -267,7 +267,9 @@ class BrokenDrafter:
         self.info = drafter.info
         self.prefixes = drafter.prefixes
 
-    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
+    def open(
+        self, prompt: object, sampling: object, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> DraftSequence:
         return BrokenSequence()
 
     def warm_up(self) -> None: ...
@@ -293,7 +295,9 @@ class RepeatingSequence(BrokenSequence):
 class RepeatingDrafter(BrokenDrafter):
     """Drafts as many nodes as rows come together."""
 
-    def open(self, prompt: object, sampling: object, cache_salt: str = "") -> DraftSequence:
+    def open(
+        self, prompt: object, sampling: object, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> DraftSequence:
         return RepeatingSequence()
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"drafter_svc", "verifier_svc", "orchestrator"}
 MODEL_LIBRARIES = {"torch", "transformers", "safetensors", "accelerate"}
-WORKSHOP = {"training", "benchmarks", "conformance", "simulator", "tests"}
+WORKSHOP = {"training", "benchmarks", "conformance", "simulator", "colocated", "tests"}
 # The one place in shared code that starts services and recipes, inside the commands that need them.
 CLI = "coppice/cli/"
 

@@ -16,6 +16,7 @@ from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import DraftAhead, SmallLm
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
+from drafter_svc.session import Opening, Outcome, Session
 from drafter_svc.tree_builder import TreeLimits
 
 VOCAB = 61
@@ -119,3 +120,17 @@ def test_the_grown_tree_is_reported_and_holds_the_draft_and_more(llama: LlamaFor
     assert 1 <= len(reports) <= 2
     assert set(tree.paths()) < set(reports[-1].paths())
     assert sequence.ahead() is None
+
+
+def test_a_synchronous_sequence_runs_no_pass_between_its_tree_and_the_outcome(llama: LlamaForCausalLM) -> None:
+    drafter, forward = make_drafter(llama, ahead_steps=8)
+    session = Session(drafter, Opening(PROMPT, SamplingParams(temperature=1.0, seed=4), 10, is_synchronous=True))
+    for base in (len(PROMPT), len(PROMPT) + 1):
+        draft = session.advance()
+        assert draft is not None
+        assert draft.base_length == base
+        before = forward.passes
+        assert not session.prepare()
+        assert session.ahead() is None
+        assert forward.passes == before
+        session.post(Outcome(base, draft.tree.token_ids[:1], b"", None))

@@ -61,7 +61,9 @@ class PieceDrafter:
         self.log: list[int] = []
         self._on_closing = on_closing
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> PieceSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> PieceSequence:
         return PieceSequence(prompt, self.log, self._on_closing)
 
     def warm_up(self) -> None: ...

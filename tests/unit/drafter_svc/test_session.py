@@ -47,7 +47,9 @@ class CountingDrafter:
     def __init__(self) -> None:
         self.sequences: list[CountingSequence] = []
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> CountingSequence:
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> CountingSequence:
         self.sequences.append(CountingSequence(prompt))
         return self.sequences[-1]
 

@@ -54,6 +54,7 @@ class Harness:
         num_resumed: int = 0,
         salt: str = "",
         top_log_probs: int | None = None,
+        synchronous: bool = False,
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished."""
         results = [Result() for _ in prompts]
@@ -66,6 +67,7 @@ class Harness:
                 linger_s=linger_s if drafter else 0.0,
                 cache_salt=salt,
                 top_log_probs=top_log_probs,
+                synchronous=synchronous,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))

@@ -383,3 +383,20 @@ def test_more_sequences_than_fit_all_finish(engine: Engine) -> None:
     assert all(result.finish is not None for result in together)
     alone = Harness(engine).generate([prompts[13]], stopping=stopping)[0]
     assert together[13].token_ids == alone.token_ids
+
+
+def test_synchronous_rounds_wait_for_their_own_draft_even_behind_empty_ones_and_use_no_other(engine: Engine) -> None:
+    harness, sampling = Harness(engine), SAMPLING["T=1 top_k"]
+    stopping = StoppingOptions(max_tokens=24, ignore_eos=True)
+    [plain] = harness.generate([PROMPTS[0]], sampling, stopping)
+    known = [*PROMPTS[0], *plain.token_ids, 0]
+
+    def drafter(sequence: int, tokens: Sequence[int], base: int) -> TokenTree | None:
+        # Empty ones first: they are answers, and no reason to wait no longer. What is too long leaves nothing over.
+        return EMPTY_TREE if len(tokens) < 8 else chain([known[base], *[(known[base + 1] + 1) % VOCAB] * 3])
+
+    [result] = harness.generate([PROMPTS[0]], sampling, stopping, drafter, synchronous=True)
+    assert result.token_ids == plain.token_ids
+    # Eight rounds without nodes; then each draft's first node, and the target's own token behind it.
+    assert result.rounds == 8 + 16 // 2
+    assert (result.accepted, result.stale) == (8, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coppice.tree import EMPTY_TREE, TokenTree, chain
 from verifier_svc.draft_counts import DraftCounts
-from verifier_svc.mailbox import Mailbox, SampledMailbox
+from verifier_svc.mailbox import ExactMailbox, Mailbox
 
 TOKENS = [1, 2, 3]
 
@@ -82,7 +82,7 @@ def test_a_sender_that_has_lost_track_fills_no_memory() -> None:
 
 
 def test_a_sampled_tree_is_for_its_own_round_alone() -> None:
-    mailbox = SampledMailbox()
+    mailbox = ExactMailbox()
     mailbox.put(2, chain([3, 7]), TOKENS)
     mailbox.put(4, chain([7]), TOKENS)
     assert mailbox.tree is None
@@ -115,7 +115,18 @@ def test_every_draft_with_nodes_is_counted_once_by_what_became_of_it() -> None:
     assert counts == DraftCounts(in_time=1, late=1, stale_worse=1, stale_left=1)
     for length in range(10, 20):
         mailbox.put(length, chain([7]), [*tokens, 8])
-    sampled = SampledMailbox(counts)
+    sampled = ExactMailbox(counts)
     sampled.put(3, chain([7]), TOKENS)
     sampled.put(2, chain([3, 7]), TOKENS)
     assert counts == DraftCounts(in_time=2, late=1, stale_worse=1, stale_left=1, stale_ahead=2, stale_sampled=1)
+
+
+def test_in_a_synchronous_sequence_a_draft_is_for_its_own_round_alone() -> None:
+    counts = DraftCounts()
+    mailbox = ExactMailbox(counts, is_sampled=False)
+    mailbox.put(2, chain([3, 7]), TOKENS)
+    assert mailbox.tree is None
+    mailbox.put(3, chain([7, 8]), TOKENS)
+    mailbox.advance([7], [*TOKENS, 7])
+    assert mailbox.tree is None
+    assert counts == DraftCounts(in_time=1, stale_missed=1)

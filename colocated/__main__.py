@@ -1,0 +1,48 @@
+"""`python -m colocated`: all three services in one process, configured by environment variables (see `config.py`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from coppice.errors import CoppiceError, IncompatibleError
+from coppice.logs import configure_logging
+from coppice.openmp import set_spin_count
+from coppice.rpc import run, stop_signal
+
+EXIT_UNAVAILABLE = 1
+EXIT_MISCONFIGURED = 2
+# Event loop and model threads share the interpreter; a message must not wait 5 ms for its turn.
+SWITCH_INTERVAL_S = 1e-4
+
+
+def main() -> int:
+    """Run the deployment until SIGTERM; returns the exit status."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # Before torch is imported.
+    set_spin_count()
+    from colocated.app import Models, load, running
+    from colocated.config import ColocatedConfig
+
+    async def serve(config: ColocatedConfig, models: Models) -> None:
+        async with running(config, models) as deployment:
+            sys.stdout.write(f"ready {deployment.orchestrator.address}\n")
+            sys.stdout.flush()
+            await stop_signal()
+
+    try:
+        configure_logging(os.environ)
+        config = ColocatedConfig.from_env(os.environ)
+        models = load(config)
+        run(lambda: serve(config, models))
+    except (ValueError, OSError, IncompatibleError) as error:
+        sys.stderr.write(f"colocated: {error}\n")
+        return EXIT_MISCONFIGURED
+    except CoppiceError as error:
+        sys.stderr.write(f"colocated: {error}\n")
+        return EXIT_UNAVAILABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""All three services in one process: built by constructors, taken down in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+import drafter_svc.app
+import orchestrator.app
+import verifier_svc.app
+from colocated.channel import InMemoryNetwork
+from colocated.config import ColocatedConfig, names
+from colocated.server import InMemoryServer
+from coppice.timeline import Timeline, open_timeline
+from coppice.tracing import Tracer, open_tracer, open_tracing
+from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model_thread import ModelThread
+from orchestrator.app import Orchestrator
+from verifier_svc.config import VerifierConfig
+from verifier_svc.loading import load_probed_target
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+
+@dataclass(frozen=True)
+class Models:
+    """What was loaded, in the order of the configuration."""
+
+    targets: tuple[tuple[TargetModel, TargetInfo], ...]
+    drafters: tuple[Drafter, ...]
+
+
+@dataclass(frozen=True)
+class Colocated:
+    """A running deployment: what serves the public API, and the back ends' servers."""
+
+    orchestrator: Orchestrator
+    verifiers: tuple[InMemoryServer, ...]
+    drafters: tuple[InMemoryServer, ...]
+
+
+def load(config: ColocatedConfig) -> Models:
+    """Load every model, which takes its time: not on an event loop that others wait for.
+
+    Raises:
+        CoppiceError, OSError, ValueError: one of them cannot be used.
+    """
+    targets = tuple(load_probed_target(one) for one in config.verifiers)
+    return Models(targets, tuple(load_drafter(one) for one in config.drafters))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    config: ColocatedConfig, models: Models, env: Mapping[str, str] = os.environ
+) -> AsyncIterator[Colocated]:
+    """A deployment that serves while the context is open, and drains when it closes.
+
+    `env` says whether anybody traces, or keeps a timeline.
+
+    Raises:
+        CoppiceError: the address is taken, or a drafter does not fit the target.
+        ValueError: a setting cannot be used.
+    """
+    network = InMemoryNetwork()
+    async with contextlib.AsyncExitStack() as stack:
+        verifiers = [
+            await stack.enter_async_context(_verifier(one, *model, number, env))
+            for number, (one, model) in enumerate(zip(config.verifiers, models.targets, strict=True))
+        ]
+        drafters = [
+            await stack.enter_async_context(_drafter(one, drafter, number, env))
+            for number, (one, drafter) in enumerate(zip(config.drafters, models.drafters, strict=True))
+        ]
+        for what, servers in (("verifier", verifiers), ("drafter", drafters)):
+            for name, server in zip(names(what, len(servers)), servers, strict=True):
+                network.serve(name, server)
+        tracing = open_tracing("coppice-orchestrator", env)
+        timeline = open_timeline("orchestrator", env)
+        stack.push_async_callback(_close, None if tracing is None else tracing.tracer, timeline)
+        serving = orchestrator.app.running(config.orchestrator, tracing, timeline, network.dial)
+        yield Colocated(await stack.enter_async_context(serving), tuple(verifiers), tuple(drafters))
+
+
+@contextlib.asynccontextmanager
+async def _verifier(
+    config: VerifierConfig, target: TargetModel, info: TargetInfo, number: int, env: Mapping[str, str]
+) -> AsyncIterator[InMemoryServer]:
+    tracer, timeline = open_tracer("coppice-verifier", env), open_timeline(_numbered("verifier", number), env)
+    engine, servicer = verifier_svc.app.new_servicer(config, target, info, tracer, timeline)
+    server = InMemoryServer()
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    with verifier_svc.app.serving_metrics(config, engine, info, None):
+        engine.start()
+        try:
+            yield server
+        finally:
+            servicer.drain()
+            await server.stop(config.grace_s)
+            await asyncio.to_thread(engine.stop)
+            await _close(tracer, timeline)
+
+
+@contextlib.asynccontextmanager
+async def _drafter(
+    config: DrafterConfig, drafter: Drafter, number: int, env: Mapping[str, str]
+) -> AsyncIterator[InMemoryServer]:
+    tracer, timeline = open_tracer("coppice-drafter", env), open_timeline(_numbered("drafter", number), env)
+    thread = ModelThread(lambda: _set_up(config))
+    thread.start()
+    server = InMemoryServer()
+    service = drafter_svc.app.new_service(config, drafter, thread, tracer, timeline)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server)
+    try:
+        with drafter_svc.app.serving_metrics(config, service, None):
+            await drafter_svc.app.finished(thread, drafter.warm_up)
+            yield server
+    finally:
+        await server.stop(config.grace_s)
+        await asyncio.to_thread(thread.stop)
+        await _close(tracer, timeline)
+
+
+def _set_up(config: DrafterConfig) -> None:
+    """What a process of its own has from its environment. On the drafter's model thread, for which alone it counts."""
+    torch.set_num_threads(config.num_threads)
+    # Linux has a niceness per thread; elsewhere it would be that of the whole process.
+    if sys.platform == "linux" and config.niceness:
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + config.niceness))
+
+
+def _numbered(service: str, number: int) -> str:
+    """Timelines of one process have a name each."""
+    return f"{service}-{number + 1}" if number else service
+
+
+async def _close(tracer: Tracer | None, timeline: Timeline | None) -> None:
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
+    if timeline is not None:
+        timeline.write()

@@ -1,0 +1,98 @@
+"""A drafter put together: model thread and server, and how they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+
+from coppice import rpc
+from coppice.certificates import Certificates
+from coppice.stream_observer import StreamObserver
+from coppice.timeline import StreamTimeline, Timeline, open_timeline
+from coppice.tracing import Tracer
+from coppice.v1 import drafter_pb2_grpc
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.model_thread import ModelThread
+from drafter_svc.sequence_traces import SequenceTraces
+from drafter_svc.service import SERVICE_NAME, DrafterService
+
+
+def new_service(
+    config: DrafterConfig,
+    drafter: Drafter,
+    thread: ModelThread,
+    tracer: Tracer | None = None,
+    timeline: Timeline | None = None,
+) -> DrafterService:
+    """The service in front of a thread that was started."""
+    observe: list[Callable[[], StreamObserver]] = []
+    if tracer is not None:
+        observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
+    if timeline is not None:
+        observe.append(partial(StreamTimeline, timeline, "orchestrator"))
+    return DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
+
+
+async def serve(
+    config: DrafterConfig,
+    drafter: Drafter,
+    certificates: Certificates | None = None,
+    tracer: Tracer | None = None,
+) -> None:
+    """Serve the drafter until SIGTERM, then drain."""
+    thread = ModelThread()
+    thread.start()
+    server = rpc.Server([SERVICE_NAME], certificates)
+    timeline = open_timeline("drafter", os.environ)
+    service = new_service(config, drafter, thread, tracer, timeline)
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
+    try:
+        with serving_metrics(config, service, certificates):
+            port = await server.start(config.listen_address, config.health_port)
+            await finished(thread, drafter.warm_up)
+            await server.set_serving(True)
+            print(f"ready {config.host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
+            await rpc.stop_signal()
+    finally:
+        await server.stop(config.grace_s)
+        await asyncio.to_thread(thread.stop)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+        if timeline is not None:
+            timeline.write()
+
+
+def serving_metrics(
+    config: DrafterConfig, service: DrafterService, certificates: Certificates | None
+) -> contextlib.AbstractContextManager[None]:
+    """Serves metrics until the context is left, where the settings ask for it."""
+    if not config.metrics_port:
+        return contextlib.nullcontext()
+    # Here, so that nothing else pays for loading it.
+    from coppice import telemetry
+    from drafter_svc.metrics import drafter_metrics
+
+    return telemetry.serving_metrics(
+        lambda: drafter_metrics(service, certificates), config.listen_address, config.metrics_port
+    )
+
+
+async def finished(thread: ModelThread, job: Callable[[], None]) -> None:
+    """Run a job on the model thread and wait for it; its error is ours."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            job()
+        except BaseException as error:
+            loop.call_soon_threadsafe(result.set_exception, error)
+            raise
+        loop.call_soon_threadsafe(result.set_result, None)
+
+    thread.submit(run)
+    await result
