@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from coppice.errors import InvalidRequestError
 
@@ -37,29 +38,48 @@ def check_request_id(identity: str) -> None:
         raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
 
 
-def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
-    """Log as LOG_LEVEL and LOG_FORMAT say.
+@dataclass(frozen=True)
+class LogSettings:
+    """What LOG_LEVEL and LOG_FORMAT say."""
 
-    LOG_LEVEL is our own level, and after it those of others by name: `DEBUG,numba=INFO`. A process that follows another
-    one has its `rank` in its records, and says what that one does not say at INFO: warnings and worse.
+    level: str
+    # Of loggers that are named.
+    levels: Mapping[str, str]
+    is_json: bool
+
+
+def read_settings(env: Mapping[str, str]) -> LogSettings:
+    """LOG_LEVEL is our own level, and after it come those of others by name, as in `DEBUG,numba=INFO`.
 
     Raises:
-        ValueError: one of them has a bad value; the message names it.
+        ValueError: one of the variables has a bad value; the message names it.
     """
     own, *named = env.get("LOG_LEVEL", "").split(",")
     level = _choice("LOG_LEVEL", own, "INFO", LEVELS)
-    levels = dict(_named_level(entry) for entry in named)
-    formatter = JsonFormatter if _choice("LOG_FORMAT", env.get("LOG_FORMAT", ""), "text", FORMATS) == "json" else None
+    is_json = _choice("LOG_FORMAT", env.get("LOG_FORMAT", ""), "text", FORMATS) == "json"
+    return LogSettings(level, dict(_named_level(entry) for entry in named), is_json)
+
+
+def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
+    """Log as LOG_LEVEL and LOG_FORMAT say.
+
+    A process that follows another one has its `rank` in its records, and at INFO says warnings and worse: the other one
+    says the rest.
+
+    Raises:
+        ValueError: one of the variables has a bad value; the message names it.
+    """
+    settings = read_settings(env)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter((formatter or TextFormatter)(rank))
-    others = max(logging.WARNING, logging.getLevelNamesMapping()[level])
+    handler.setFormatter(JsonFormatter(rank) if settings.is_json else TextFormatter(rank))
+    others = max(logging.WARNING, logging.getLevelNamesMapping()[settings.level])
     logging.basicConfig(level=others, handlers=[handler], force=True)
     for name in OURS:
-        logging.getLogger(name).setLevel("WARNING" if rank is not None and level == "INFO" else level)
+        logging.getLogger(name).setLevel("WARNING" if rank is not None and settings.level == "INFO" else settings.level)
     # Of messages that cannot be read it tells with a traceback: a peer's nonsense, of which we have our own record.
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
-    for name, its_level in levels.items():
-        logging.getLogger(name).setLevel(its_level)
+    for name, level in settings.levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 class TextFormatter(logging.Formatter):

@@ -114,7 +114,13 @@ def _metrics(
     from coppice.telemetry import serving_metrics
     from drafter_svc.metrics import drafter_metrics
 
-    return serving_metrics(lambda: drafter_metrics(service, certificates), config.listen_address, config.metrics_port)
+    return serving_metrics(
+        lambda: drafter_metrics(service, certificates),
+        config.listen_address,
+        config.metrics_port,
+        certificates,
+        config.metrics_tls,
+    )
 
 
 async def _finished(thread: ModelThread, job: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
 
 Value = TypeVar("Value")
@@ -77,6 +78,9 @@ class Config:
     planner: str = "adaptive"
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # How they are served there: plain HTTP (off), HTTPS with the certificate below (on), or that for those who show
+    # one of TLS_CLIENT_CA alone (mutual).
+    metrics_tls: str = OFF
     # PEM files of the public API: its certificate and key, and the CA of those who may call; without a CA, everybody.
     tls_cert: str = ""
     tls_key: str = ""
@@ -114,7 +118,8 @@ class Config:
         _check("METRICS_PORT", 0 <= self.metrics_port < 1 << 16, f"must be in [0, 65535], got {self.metrics_port}")
         _check("HEALTH_PORT", 0 <= self.health_port < 1 << 16, f"must be in [0, 65535], got {self.health_port}")
         try:
-            _ = self.tls, self.backend_tls
+            check_metrics_tls(self.metrics_tls, self.tls)
+            _ = self.backend_tls
         except ValueError as error:
             raise ConfigError(str(error)) from error
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
@@ -177,6 +182,7 @@ class Config:
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
             planner=_read(env, "PLANNER", str, cls.planner),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
+            metrics_tls=_read(env, "METRICS_TLS", str, cls.metrics_tls),
             tls_cert=_read(env, "TLS_CERT", str, cls.tls_cert),
             tls_key=_read(env, "TLS_KEY", str, cls.tls_key),
             tls_client_ca=_read(env, "TLS_CLIENT_CA", str, cls.tls_client_ca),

@@ -106,7 +106,11 @@ def _metrics(
     from verifier_svc.metrics import verifier_metrics
 
     return serving_metrics(
-        lambda: verifier_metrics(engine, info, certificates), config.listen_address, config.metrics_port
+        lambda: verifier_metrics(engine, info, certificates),
+        config.listen_address,
+        config.metrics_port,
+        certificates,
+        config.metrics_tls,
     )
 
 
