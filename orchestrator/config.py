@@ -67,7 +67,8 @@ class Config:
     cache_ttl_s: float = 86_400.0
     # Outputs that may wait for a place; more are turned away with RESOURCE_EXHAUSTED.
     max_queued: int = 256
-    # The longest time in that queue; who would usually wait for longer is turned away at once. 0: no bound of its own.
+    # The longest time in that queue; who would usually wait for longer is turned away at once. No more prompts are read
+    # at once than have their first tokens in as long again. 0: no bound of its own.
     max_queue_wait_s: float = 0.0
     # As many outputs run at once as have a token in that time each, by the pace of late, the prompt's time included;
     # never more than MAX_REQUESTS. 0: always as many as those.

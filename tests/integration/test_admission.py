@@ -44,7 +44,12 @@ async def test_requests_that_wait_are_served_in_turn_with_the_same_tokens(start_
     # What they waited for is in their times.
     waited_ms = [completion.timing.queue_ms for completion in completions]
     assert max(waited_ms) > 10 > min(waited_ms)
-    assert all(one.timing.queue_ms < one.timing.ttft_ms < one.timing.total_ms for one in completions)
+    for times in (one.timing for one in completions):
+        assert times.queue_ms < times.ttft_ms < times.total_ms
+        # These verifiers have room at once.
+        assert times.door_ms == pytest.approx(times.queue_ms, abs=1)
+        assert 0 < times.prompt_ms <= times.ttft_ms - times.queue_ms
+        assert times.first_pass_ms >= 0
 
 
 async def test_a_full_queue_turns_requests_away_with_the_time_of_a_place(start_fakes: StartFakes) -> None:
