@@ -138,6 +138,11 @@ class Admission:
         return self._queue.num_waiting
 
     @property
+    def num_reading(self) -> int:
+        """Requests that have begun and have no token yet."""
+        return len(self._reading)
+
+    @property
     def num_places(self) -> int:
         """Outputs that may run at once now."""
         if self._max_token_s is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -11,7 +12,9 @@ import pytest
 
 from coppice.client import Client, Options, RequestFailedError
 from coppice.v1 import inference_pb2
+from orchestrator.admission import Ticket
 from orchestrator.app import Orchestrator
+from orchestrator.fair_queue import Claim
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
 from tests.toy_target import babble, plain
@@ -203,3 +206,27 @@ async def test_the_verifiers_refusal_names_the_time_that_our_own_requests_show(s
     assert caught.value.code == EXHAUSTED
     # One that runs, and then this one: the place of the failed request is still its own.
     assert caught.value.retry_after_s == pytest.approx(done.timing.total_ms / 1000, rel=0.3)
+
+
+async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waited_for(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier(pass_s=0.01)) as (client, orchestrator):
+        admission, claims = orchestrator.service.admission, []
+        enter = admission.enter
+
+        def entered(claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:
+            claims.append(claim)
+            return enter(claim, time_left_s, num_tokens)
+
+        admission.enter = entered  # type: ignore[method-assign]
+        chunks = client.stream(PROMPT, ENDLESS)
+        # Sent with the first look at it.
+        first = asyncio.ensure_future(anext(aiter(chunks)))
+        await eventually(lambda: admission.num_reading == 1)
+        await first
+        assert (admission.num_running, admission.num_reading) == (1, 0)
+        chunks.cancel()
+        with contextlib.suppress(RequestFailedError):
+            await client.generate(PROMPT, Options(max_tokens=1, regex="a*"))
+        assert [claim.only_reads for claim in claims] == [True, False]
+        await eventually(lambda: waits(orchestrator, 0, 0))
+        assert admission.num_reading == 0

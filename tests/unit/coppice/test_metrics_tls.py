@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -18,7 +20,11 @@ from coppice.metric import Metric
 from coppice.metrics_tls import MUTUAL, ON
 from coppice.telemetry import MetricsServer
 from coppice.tls import ServerTls
+from drafter_svc import __main__ as drafter_app
+from drafter_svc.config import DrafterConfig
 from tests.certificates import Directory, directory, issue
+from verifier_svc import app as verifier_app
+from verifier_svc.config import VerifierConfig
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 30.0
@@ -114,3 +120,20 @@ def test_the_callers_authority_changes_too(files: Directory, tmp_path: Path, aut
 def test_nobody_waits_for_a_caller_that_says_nothing(files: Directory) -> None:
     with serving(files.one_sided()) as port, socket.create_connection((HOST, port)):
         assert "mode 1.0" in scrape(port, files)
+
+
+@pytest.mark.parametrize("service", ["verifier", "drafter"])
+def test_back_ends_serve_metrics_as_they_are_told(
+    files: Directory, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("coppice.telemetry.serving_metrics", lambda *arguments: given.append(arguments))
+    tls = {"tls_cert": files.cert, "tls_key": files.key, "tls_client_ca": files.ca}
+    asked: dict[str, Any] = {"model": "m", "metrics_port": 9100, "metrics_tls": MUTUAL, **tls}
+    certificates = Certificates(files.mutual())
+    if service == "verifier":
+        verifier_app._metrics(VerifierConfig(**asked), Mock(), Mock(), certificates)
+    else:
+        drafter_app._metrics(DrafterConfig(**asked), Mock(), certificates)
+    [(_, _, *rest)] = given
+    assert rest == [9100, certificates, MUTUAL]

@@ -246,6 +246,14 @@ async def test_the_health_port_answers_in_plaintext_and_serves_nothing_else(file
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_the_health_port_takes_no_large_message(files: Directory) -> None:
+    port = free_port()
+    async with serving(files.mutual(), port), open_channel(f"{HOST}:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(channel).Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=10)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_the_health_port_tells_that_the_server_is_not_ready() -> None:
     port = free_port()
     server = Server([SERVICE])
