@@ -3,6 +3,8 @@
     pip install 'coppice[load]'
     locust -f benchmarks/locustfile.py --headless -u 16 -r 4 -t 60s --host 127.0.0.1:50050
 
+COPPICE_TOKEN is the token of a server that asks for one, COPPICE_TLS_CA the CA of one that speaks TLS.
+
 Three lines of its report are from one call each: the whole request, the time to its first token, and its time per token
 after that. It is a closed loop, and all its users share one Python thread: figures to be quoted are those of
 `coppice bench load` and `coppice bench overload`.
@@ -10,14 +12,17 @@ after that. It is a closed loop, and all its users share one Python thread: figu
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.experimental.gevent as grpc_gevent
 from locust import User, between, task
 
+from coppice.access_token import bearer_metadata
 from coppice.client import Options, build_request
 from coppice.v1 import inference_pb2_grpc
 
@@ -36,7 +41,13 @@ class CompletionUser(User):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Open this user's channel."""
-        self.channel = grpc.insecure_channel(self.host)
+        authority = os.environ.get("COPPICE_TLS_CA", "")
+        if authority:
+            credentials = grpc.ssl_channel_credentials(Path(authority).read_bytes())
+            self.channel = grpc.secure_channel(self.host, credentials)
+        else:
+            self.channel = grpc.insecure_channel(self.host)
+        self.metadata = bearer_metadata(os.environ.get("COPPICE_TOKEN", ""))
         make: Any = inference_pb2_grpc.InferenceServiceStub
         self.stub = make(self.channel)
         self.number = 0
@@ -54,7 +65,7 @@ class CompletionUser(User):  # type: ignore[misc]
         self.number += 1
         start_s, first_s, num_tokens, failure = time.perf_counter(), 0.0, 0, None
         try:
-            for response in self.stub.Generate(request, timeout=DEADLINE_S):
+            for response in self.stub.Generate(request, timeout=DEADLINE_S, metadata=self.metadata):
                 if response.token_ids and not num_tokens:
                     first_s = time.perf_counter()
                 num_tokens += len(response.token_ids)

@@ -68,6 +68,10 @@ class Timing:
     forward_ms: float = 0.0
     linger_ms: float = 0.0
     passes: tuple[PassTiming, ...] = ()
+    # Parts of the time to the first token; meanings as in `inference.proto`.
+    door_ms: float = 0.0
+    prompt_ms: float = 0.0
+    first_pass_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,5 +197,8 @@ def _timing(timing: inference_pb2.Timing, completion_tokens: int) -> Timing:
         total_ms=timing.total_ms,
         forward_ms=timing.forward_ms,
         linger_ms=timing.linger_ms,
+        door_ms=timing.door_ms,
+        prompt_ms=timing.prompt_ms,
+        first_pass_ms=timing.first_pass_ms,
         passes=tuple(PassTiming(one.rows, one.count, one.total_ms) for one in timing.passes),
     )

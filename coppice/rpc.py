@@ -72,8 +72,8 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
 )
-# Whoever asks for health alone has shown nothing: little is taken from them.
-_HEALTH_OPTIONS = (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", 4096))
+# Whoever asks for health alone has shown nothing: little is taken from them. Of two values gRPC takes the first.
+_HEALTH_OPTIONS = (("grpc.max_receive_message_length", 4096), *_SERVER_OPTIONS)
 _MOST_HEALTH_CALLS = 64
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
+import socket
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import start_http_server
+from prometheus_client import make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import CollectorRegistry
 
+from coppice.certificates import Certificates
 from coppice.errors import UnavailableError
 from coppice.histogram import Distribution
 from coppice.metric import Metric, Read
+from coppice.metrics_tls import OFF, MetricsContexts
+
+logger = logging.getLogger(__name__)
 
 # An event loop that does not answer a scrape by then has other worries.
 READ_TIMEOUT_S = 5.0
+# A caller that says nothing for so long is hung up on, in a handshake too.
+SILENCE_S = 10.0
 
 
 class MetricsServer:
     """Serves what `read` returns under /metrics, from threads of its own: `read` must be safe beside the service's."""
 
-    def __init__(self, read: Read, host: str, port: int) -> None:
-        """Bind and serve; port 0 picks a free one.
+    def __init__(
+        self, read: Read, host: str, port: int, certificates: Certificates | None = None, mode: str = OFF
+    ) -> None:
+        """Bind and serve; port 0 picks a free one. `mode` is one of METRICS_TLS, and but for OFF takes `certificates`.
 
         Raises:
             UnavailableError: the address is taken or none of this machine's.
         """
         registry = CollectorRegistry()
         registry.register(_Collector(read))
+        contexts = MetricsContexts(certificates, mode) if certificates is not None and mode != OFF else None
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = _HttpServer(host, port, contexts)
         except OSError as error:
             raise UnavailableError(f"cannot serve metrics at {host}:{port}: {error}") from error
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.port: int = self._server.server_port
 
     def stop(self) -> None:
@@ -45,13 +64,15 @@ class MetricsServer:
 
 
 @contextlib.contextmanager
-def serving_metrics(read: Read, listen_address: str, port: int) -> Iterator[None]:
+def serving_metrics(
+    read: Read, listen_address: str, port: int, certificates: Certificates | None = None, mode: str = OFF
+) -> Iterator[None]:
     """Serve metrics until the context is left, on the host of the address that the service listens at.
 
     Raises:
         UnavailableError: the address is taken or none of this machine's.
     """
-    server = MetricsServer(read, listen_address.rpartition(":")[0].strip("[]"), port)
+    server = MetricsServer(read, listen_address.rpartition(":")[0].strip("[]"), port, certificates, mode)
     try:
         yield
     finally:
@@ -69,6 +90,44 @@ def on_event_loop(read: Read) -> Read:
         return asyncio.run_coroutine_threadsafe(collect(), loop).result(READ_TIMEOUT_S)
 
     return call
+
+
+class _Handler(WSGIRequestHandler):
+    """One request. Nothing is logged of it."""
+
+    timeout = SILENCE_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _HttpServer(ThreadingMixIn, WSGIServer):
+    """A thread per connection, which does the handshake, too: nobody waits for another's."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, contexts: MetricsContexts | None) -> None:
+        [(self.address_family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self._contexts = contexts
+        super().__init__((str(address[0]), port), _Handler)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one connection."""
+        if self._contexts is not None:
+            request.settimeout(SILENCE_S)
+            try:
+                request = self._contexts.current().wrap_socket(request, server_side=True)
+            except OSError as error:
+                logger.debug("a handshake for metrics failed: %s", error)
+                self.shutdown_request(request)
+                return
+        super().process_request_thread(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that is gone is no fault of ours, and a failed read has been told to it."""
+        logger.debug("a caller of metrics got no answer: %s", sys.exc_info()[1])
 
 
 class _Collector:

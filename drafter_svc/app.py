@@ -77,7 +77,11 @@ def serving_metrics(
     from drafter_svc.metrics import drafter_metrics
 
     return telemetry.serving_metrics(
-        lambda: drafter_metrics(service, certificates), config.listen_address, config.metrics_port
+        lambda: drafter_metrics(service, certificates),
+        config.listen_address,
+        config.metrics_port,
+        certificates,
+        config.metrics_tls,
     )
 
 

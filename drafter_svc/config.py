@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ServerTls, server_tls
 from drafter_svc.drafters.registry import KINDS
 
@@ -64,6 +65,9 @@ class DrafterConfig:
     prefix_mib: int = 64
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # How they are served there: plain HTTP (off), HTTPS with the certificate below (on), or that for those who show
+    # one of TLS_CLIENT_CA alone (mutual).
+    metrics_tls: str = OFF
     # PEM files: this service's certificate, its key, and the CA of those who may call. All three, or plaintext.
     tls_cert: str = ""
     tls_key: str = ""
@@ -90,7 +94,7 @@ class DrafterConfig:
         _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)
         _require("HEALTH_PORT", 0 <= self.health_port < 65536, "in 0..65535", self.health_port)
         try:
-            _ = self.tls
+            check_metrics_tls(self.metrics_tls, self.tls)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         _require("DRAFT_MIN_GAIN", 0 <= self.draft_min_gain <= 1, "in [0, 1]", self.draft_min_gain)

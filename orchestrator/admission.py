@@ -42,8 +42,9 @@ class Ticket:
         self._decided: asyncio.Event | None = None
         # Of the longest output, once they have begun.
         self.num_tokens: int | None = None
-        # Place-seconds of all requests up to its start.
+        # Place-seconds, and seconds of prompts being read, of all requests up to its start.
         self.used_before_s = 0.0
+        self.reading_before_s = 0.0
 
     def __enter__(self) -> Ticket:
         return self
@@ -75,6 +76,10 @@ class Ticket:
         if self.refusal is not None:
             raise self.refusal
 
+    def first_token(self) -> None:
+        """Its prompt has been read; further calls say nothing."""
+        self._admission.read(self)
+
     def _patience_s(self) -> float | None:
         longest_s = self._admission.max_wait_s
         return None if longest_s is None else longest_s - (self._admission.now_s() - self.entered_s)
@@ -92,7 +97,9 @@ class Admission:
     """Shares `max_running` places among requests, of which up to `max_queued` outputs may wait.
 
     With `max_token_s` there are only as many places as outputs have a token in that time each, by the pace of late, the
-    prompt's time included. With `max_wait_s` nobody waits for longer, and who would usually have to is refused at once.
+    prompt's time included. With `max_wait_s` nobody waits for longer, and who would usually have to is refused at once;
+    and no more prompts are read at once than have their first tokens within as long again, so that whoever got in does
+    not wait behind a crowd of them.
     """
 
     def __init__(
@@ -111,8 +118,12 @@ class Admission:
         self._queue = FairQueue(weights)
         self._waiting: dict[Claim, Ticket] = {}
         self._pace = Pace()
-        # Time that places have been in use, added up until `_used_until_s`; kept where `max_token_s` is asked for.
+        # Started requests without a first token.
+        self._reading: set[Ticket] = set()
+        # Times that places have been in use and prompts read, added up until `_used_until_s`; kept where bounds by time
+        # are asked for.
         self._used_s = 0.0
+        self._reading_s = 0.0
         self._used_until_s = clock()
         self.now_s = clock
 
@@ -125,6 +136,11 @@ class Admission:
     def num_waiting(self) -> int:
         """Outputs that wait for a place."""
         return self._queue.num_waiting
+
+    @property
+    def num_reading(self) -> int:
+        """Requests that have begun and have no token yet."""
+        return len(self._reading)
 
     @property
     def num_places(self) -> int:
@@ -144,7 +160,7 @@ class Admission:
         """
         ticket = Ticket(self, claim)
         num_free = self._num_free()
-        if not self.num_waiting and claim.num_places <= num_free:
+        if not self.num_waiting and claim.num_places <= num_free and self._may_read():
             self._count_use()
             self._queue.start(claim)
             self._begin(ticket)
@@ -165,6 +181,7 @@ class Admission:
     def leave(self, ticket: Ticket) -> None:
         """Take back what a ticket has."""
         claim = ticket.claim
+        self._forget_reading(ticket)
         if ticket.started_s is not None:
             now_s = self.now_s()
             self._count_use()
@@ -175,6 +192,16 @@ class Admission:
             self._queue.end(claim)
         elif self._waiting.pop(claim, None) is not None:
             self._queue.withdraw(claim)
+        self._start_waiting()
+
+    def read(self, ticket: Ticket) -> None:
+        """A prompt has been read: the next one may be."""
+        if ticket not in self._reading or ticket.started_s is None:
+            return
+        read_s = self.now_s() - ticket.started_s
+        self._forget_reading(ticket)
+        if read_s > 0:
+            self._pace.prompt_read(read_s, (self._reading_s - ticket.reading_before_s) / read_s)
         self._start_waiting()
 
     def retry_after_s(self, num_places: int = 1) -> float:
@@ -189,8 +216,23 @@ class Admission:
         """Places that may be taken; all where none is in use, so that a large request gets its own some day."""
         return (self.num_places if self.num_running else self._max_running) - self.num_running
 
+    def _most_reading(self) -> int | None:
+        """Prompts that may be read at once; None where nothing bounds them."""
+        return None if self.max_wait_s is None else self._pace.prompts_within(self.max_wait_s)
+
+    def _may_read(self) -> bool:
+        most = self._most_reading()
+        return most is None or len(self._reading) < most
+
+    def _forget_reading(self, ticket: Ticket) -> None:
+        if ticket in self._reading:
+            self._count_use()
+            self._reading.discard(ticket)
+
     def _start_waiting(self) -> None:
         while self._waiting:
+            if not self._may_read():
+                return
             self._count_use()
             claim = self._queue.take_next(self._num_free())
             if claim is None:
@@ -199,14 +241,17 @@ class Admission:
         self._pace.nobody_waits()
 
     def _begin(self, ticket: Ticket) -> None:
-        ticket.used_before_s = self._used_s
+        ticket.used_before_s, ticket.reading_before_s = self._used_s, self._reading_s
+        if ticket.claim.only_reads:
+            self._reading.add(ticket)
         ticket.decide()
 
     def _count_use(self) -> None:
-        """Add up the use of places, before it changes."""
-        if self._max_token_s is not None:
+        """Add up the use of places and what is read, before it changes."""
+        if self._max_token_s is not None or self.max_wait_s is not None:
             now_s = self.now_s()
             self._used_s += (now_s - self._used_until_s) * self.num_running
+            self._reading_s += (now_s - self._used_until_s) * len(self._reading)
             self._used_until_s = now_s
 
     def _learn(self, ticket: Ticket, now_s: float, held_s: float, num_tokens: int) -> None:
@@ -218,7 +263,12 @@ class Admission:
         """See to it that a claim which has to wait may expect its places in time."""
         if self.max_wait_s is None:
             return
-        wait_s = self._pace.usual_wait_s(num_wanted + self._queue.others_before(claim), self.num_places)
+        others = self._queue.others_before(claim)
+        wait_s = self._pace.usual_wait_s(num_wanted + others, self.num_places)
+        if (most := self._most_reading()) is not None:
+            # Behind those that are read now and those that wait, most of which have one place each.
+            num_read = len(self._reading) + self._queue.ahead_of(claim) + others + 1 - most
+            wait_s = max(wait_s, self._pace.reading_wait_s(num_read))
         if wait_s > self.max_wait_s:
             text = f"would usually wait {wait_s:.3g} s, and {self.max_wait_s:.3g} s is the most"
             raise self._overloaded(LongWaitError, text, claim)

@@ -121,7 +121,8 @@ async def running(
             timeline=timeline,
         )
         if config.metrics_port:
-            await _serve_metrics(stack, config, service, partial(_certificates_seen, certificates, to_back_ends))
+            seen = partial(_certificates_seen, certificates, to_back_ends)
+            await _serve_metrics(stack, config, service, certificates, seen)
         server = Server([SERVICE_NAME], certificates, [authentication] if authentication is not None else [])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address, config.health_port)
@@ -198,13 +199,18 @@ def _certificates_seen(server: Certificates | None, client: Certificates | None)
 
 
 async def _serve_metrics(
-    stack: contextlib.AsyncExitStack, config: Config, service: InferenceService, others: Read
+    stack: contextlib.AsyncExitStack,
+    config: Config,
+    service: InferenceService,
+    certificates: Certificates | None,
+    others: Read,
 ) -> None:
     # Here, so that nothing else pays for loading it.
     from coppice.telemetry import MetricsServer, on_event_loop
 
     host = config.listen_address.rpartition(":")[0].strip("[]")
-    server = MetricsServer(on_event_loop(lambda: [*service.metrics(), *others()]), host, config.metrics_port)
+    read = on_event_loop(lambda: [*service.metrics(), *others()])
+    server = MetricsServer(read, host, config.metrics_port, certificates, config.metrics_tls)
     # It waits for its thread, which may have a question to the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)
 

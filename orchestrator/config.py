@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
 
 Value = TypeVar("Value")
@@ -69,7 +70,8 @@ class Config:
     cache_ttl_s: float = 86_400.0
     # Outputs that may wait for a place; more are turned away with RESOURCE_EXHAUSTED.
     max_queued: int = 256
-    # The longest time in that queue; who would usually wait for longer is turned away at once. 0: no bound of its own.
+    # The longest time in that queue; who would usually wait for longer is turned away at once. No more prompts are read
+    # at once than have their first tokens in as long again. 0: no bound of its own.
     max_queue_wait_s: float = 0.0
     # As many outputs run at once as have a token in that time each, by the pace of late, the prompt's time included;
     # never more than MAX_REQUESTS. 0: always as many as those.
@@ -85,6 +87,9 @@ class Config:
     synchronous_wait_s: float = 5.0
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # How they are served there: plain HTTP (off), HTTPS with the certificate below (on), or that for those who show
+    # one of TLS_CLIENT_CA alone (mutual).
+    metrics_tls: str = OFF
     # PEM files of the public API: its certificate and key, and the CA of those who may call; without a CA, everybody.
     tls_cert: str = ""
     tls_key: str = ""
@@ -128,7 +133,8 @@ class Config:
         _check("METRICS_PORT", 0 <= self.metrics_port < 1 << 16, f"must be in [0, 65535], got {self.metrics_port}")
         _check("HEALTH_PORT", 0 <= self.health_port < 1 << 16, f"must be in [0, 65535], got {self.health_port}")
         try:
-            _ = self.tls, self.backend_tls
+            check_metrics_tls(self.metrics_tls, self.tls)
+            _ = self.backend_tls
         except ValueError as error:
             raise ConfigError(str(error)) from error
         for name in ("default_timeout_s", "connect_timeout_s", "resume_s", "redis_timeout_ms", "cache_ttl_s"):
@@ -198,6 +204,7 @@ class Config:
             rounds=_read(env, "ROUNDS", str, cls.rounds),
             synchronous_wait_s=_read(env, "SYNCHRONOUS_WAIT_S", _number, cls.synchronous_wait_s),
             metrics_port=_read(env, "METRICS_PORT", int, cls.metrics_port),
+            metrics_tls=_read(env, "METRICS_TLS", str, cls.metrics_tls),
             tls_cert=_read(env, "TLS_CERT", str, cls.tls_cert),
             tls_key=_read(env, "TLS_KEY", str, cls.tls_key),
             tls_client_ca=_read(env, "TLS_CLIENT_CA", str, cls.tls_client_ca),

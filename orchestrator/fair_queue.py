@@ -17,6 +17,8 @@ class Claim:
     priority: int = 0
     # Its tenant's share of the places; None: as the queue was told.
     weight: int | None = None
+    # Whether its first token follows from reading its prompt alone: a grammar has to be compiled first.
+    only_reads: bool = True
 
 
 @dataclass

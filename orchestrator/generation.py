@@ -142,6 +142,7 @@ class Generation:
     def on_opened(self, place: Place) -> None:
         """Drafts may be sent from here on."""
         self._place = place
+        self.clock.opened()
         if self._trace is not None:
             self._trace.opened(place.verifier.address)
         self._drafting.opened(place.draft, place.verifier.address)
@@ -165,7 +166,7 @@ class Generation:
         ended = self._transcript.end() is not None
         sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
         if outcome.token_ids:
-            self.clock.tokens_came()
+            self.clock.tokens_came(outcome.pass_us)
         self._output.push(outcome.token_ids, outcome.log_probs)
         self._wake.set()
         self.statistics.record(outcome, sent)

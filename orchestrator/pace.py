@@ -32,6 +32,8 @@ class Pace:
         self._per_token_s: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
         # Of those that ended last, the tokens per second of all that ran beside them, had they gone as fast.
         self._tokens_per_s: deque[float] = deque(maxlen=NUM_USUAL)
+        # Of prompts that were read last, how many per second were while each was.
+        self._prompts_per_s: deque[float] = deque(maxlen=NUM_USUAL)
 
     def ended(self, now_s: float, held_s: float, num_tokens: int) -> None:
         """A request has ended, its longest output after `num_tokens` tokens."""
@@ -43,6 +45,11 @@ class Pace:
         """A request has ended beside which so many places were in use on average, its own among them."""
         if num_tokens >= MIN_TOKENS and held_s > 0:
             self._tokens_per_s.append(mean_running * num_tokens / held_s)
+
+    def prompt_read(self, read_s: float, mean_reading: float) -> None:
+        """A first token has come `read_s` after its start, while so many prompts were read on average, its own too."""
+        if read_s > 0:
+            self._prompts_per_s.append(mean_reading / read_s)
 
     def given_back(self, now_s: float, num_places: int) -> None:
         """Places became free that others wait for."""
@@ -74,6 +81,21 @@ class Pace:
             return None
         # The median: a client that reads slowly keeps its place for long, and must not take those of others.
         return max(int(token_s * statistics.median(self._tokens_per_s)), 1)
+
+    def prompts_within(self, read_s: float) -> int | None:
+        """How many prompts that are read at once have their first tokens in `read_s`, at the pace of late.
+
+        None where little is known; at least 1. As with places, it never says too many, and says more as more are read.
+        """
+        if len(self._prompts_per_s) < MIN_SEEN:
+            return None
+        return max(int(read_s * statistics.median(self._prompts_per_s)), 1)
+
+    def reading_wait_s(self, num_prompts: int) -> float:
+        """How long so many prompts usually take to be read; 0 where little is known."""
+        if len(self._prompts_per_s) < MIN_SEEN:
+            return 0.0
+        return max(num_prompts, 0) / statistics.median(self._prompts_per_s)
 
     def at_least_s(self, now_s: float, num_wanted: int, num_tokens: int) -> float:
         """How long it takes at the best pace of the last minute to get `num_wanted` places, then `num_tokens` tokens.

@@ -74,6 +74,9 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
 def _timing(statistics: Statistics, clock: Clock) -> inference_pb2.Timing:
     return inference_pb2.Timing(
         queue_ms=clock.queue_ms,
+        door_ms=clock.door_ms,
+        prompt_ms=clock.prompt_ms,
+        first_pass_ms=clock.first_pass_ms,
         ttft_ms=clock.ttft_ms,
         total_ms=clock.elapsed_ms(),
         forward_ms=statistics.forward_us / 1000,

@@ -123,7 +123,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             num_outputs = wanted_outputs(request, self._limits.max_outputs)
             tenant = calling_tenant(metadata)
             keep_limits(request, tenant)
-            claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight)
+            only_reads = not request.sampling.HasField("grammar")
+            claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight, only_reads)
             with (
                 self._tenancy.enter(tenant, num_outputs) as use,
                 self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket,
@@ -142,7 +143,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await _admitted(ticket, deadline_s)
                 trace.admitted(ticket.started_s)
                 await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
-                outputs = self._outputs(valid, num_outputs, arrival_s, ticket.waited_s, trace)
+                outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace)
                 counted.began(outputs, len(valid.prompt_ids))
                 try:
                     with outputs, _deadline(outputs, arrival_s, deadline_s):
@@ -204,14 +205,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
 
     def _outputs(
-        self, request: GenerationRequest, number: int, arrival_s: float, waited_s: float, trace: RequestTrace
+        self, request: GenerationRequest, number: int, arrival_s: float, ticket: Ticket, trace: RequestTrace
     ) -> Outputs:
         wake = asyncio.Event()
         outputs: list[OneOutput] = []
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            clock = Clock(arrival_s, waited_s, self.tally.latencies)
+            clock = Clock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.first_token)
             generation = self._generation(one, clock, wake, trace.output(index))
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.

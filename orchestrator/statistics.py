@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coppice.tree import ROOT, TokenTree
@@ -106,13 +106,23 @@ class Clock:
     `waited_s` of these it had to wait at the door.
     """
 
-    def __init__(self, arrival_s: float, waited_s: float = 0.0, latencies: Latencies | None = None) -> None:
-        """Times between tokens are kept in `latencies`, if at all."""
+    def __init__(
+        self,
+        arrival_s: float,
+        waited_s: float = 0.0,
+        latencies: Latencies | None = None,
+        on_first_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Times between tokens are kept in `latencies`, if at all; who has to know of the first is called."""
+        self._on_first_token = on_first_token
         self._arrival_s = arrival_s
         self._latencies = latencies
         self._last_s = 0.0
         self.ttft_ms = 0.0
-        self.queue_ms = waited_s * 1000
+        self.queue_ms = self.door_ms = waited_s * 1000
+        # When a verifier was asked for the first token, and how long the pass took that brought it.
+        self.opened_ms = 0.0
+        self.first_pass_ms = 0.0
 
     @property
     def first_token_s(self) -> float | None:
@@ -123,11 +133,23 @@ class Clock:
         """Time since the arrival."""
         return (time.monotonic() - self._arrival_s) * 1000
 
-    def tokens_came(self) -> None:
-        """A round has committed tokens."""
+    @property
+    def prompt_ms(self) -> float:
+        """From when the verifier began with the prompt to the first token, once the verifier has told all."""
+        return max(self.ttft_ms - self.opened_ms - (self.queue_ms - self.door_ms), 0.0)
+
+    def opened(self) -> None:
+        """A verifier was given the output: the first, or another that begins again."""
+        if not self.ttft_ms:
+            self.opened_ms = self.elapsed_ms()
+
+    def tokens_came(self, pass_us: int = 0) -> None:
+        """A round has committed tokens, by a pass of so many microseconds."""
         latencies = self._latencies
         if not self.ttft_ms:
             self.ttft_ms = self.elapsed_ms()
+            self.first_pass_ms = pass_us / 1000
+            self._on_first_token()
             if latencies is not None:
                 latencies.to_first_token.observe(self.ttft_ms / 1000)
                 self._last_s = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from coppice import rpc
 from coppice.certificates import Certificates, server_credentials
 from coppice.stop_strings import StopStringMatcher
 from coppice.tokenizer import TargetTokenizer
@@ -384,7 +385,10 @@ async def serving(
     fake: FakeVerifier | FakeDrafter, address: str = "127.0.0.1:0", certificates: Certificates | None = None
 ) -> AsyncIterator[str]:
     """A fake as a real server; the address is the one to call."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    # As our servers do, it bears the pings of a channel on which nothing is said for long.
+    server = grpc.aio.server(
+        options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", rpc.MIN_PING_INTERVAL_MS)]
+    )
     if isinstance(fake, FakeVerifier):
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(fake, server)
     else:

@@ -117,7 +117,11 @@ def serving_metrics(
     from verifier_svc.metrics import verifier_metrics
 
     return telemetry.serving_metrics(
-        lambda: verifier_metrics(engine, info, certificates), config.listen_address, config.metrics_port
+        lambda: verifier_metrics(engine, info, certificates),
+        config.listen_address,
+        config.metrics_port,
+        certificates,
+        config.metrics_tls,
     )
 
 

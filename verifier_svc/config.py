@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ServerTls, server_tls
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -61,6 +62,9 @@ class VerifierConfig:
     near_tie_gap: float = 0.0
     # Metrics are served over HTTP there, on the host of LISTEN_ADDRESS; 0 serves none.
     metrics_port: int = 0
+    # How they are served there: plain HTTP (off), HTTPS with the certificate below (on), or that for those who show
+    # one of TLS_CLIENT_CA alone (mutual).
+    metrics_tls: str = OFF
     # PEM files: this service's certificate, its key, and the CA of those who may call. All three, or plaintext.
     tls_cert: str = ""
     tls_key: str = ""
@@ -85,7 +89,7 @@ class VerifierConfig:
         for name in ("metrics_port", "health_port"):
             if getattr(self, name) > MAX_PORT:
                 raise ValueError(f"{name.upper()} must be at most {MAX_PORT}, got {getattr(self, name)}")
-        _ = self.tls
+        check_metrics_tls(self.metrics_tls, self.tls)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -109,6 +113,7 @@ class VerifierConfig:
             collective_timeout_s=_number(env, "COLLECTIVE_TIMEOUT_S", cls.collective_timeout_s),
             near_tie_gap=_number(env, "NEAR_TIE_GAP", cls.near_tie_gap),
             metrics_port=_integer(env, "METRICS_PORT", cls.metrics_port),
+            metrics_tls=env.get("METRICS_TLS", cls.metrics_tls),
             tls_cert=env.get("TLS_CERT", cls.tls_cert),
             tls_key=env.get("TLS_KEY", cls.tls_key),
             tls_client_ca=env.get("TLS_CLIENT_CA", cls.tls_client_ca),

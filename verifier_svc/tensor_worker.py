@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from coppice.errors import CoppiceError
+from coppice.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
 from verifier_svc.loading import load_probed_target
 from verifier_svc.pass_message import decode
@@ -33,8 +34,8 @@ def main(rank: int, parent_pid: int, descriptor: int, directory: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent_pid,), name="parent-watch", daemon=True).start()
-    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s %(levelname)s rank {rank} %(name)s %(message)s")
     try:
+        configure_logging(os.environ, rank)
         config = VerifierConfig.from_env()
         reader = PassReader(socket.socket(fileno=descriptor))
         with following(rank, directory, reader, config) as ranks:

@@ -11,6 +11,7 @@ from benchmarks.load.measure import References
 from benchmarks.load.rows import MAX_LAG_MS, is_identical
 from benchmarks.load.window import Answer, Fate
 from benchmarks.overload import figures
+from benchmarks.overload.first_tokens import slowest
 from benchmarks.overload.measure import CALM, OverloadSample
 
 RATIO_NOTE = (
@@ -62,6 +63,11 @@ def remarks(result: Sequence[dict[str, Any]]) -> list[str]:
         f"{row['name']}: the load generator itself was {row['lag_ms_p99']:.0f} ms late (p99); latencies contain that."
         for row in late
     ] + [f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut]
+
+
+def slowest_first_tokens(samples: Sequence[OverloadSample]) -> list[dict[str, Any]]:
+    """Of every load, the calm one first."""
+    return [one for group in _groups(samples) for one in slowest(group)]
 
 
 def _row(group: list[OverloadSample], targets: Targets, references: References) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from benchmarks.load.workload import Workload, lognormal_length
 from benchmarks.overload.crowd_watch import CrowdWatch
 from benchmarks.overload.figures import LATENCIES, accepted
 from benchmarks.overload.measure import OverloadPlan, OverloadSample, measure_overload, saturating_rate
-from benchmarks.overload.rows import RATIO_NOTE, problems, ratios, remarks, rows
+from benchmarks.overload.rows import RATIO_NOTE, problems, ratios, remarks, rows, slowest_first_tokens
 from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
@@ -83,6 +83,7 @@ class OverloadSuite:
             "ratios": values,
             "ratio_spread": spread,
             "ratio_note": RATIO_NOTE,
+            "slowest_first_tokens": slowest_first_tokens(samples),
             "course": _course(samples),
             "notes": [*remarks(result), *machine_remarks(machine)],
             "mismatches": problems(result),

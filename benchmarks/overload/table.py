@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.overload.first_tokens import PARTS, SHARE
 from benchmarks.table import MIN_WIDTH
 
 COLUMNS = {
@@ -39,6 +40,7 @@ def print_overload(report: Mapping[str, Any], console: Console | None = None) ->
         times.add_row(row["name"], *[" / ".join(pair) for pair in pairs])
     console.print(counts)
     console.print(times)
+    console.print(_slowest(report))
     console.print(_ratios(report))
     settings = report["settings"]
     console.print(
@@ -51,6 +53,16 @@ def print_overload(report: Mapping[str, Any], console: Console | None = None) ->
         console.print(text, markup=False)
     for text in report["mismatches"]:
         console.print(f"PROBLEM: {text}", style="bold red", markup=False)
+
+
+def _slowest(report: Mapping[str, Any]) -> Table:
+    table = Table(title=f"The slowest {100 * SHARE:g} % of first tokens: when they came, and where they waited")
+    names = ("run", "at_s", "prompt_tokens", "ttft_ms", *(f"{part}_ms" for part in PARTS))
+    for name in ("load", *names):
+        table.add_column(name.removesuffix("_ms").replace("_", " "), justify="left" if name == "load" else "right")
+    for one in report["slowest_first_tokens"]:
+        table.add_row(one["name"], *[_number(one[name]) for name in names])
+    return table
 
 
 def _ratios(report: Mapping[str, Any]) -> Table:

@@ -168,20 +168,26 @@ class SourceStats(_message.Message):
     def __init__(self, source: _Optional[str] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_ms", "ttft_ms", "total_ms", "forward_ms", "linger_ms", "passes")
+    __slots__ = ("queue_ms", "ttft_ms", "total_ms", "forward_ms", "linger_ms", "passes", "door_ms", "prompt_ms", "first_pass_ms")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_MS_FIELD_NUMBER: _ClassVar[int]
     LINGER_MS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
+    DOOR_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PASS_MS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     ttft_ms: float
     total_ms: float
     forward_ms: float
     linger_ms: float
     passes: _containers.RepeatedCompositeFieldContainer[PassTiming]
-    def __init__(self, queue_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., linger_ms: _Optional[float] = ..., passes: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ...) -> None: ...
+    door_ms: float
+    prompt_ms: float
+    first_pass_ms: float
+    def __init__(self, queue_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., linger_ms: _Optional[float] = ..., passes: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., door_ms: _Optional[float] = ..., prompt_ms: _Optional[float] = ..., first_pass_ms: _Optional[float] = ...) -> None: ...
 
 class PassTiming(_message.Message):
     __slots__ = ("rows", "count", "total_ms")

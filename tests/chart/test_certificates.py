@@ -63,7 +63,7 @@ def test_without_tls_there_is_nothing_of_it(profile: str) -> None:
 @secured
 def test_each_file_that_a_service_reads_is_that_key_of_a_secret(profile: str) -> None:
     for workload in services_of_ours(rendered(profile)):
-        found = {name: path for name, path in environment(workload).items() if "TLS_" in name}
+        found = {name: path for name, path in environment(workload).items() if "TLS_" in name and path != "on"}
         assert {"TLS_CERT", "TLS_KEY"} <= found.keys(), name_of(workload)
         for name, path in found.items():
             _, key = secret_behind(workload, path or "")
@@ -150,8 +150,21 @@ def test_what_helm_test_runs_trusts_the_front_door(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_notes_say_whether_connections_are_encrypted(profile: str) -> None:
-    assert ("connections are not encrypted" in notes(profile)) == (profile not in SECURED)
-    assert ("--tls-ca" in notes(profile)) == (profile in SECURED)
+    text = notes(profile)
+    assert ("Connections are not encrypted" in text) == (profile not in SECURED)
+    assert ("Connections are encrypted" in text) == (profile in SECURED)
+    assert ("--tls-ca" in text) == (profile in SECURED)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_notes_say_what_clients_are_asked_for(profile: str) -> None:
+    [orchestrator] = of_component(profile, "orchestrator")
+    given, text = environment(orchestrator), " ".join(notes(profile).split())
+    tokens, shown = "TOKENS_FILE" in given, "TLS_CLIENT_CA" in given
+    assert ("COPPICE_TOKEN=... coppice generate" in text) == tokens
+    assert ("asked for a token" in text) == tokens
+    assert ("asked for a certificate" in text) == (shown and not tokens)
+    assert ("not asked who they are" in text) == (not shown and not tokens)
 
 
 def test_certificates_have_no_field_that_cert_manager_does_not_know() -> None:

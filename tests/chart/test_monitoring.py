@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 import re
 
-from tests.chart.rendering import ROOT, component, container, environment, of_kind, rendered, selects, services_of_ours
+from tests.chart.rendering import (
+    ROOT,
+    component,
+    container,
+    environment,
+    of_kind,
+    render,
+    rendered,
+    selects,
+    services_of_ours,
+    values_of,
+)
+from tests.chart.test_certificates import secret_behind
 
 METRIC = re.compile(r"\bcoppice_\w+")
 
@@ -59,6 +71,33 @@ def test_the_operator_scrapes_every_service_once_where_it_serves_metrics() -> No
         {"name": "metrics", "containerPort": 9100} in container(one)["ports"] for one in services_of_ours(manifests)
     )
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_metrics_over_tls_are_scraped_by_a_name_and_an_authority_of_their_certificate() -> None:
+    values = {**values_of("tls"), "metrics": {"tls": {"enabled": True}, "serviceMonitor": {"enabled": True}}}
+    manifests = render(values)
+    names = {one["spec"]["secretName"]: one["spec"]["dnsNames"] for one in of_kind(manifests, "Certificate")}
+    monitors = of_kind(manifests, "ServiceMonitor")
+    scraped = []
+    for monitor in monitors:
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert endpoint["scheme"] == "https"
+        authority = endpoint["tlsConfig"]["ca"]["secret"]
+        assert authority["key"] == "ca.crt"
+        assert endpoint["tlsConfig"]["serverName"] in names[authority["name"]]
+        selector = monitor["spec"]["selector"]["matchLabels"]
+        for workload in services_of_ours(manifests):
+            if selects(selector, workload["metadata"]["labels"]):
+                scraped.append(component(workload))
+                certificate, environ = environment(workload)["TLS_CERT"], environment(workload)
+                assert secret_behind(workload, certificate or "")[0] == authority["name"]
+                assert environ["METRICS_TLS"] == "on"
+    assert sorted(scraped) == sorted(component(one) for one in services_of_ours(manifests))
+
+
+def test_metrics_are_plain_http_unless_it_is_asked_for() -> None:
+    for workload in services_of_ours(rendered("tls")):
+        assert "METRICS_TLS" not in environment(workload)
 
 
 def test_without_metrics_nothing_of_them_is_left() -> None:

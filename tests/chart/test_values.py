@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from coppice.logs import read_settings
 from coppice.tracing import open_tracing
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config
@@ -23,6 +24,7 @@ SET_BY_THE_CHART = {
     "DRAFTER_ADDRESSES",
     "DRAFTER_KIND",
     "METRICS_PORT",
+    "METRICS_TLS",
     "HEALTH_PORT",
     "TLS_CERT",
     "TLS_KEY",
@@ -77,6 +79,10 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"tls": {"internal": {"issuerRef": {"nmae": "a"}}}}, "nmae"),
         ({"tracing": {"config": {"OTEL": "on"}}}, "OTEL"),
         ({"tracing": {"endpoint": "collector:4317"}}, "endpoint"),
+        ({"metrics": {"tls": {"enabled": True}}}, "tls"),
+        ({"metrics": {"tls": {"mode": "on"}}}, "mode"),
+        ({"logging": {"level": "LOUD"}}, "level"),
+        ({"logging": {"format": "xml"}}, "format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -126,8 +132,20 @@ def test_services_accept_the_environment_that_they_get(profile: str) -> None:
 
 
 def own_environment(workload: dict[str, Any]) -> dict[str, str | None]:
-    """What a service's own settings are read from: tracing has variables of its own."""
-    return {name: value for name, value in environment(workload).items() if not is_tracing(name)}
+    """What a service's own settings are read from: tracing and logs have variables of their own."""
+    logs = ("LOG_LEVEL", "LOG_FORMAT")
+    return {name: value for name, value in environment(workload).items() if not is_tracing(name) and name not in logs}
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG,numba=INFO,grpc._cython=ERROR"])
+def test_every_service_logs_as_is_asked_for(level: str) -> None:
+    defaults = {name for one in services_of_ours(rendered("default")) for name in [environment(one)["LOG_FORMAT"]]}
+    assert defaults == {"text"}
+    for workload in services_of_ours(render({"logging": {"level": level, "format": "json"}})):
+        given = {name: value or "" for name, value in environment(workload).items()}
+        assert (given["LOG_LEVEL"], given["LOG_FORMAT"]) == (level, "json")
+        # Services take whatever the schema lets through.
+        read_settings(given)
 
 
 def is_tracing(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -11,7 +12,9 @@ import pytest
 
 from coppice.client import Client, Options, RequestFailedError
 from coppice.v1 import inference_pb2
+from orchestrator.admission import Ticket
 from orchestrator.app import Orchestrator
+from orchestrator.fair_queue import Claim
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
 from tests.toy_target import babble, plain
@@ -44,7 +47,12 @@ async def test_requests_that_wait_are_served_in_turn_with_the_same_tokens(start_
     # What they waited for is in their times.
     waited_ms = [completion.timing.queue_ms for completion in completions]
     assert max(waited_ms) > 10 > min(waited_ms)
-    assert all(one.timing.queue_ms < one.timing.ttft_ms < one.timing.total_ms for one in completions)
+    for times in (one.timing for one in completions):
+        assert times.queue_ms < times.ttft_ms < times.total_ms
+        # These verifiers have room at once.
+        assert times.door_ms == pytest.approx(times.queue_ms, abs=1)
+        assert 0 < times.prompt_ms <= times.ttft_ms - times.queue_ms
+        assert times.first_pass_ms >= 0
 
 
 async def test_a_full_queue_turns_requests_away_with_the_time_of_a_place(start_fakes: StartFakes) -> None:
@@ -198,3 +206,27 @@ async def test_the_verifiers_refusal_names_the_time_that_our_own_requests_show(s
     assert caught.value.code == EXHAUSTED
     # One that runs, and then this one: the place of the failed request is still its own.
     assert caught.value.retry_after_s == pytest.approx(done.timing.total_ms / 1000, rel=0.3)
+
+
+async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waited_for(start_fakes: StartFakes) -> None:
+    async with start_fakes(FakeVerifier(pass_s=0.01)) as (client, orchestrator):
+        admission, claims = orchestrator.service.admission, []
+        enter = admission.enter
+
+        def entered(claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:
+            claims.append(claim)
+            return enter(claim, time_left_s, num_tokens)
+
+        admission.enter = entered  # type: ignore[method-assign]
+        chunks = client.stream(PROMPT, ENDLESS)
+        # Sent with the first look at it.
+        first = asyncio.ensure_future(anext(aiter(chunks)))
+        await eventually(lambda: admission.num_reading == 1)
+        await first
+        assert (admission.num_running, admission.num_reading) == (1, 0)
+        chunks.cancel()
+        with contextlib.suppress(RequestFailedError):
+            await client.generate(PROMPT, Options(max_tokens=1, regex="a*"))
+        assert [claim.only_reads for claim in claims] == [True, False]
+        await eventually(lambda: waits(orchestrator, 0, 0))
+        assert admission.num_reading == 0

@@ -84,3 +84,22 @@ async def test_a_bad_setting_stops_each_service_and_is_named(module: str, name: 
     assert process.returncode == 2
     assert f"{name} must be one of" in stderr.decode()
     assert "Traceback" not in stderr.decode()
+
+
+async def test_the_other_ranks_of_a_target_log_as_the_first_does() -> None:
+    """Without a model none of them comes far, which it says."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "verifier_svc.tensor_worker", "3", str(os.getpid()), "0", "none"),
+        env={**os.environ, "MODEL": "", "LOG_FORMAT": "json"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    assert process.returncode == 2
+    [line] = stderr.decode().splitlines()
+    record = json.loads(line)
+    assert record["rank"] == 3
+    assert record["level"] == "ERROR"
+    assert "MODEL" in record["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -133,15 +134,18 @@ async def test_back_ends_have_a_name_of_their_own_where_that_is_said(tmp_path: P
                 raise AssertionError("it serves")
 
 
-async def test_metrics_tell_when_both_certificates_end(files: Directory) -> None:
+@pytest.mark.parametrize("mode", ["off", "on"])
+async def test_metrics_tell_when_both_certificates_end(files: Directory, mode: str) -> None:
     port = free_port()
+    scheme = "http" if mode == "off" else "https"
+    trusts = None if mode == "off" else ssl.create_default_context(cafile=files.ca)
 
     def scrape() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}/metrics", timeout=10, context=trusts) as answer:
             text: str = answer.read().decode()
         return text
 
-    async with topology(files, FakeDrafter(), metrics_port=port):
+    async with topology(files, FakeDrafter(), metrics_port=port, metrics_tls=mode):
         text = await asyncio.to_thread(scrape)
     for use in ("server", "client"):
         [line] = [one for one in text.splitlines() if f'expiry_timestamp_seconds{{use="{use}"}}' in one]

@@ -23,7 +23,7 @@ from coppice.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from coppice.rpc import LIVENESS, Server, open_channel, status_code_name, streaming, unary
+from coppice.rpc import LIVENESS, MAX_MESSAGE_BYTES, Server, open_channel, status_code_name, streaming, unary
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = "coppice.v1.InferenceService"
@@ -192,6 +192,25 @@ async def test_reflection_lists_the_services() -> None:
         [answer] = [answer async for answer in call]
         names = {service.name for service in answer.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_message_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    server = Server([SERVICE])
+    service = ScriptedService(lambda: None)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
+    port = await server.start("127.0.0.1:0")
+    # A caller that keeps to no limit.
+    unbounded = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unbounded) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Generate(inference_pb2.GenerateRequest(prompt="x" * (MAX_MESSAGE_BYTES + 1)), timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not service.cleaned_up.is_set()
+        # The connection lives on.
+        assert (await stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), timeout=10)).model == "scripted"
+    await server.stop(0)
 
 
 async def test_stopping_lets_a_call_in_flight_finish() -> None:

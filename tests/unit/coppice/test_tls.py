@@ -246,6 +246,14 @@ async def test_the_health_port_answers_in_plaintext_and_serves_nothing_else(file
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_the_health_port_takes_no_large_message(files: Directory) -> None:
+    port = free_port()
+    async with serving(files.mutual(), port), open_channel(f"{HOST}:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(channel).Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=10)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_the_health_port_tells_that_the_server_is_not_ready() -> None:
     port = free_port()
     server = Server([SERVICE])
@@ -254,3 +262,31 @@ async def test_the_health_port_tells_that_the_server_is_not_ready() -> None:
         answer = await health(channel).Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     await server.stop(0)
+
+
+async def test_the_health_port_says_not_ready_while_a_call_in_flight_goes_on() -> None:
+    port = free_port()
+    server = Server([SERVICE])
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class SlowService(inference_pb2_grpc.InferenceServiceServicer):
+        async def GetModelInfo(self, request: object, context: object) -> inference_pb2.GetModelInfoResponse:  # noqa: N802 - the name is gRPC's
+            begun.set()
+            await may_end.wait()
+            return inference_pb2.GetModelInfoResponse(model="slow")
+
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(SlowService(), server.grpc)
+    address = f"{HOST}:{await server.start(f'{HOST}:0', port)}"
+    await server.set_serving(True)
+    async with open_channel(address) as channel, open_channel(f"{HOST}:{port}") as probing:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), timeout=30)
+        answer = asyncio.ensure_future(asyncio.wait_for(call, 30))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(30))
+        await asyncio.sleep(0.1)
+        found = await health(probing).Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)
+        assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        may_end.set()
+        assert (await answer).model == "slow"
+        await stopping

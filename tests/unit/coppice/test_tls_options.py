@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -48,6 +50,25 @@ def test_a_file_that_cannot_be_used_is_named_by_its_option(files: Directory, com
     result = CliRunner().invoke(app, [command, "--address", ADDRESS, *prompt, *given])
     assert result.exit_code == 2
     assert f"--tls-{part}" in result.stderr
+
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, set[str]]]:
+    """Every command below a group of Typer's own click, and the options that it takes."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *names, name)
+        else:
+            yield " ".join((*names, name)), {option for parameter in command.params for option in parameter.opts}
+
+
+def test_whatever_speaks_to_an_address_can_speak_tls_and_show_a_token() -> None:
+    every = dict(commands(typer.main.get_command(app)))
+    assert "bench overload" in every
+    speaking = {name: options for name, options in every.items() if "--address" in options}
+    assert {"generate", "conformance"} <= speaking.keys()
+    for name, options in speaking.items():
+        missing = {"--token", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--tls-name"} - options
+        assert not missing, f"coppice {name} lacks {sorted(missing)}"
 
 
 def test_up_refuses_a_directory_that_lacks_a_file(files: Directory) -> None:

@@ -9,8 +9,9 @@ import random
 import pytest
 
 from coppice.errors import OverloadedError
-from orchestrator.admission import Admission, Ticket
+from orchestrator.admission import Admission, LongWaitError, Ticket
 from orchestrator.fair_queue import Claim
+from orchestrator.pace import MIN_SEEN
 
 
 class Clock:
@@ -227,3 +228,55 @@ def test_whoever_is_refused_early_would_have_been_late(seed: int) -> None:
     late = [ticket for ticket, due_s in refused if ticket.started_s is not None and ticket.started_s + 0.5 > due_s]
     assert len(refused) > 50
     assert len(late) >= 0.98 * len(refused)
+
+
+def read_steadily(admission: Admission, clock: Clock, read_s: float) -> None:
+    """One prompt after another, as many as it takes to know the pace."""
+    for _ in range(MIN_SEEN):
+        with enter(admission) as ticket:
+            clock.now_s += read_s
+            ticket.first_token()
+
+
+def test_no_more_prompts_are_read_at_once_than_have_their_first_tokens_in_time() -> None:
+    clock = Clock()
+    admission = Admission(100, 100, clock=clock, max_wait_s=0.25)
+    read_steadily(admission, clock, 0.1)
+    first, second, third = (enter(admission) for _ in range(3))
+    assert [one.started_s is not None for one in (first, second, third)] == [True, True, False]
+    # A second token is no news.
+    clock.now_s += 0.1
+    first.first_token()
+    first.first_token()
+    assert third.started_s == clock.now_s
+    assert enter(admission).started_s is None
+    # Who goes without a token makes room, too.
+    fifth = enter(admission)
+    for ticket in (second, third):
+        admission.leave(ticket)
+    assert fifth.started_s is not None
+
+
+def test_who_would_wait_too_long_behind_prompts_is_refused_at_once() -> None:
+    clock = Clock()
+    admission = Admission(100, 100, clock=clock, max_wait_s=0.25)
+    read_steadily(admission, clock, 0.1)
+    assert sum(enter(admission).started_s is None for _ in range(4)) == 2
+    with pytest.raises(LongWaitError, match=r"would usually wait 0\.3 s"):
+        enter(admission)
+
+
+def test_what_has_more_to_do_than_read_its_prompt_holds_nobody_up() -> None:
+    clock = Clock()
+    admission = Admission(100, 100, clock=clock, max_wait_s=0.25)
+    read_steadily(admission, clock, 0.1)
+    for _ in range(5):
+        admission.enter(Claim("", 1, only_reads=False), 1e9, 1)
+    assert enter(admission).started_s is not None
+
+
+def test_prompts_are_not_counted_where_nobody_bounds_the_wait() -> None:
+    clock = Clock()
+    admission = Admission(100, 100, clock=clock)
+    read_steadily(admission, clock, 10.0)
+    assert all(enter(admission).started_s is not None for _ in range(100))

@@ -109,6 +109,9 @@ def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
         ({"BACKEND_TLS_CERT": "c", "BACKEND_TLS_KEY": "k"}, "BACKEND_TLS_CA must be set"),
         ({"BACKEND_TLS_CA": "a", "BACKEND_TLS_CERT": "c"}, "BACKEND_TLS_KEY must be set"),
         ({"BACKEND_TLS_CA": "a", "BACKEND_TLS_KEY": "k"}, "BACKEND_TLS_CERT must be set"),
+        ({"METRICS_TLS": "on"}, "METRICS_TLS=on needs TLS_CERT"),
+        ({"METRICS_TLS": "mutual", "TLS_CERT": "c", "TLS_KEY": "k"}, "METRICS_TLS=mutual needs TLS_CLIENT_CA"),
+        ({"METRICS_TLS": "true"}, "METRICS_TLS must be one of off, on, mutual"),
     ],
 )
 def test_half_of_tls_names_the_variable_that_is_missing(env: dict[str, str], complaint: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.orchestrator.crowded_server import CrowdedServer, Visit
+from tests.unit.orchestrator.reading_server import ReadingServer
 
 # Requests per second of about 54 tokens and 12 more for the prompt, where about 13 outputs run at once.
 SATURATION_PER_S = 10.0
@@ -67,3 +68,27 @@ def test_places_follow_the_pace_up_to_where_each_output_is_as_fast_as_it_should_
     # With n outputs each has a token in 3 + 1.3 n milliseconds, and a fifth more with its prompt's part of them.
     assert alone < 0.8 * crowded
     assert 11 <= crowded <= 16
+
+
+def first_token_p99(server: ReadingServer, rate_per_s: float) -> float:
+    """Of those who get in over twenty seconds; as many do as the server has the speed for."""
+    ended = server.load(rate_per_s, 20.0)
+    assert len(ended) > 0.6 * 20.0 * min(rate_per_s, SATURATION_PER_S)
+    return float(np.percentile([caller.ttft_s for caller in ended], 99))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_first_tokens_under_overload_are_late_by_the_queue_and_little_else(seed: int) -> None:
+    server = ReadingServer(seed, max_token_s=0.012, max_wait_s=0.15)
+    calm_s = first_token_p99(server, 0.7 * SATURATION_PER_S)
+    assert first_token_p99(server, 4 * SATURATION_PER_S) <= 2 * calm_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bound_of_the_wait_alone_keeps_prompts_from_crowding_the_passes(seed: int) -> None:
+    server = ReadingServer(seed, max_wait_s=0.15)
+    first_token_p99(server, 0.7 * SATURATION_PER_S)
+    server.most_read = 0
+    # The wait at the door, that behind prompts which are read, and the pass that runs when it comes.
+    assert first_token_p99(server, 4 * SATURATION_PER_S) <= 3 * 0.15
+    assert server.most_read <= 8

@@ -75,6 +75,8 @@ def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
         ({"TLS_CERT": "c", "TLS_CLIENT_CA": "a"}, "TLS_KEY must be set"),
         ({"HEALTH_PORT": "65536"}, "HEALTH_PORT must be"),
         ({"HEALTH_PORT": "-1"}, "HEALTH_PORT must be"),
+        ({"METRICS_TLS": "on"}, "METRICS_TLS=on needs TLS_CERT"),
+        ({"METRICS_TLS": "https"}, "METRICS_TLS must be one of off, on, mutual"),
     ],
 )
 def test_tls_without_knowing_the_callers_is_refused(env: dict[str, str], complaint: str) -> None:

@@ -11,8 +11,10 @@ from benchmarks.load.manner import Manner
 from benchmarks.load.window import Answer, Fate
 from benchmarks.overload.crowd_watch import Crowd
 from benchmarks.overload.figures import recovery_s
+from benchmarks.overload.first_tokens import PARTS
 from benchmarks.overload.measure import CALM, OverloadSample
-from benchmarks.overload.rows import problems, ratios, remarks, rows
+from benchmarks.overload.rows import problems, ratios, remarks, rows, slowest_first_tokens
+from coppice.completion import Timing
 from tests.unit.benchmarks.load.answers import answer
 
 REFERENCES = ((7,) * 400,)
@@ -89,3 +91,26 @@ def test_other_errors_rude_refusals_and_other_tokens_are_problems() -> None:
 def test_what_never_ends_is_said() -> None:
     [row] = rows([sample(2.0, [served(1.0), answer([], Fate.CUT)])], TARGETS, REFERENCES)
     assert remarks([row]) == ["x2: 1 requests had not ended a minute after the last arrival."]
+
+
+def test_the_slowest_first_tokens_say_where_they_waited_and_when_they_came() -> None:
+    timing = Timing(queue_ms=150.0, ttft_ms=480.0, door_ms=100.0, prompt_ms=300.0, first_pass_ms=200.0)
+    slow = served(3.0, ttft_s=0.5)
+    assert slow.completion is not None
+    slow = replace(slow, completion=replace(slow.completion, timing=timing))
+    resting = replace(served(2.0, ttft_s=9.0), manner=Manner(pause_s=1.0))
+    quick = [served(1.0)] * 90
+    found = slowest_first_tokens([sample(CALM, quick), sample(4.0, [*quick, slow, resting]), sample(4.0, quick, run=1)])
+    assert [(one["name"], one["ttft_ms"]) for one in found] == [("x0.7", 100.0), ("x4", 500.0), ("x4", 100.0)]
+    worst = found[1]
+    assert (worst["run"], worst["at_s"]) == (0, 3.0)
+    waited = {part: worst[f"{part}_ms"] for part in PARTS}
+    assert waited == {
+        "door": 100.0,
+        "before_verifier": 30.0,
+        "verifier_queue": 50.0,
+        "other_passes": 100.0,
+        "first_pass": 200.0,
+        "outside": 20.0,
+    }
+    assert sum(waited.values()) == worst["ttft_ms"]
