@@ -133,7 +133,7 @@ class TokenTree:
             raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
         if kept and kept[-1] == len(kept) - 1:
             # The first nodes, as of a tree whose nodes come likeliest first: their parents are among them.
-            return self.take(range(len(kept)))
+            return self.first(len(kept))
         # The root's own place comes last, where its index of -1 finds it.
         places = [_NOWHERE] * len(self) + [ROOT]
         for new, old in enumerate(kept):
@@ -145,21 +145,47 @@ class TokenTree:
 
     def take(self, nodes: Sequence[int]) -> TokenTree:
         """As `select`, of nodes that are known to be in order and to have their parents among them."""
-        if nodes and nodes[-1] >= len(nodes):
-            places = dict(zip(nodes, range(len(nodes)), strict=True))
-            places[ROOT] = ROOT
-            return self._take(nodes, tuple([places[self.parents[old]] for old in nodes]))
-        end = len(nodes)
+        count = len(nodes)
+        # Those that stay where they are; the others are few, mostly.
+        while count and nodes[count - 1] >= count:
+            count -= 1
+        if count == len(nodes):
+            return self.first(count)
+        if len(nodes) == 1:
+            return self._take(nodes, (ROOT,))
+        taken = operator.itemgetter(*nodes)
+        parents = taken(self.parents)
+        if max(parents) >= count:
+            places = dict(zip(nodes[count:], range(count, len(nodes)), strict=True))
+            parents = tuple([places.get(parent, parent) for parent in parents])
         return _valid_tree(
-            self.token_ids[:end], self.parents[:end], self.log_probs[:end], self.source_names, self.sources[:end]
+            taken(self.token_ids),
+            parents,
+            taken(self.log_probs),
+            self.source_names,
+            taken(self.sources) if self.sources else (),
         )
+
+    def first(self, count: int) -> TokenTree:
+        """The first `count` nodes: parents come before children, so that they are a tree."""
+        tree = object.__new__(TokenTree)
+        # Every draft that is cut comes by here: `_valid_tree`, without the call.
+        fields = tree.__dict__
+        fields["token_ids"] = self.token_ids[:count]
+        fields["parents"] = self.parents[:count]
+        fields["log_probs"] = self.log_probs[:count]
+        fields["source_names"] = self.source_names
+        fields["sources"] = self.sources[:count]
+        fields["distributions"] = ()
+        return tree
 
     def up_to_depth(self, depth: int) -> TokenTree:
         """The tree without the nodes deeper than `depth`.
 
         A sampled tree stays one: how deep a node lies does not depend on what was drawn.
         """
-        if self.depth <= depth:
+        # Mostly there are no more nodes than that, and nobody has to know how deep they lie.
+        if len(self.parents) <= depth or self.depth <= depth:
             return self
         kept = [node for node, value in enumerate(self.depths) if value <= depth]
         cut = self.select(kept)

@@ -314,14 +314,15 @@ class Drafting:
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
         has_drafter = has_drafter or self._has_drafter()
         self._plan = self._planner.plan(
+            # By position, in the order of its fields, which is quicker: every round makes one.
             Situation(
-                has_drafter=has_drafter,
-                requested_nodes=self._requested_nodes,
+                has_drafter,
+                self._requested_nodes,
                 # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
-                forced=self._forced or self._samples,
-                load=self.load,
-                row_multiple=self._row_multiple,
-                sources=self._choice() if len(self._clients) > 1 else (),
+                self._forced or self._samples,
+                self.load,
+                self._row_multiple,
+                self._choice() if len(self._clients) > 1 else (),
             )
         )
         self._asked = has_drafter and self._plan.max_nodes > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coppice.tree import TokenTree
 from orchestrator.rounds import Outcome
@@ -22,9 +22,8 @@ class Load:
     free_kv_blocks: int = 0
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What is known about a request when its next round is planned."""
+class Situation(NamedTuple):
+    """What is known about a request when its next round is planned: there is one for every round."""
 
     # Whether a drafter is connected that works for this request.
     has_drafter: bool
@@ -109,7 +108,7 @@ class FixedPlanner:
     """
 
     def __init__(self, max_nodes: int, linger_us: int) -> None:
-        self._max_nodes = max_nodes
+        self.max_nodes = max_nodes
         self.linger_us = linger_us
 
     def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
@@ -128,7 +127,7 @@ class FixedPlanner:
     def limits(self, situation: Situation) -> tuple[int, int]:
         """The most nodes of a round, and the multiple in which its rows are computed."""
         requested = situation.requested_nodes
-        nodes = self._max_nodes if requested is None else min(requested, self._max_nodes)
+        nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)
         # In company a sequence shares its multiple with others, and what fills it is not free.
         return nodes, situation.row_multiple if situation.load.batch_size <= 1 else 1
 

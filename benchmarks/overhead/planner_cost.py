@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.tree import TokenTree
 from orchestrator.merge import merge
-from orchestrator.planner import Situation
+from orchestrator.planner import Load, RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.rounds import Outcome
@@ -35,7 +35,7 @@ class PassCost:
 
 
 def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: int, mixed: bool, seed: int) -> PassCost:
-    """Run passes of `num_requests` rounds and time everything that their planner does.
+    """Run passes of `num_requests` rounds and time everything that their planner does, called as `Drafting` calls it.
 
     Trees have `num_nodes` nodes, those of two sources merged where `mixed` says so. CPU time of this thread: what else
     runs on the machine is not the planner's.
@@ -46,7 +46,6 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
     requests = [planner.follow(is_greedy=True) for _ in range(num_requests)]
     lengths = [rng.randrange(100, 800) for _ in requests]
     drafts = _endless_drafts(rng, num_nodes, mixed)
-    situation = Situation(has_drafter=True)
     asked = [False] * num_requests
     costs: list[float] = []
     num_asked = 0
@@ -62,11 +61,14 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
         outcomes = [_outcome(rng, length, tree, rows, pass_s) for length, tree in zip(lengths, chosen, strict=True)]
         sent = [[tree] if len(tree) else [] for tree in chosen]
         lengths = [length + len(outcome.token_ids) for length, outcome in zip(lengths, outcomes, strict=True)]
+        load = Load(num_requests, rows, round(1e6 * pass_s))
 
         started_s = time.thread_time()
+        plans: list[RoundPlan] = []
         for request, outcome, trees_sent, asks in zip(requests, outcomes, sent, asked, strict=True):
+            # The next round is planned before this one is learned from: drafters wait for it.
+            plans.append(request.plan(Situation(True, None, False, load, 1, ())))
             request.round_over(outcome, trees_sent, asks)
-        plans = [request.plan(situation) for request in requests]
         spent_s += time.thread_time() - started_s
         if number >= warm_up:
             costs.append(1e6 * spent_s)
@@ -92,10 +94,8 @@ def _endless_drafts(rng: random.Random, num_nodes: int, mixed: bool) -> Iterator
         trees[::MIXED_EVERY] = [merge([tree.prune(num_nodes - 2), cached]) for tree in trees[::MIXED_EVERY]]
     while True:
         for tree in trees:
-            fresh = replace(tree)
-            # The output's end cuts it by depth before the planner sees it.
-            assert fresh.depth
-            yield fresh
+            # How deep its nodes lie nobody asks before the planner, unless an output is about to end.
+            yield replace(tree)
 
 
 def _outcome(rng: random.Random, length: int, tree: TokenTree, rows: int, pass_s: float) -> Outcome:

@@ -7,9 +7,10 @@ import math
 import time
 from collections.abc import Callable
 
-from orchestrator.planner import FixedPlanner
+from orchestrator.planner import FixedPlanner, Load
 from orchestrator.planning.borrowed_costs import BorrowedCosts
 from orchestrator.planning.budget import best_budget
+from orchestrator.planning.common_plans import CommonPlans
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.draft_plans import DraftPlans
 from orchestrator.planning.exploration import Exploration
@@ -96,6 +97,10 @@ class AdaptivePlanner:
         self.rounds_per_look = 1
         # Whether a request that has stood aside for long has its turn to draft.
         self.turn_is_taken = False
+        # The verifier's last word about its load that was heard here.
+        self.load: Load | None = None
+        # The plans of those that go on drafting; None when anything may have changed that they depend on.
+        self.common: CommonPlans | None = None
         self._last_join = 0
         self._was_joint = True
         self._was_trying = False
@@ -132,6 +137,21 @@ class AdaptivePlanner:
         self.gains.restore(*knowledge.gains)
         self._context = knowledge.context
 
+    def hear(self, load: Load) -> None:
+        """The verifier's load is another one, or is told anew."""
+        self.load = load
+        if load.batch_size and load.queued_sequences != self.reading.num_queued:
+            self.reading.num_queued = load.queued_sequences
+            self.common = None
+
+    def find_common(self) -> CommonPlans:
+        """Work `common` out."""
+        plans, exploration = self.draft_plans, self.exploration
+        hold = plans.stance.is_known and plans.num_running > 1 and exploration.is_idle and self.fixed.max_nodes > 0
+        common = CommonPlans(plans, self.fixed.max_nodes, self.weights.mean, hold and not self.reading.is_crowded())
+        self.common = common
+        return common
+
     @property
     def draft_plans(self) -> DraftPlans:
         """Plans of rounds that ask for drafts."""
@@ -153,6 +173,7 @@ class AdaptivePlanner:
         """A request is opened here; returns its number among all that ever were."""
         self._num_requests += 1
         self.num_begun += 1
+        self.common = None
         self.reading.num_unread += 1
         self.weights.add(weight)
         if not self.pass_number and self._costs.is_known:
@@ -163,6 +184,7 @@ class AdaptivePlanner:
     def first_round(self) -> None:
         """A request has had its first round here: its prompt has been read."""
         self._now_run(self.num_running + 1)
+        self.common = None
         self.reading.num_unread -= 1
 
     def may_join(self) -> bool:
@@ -178,17 +200,31 @@ class AdaptivePlanner:
 
     def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
         """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
-        record = self._passes.add(outcome, last_pass, asked)
-        if record is not None:
-            self._pass_over(record)
-        pass_number = self._passes.pass_number
-        if asked and not is_newcomer:
-            self._missed.count(pass_number - last_pass)
+        passes = self._passes
+        if (
+            last_pass == passes.pass_number
+            or outcome.pass_us != passes.pass_us
+            or outcome.pass_rows != passes.pass_rows
+        ):
+            record = passes.begin(outcome)
+            if record is not None:
+                self._pass_over(record)
+        pass_number = passes.pass_number
+        passes.num_rounds += 1
+        passes.num_tokens += len(outcome.token_ids)
+        passes.context += outcome.base_length
+        if asked:
+            passes.num_asked += 1
+            if not is_newcomer:
+                self._missed.num_rounds += 1
+                if pass_number > last_pass + 1:
+                    self._missed.count(pass_number - last_pass)
         return pass_number
 
     def ends(self, weight: float, was_running: bool) -> None:
         """A request has ended, or goes on elsewhere."""
         self.num_begun -= 1
+        self.common = None
         self.weights.remove(weight)
         if not was_running:
             self.reading.num_unread -= 1
@@ -213,6 +249,7 @@ class AdaptivePlanner:
             self._borrowed = None
 
     def _pass_over(self, record: PassRecord) -> None:
+        self.common = None
         if self._borrowed is not None:
             self._check(self._borrowed, record)
         self._context += _RATE * (record.context / record.num_rounds - self._context)

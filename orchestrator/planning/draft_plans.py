@@ -25,6 +25,8 @@ class DraftPlans:
         self.stance = stance
         self.num_running = max(1, num_running)
         self._most_linger_us = linger_us
+        # What `CommonPlans` knows of them: those of requests that want nothing special, by weight and gain in steps.
+        self.usual: dict[tuple[float, int], RoundPlan] = {}
         self._known: dict[tuple[int, float, int, int, frozenset[str], bool, bool], RoundPlan] = {}
 
     def plan(

@@ -21,7 +21,9 @@ class MissedPasses:
         self._regressions = {
             is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
         }
-        self._missed = self._num_rounds = 0
+        # Of the pass that goes on: rounds that had asked for a draft, and the passes that they missed.
+        self.num_rounds = 0
+        self._missed = 0
 
     def evidence(self) -> tuple[Evidence, Evidence]:
         """What was seen where some ask, and where everybody does."""
@@ -33,16 +35,14 @@ class MissedPasses:
             self._regressions[is_joint].restore(one)
 
     def count(self, num_passes: int) -> None:
-        """A round that had asked for a draft ended so many passes after the one before it."""
-        if num_passes > 1:
-            self._missed += min(_MOST, num_passes - 1)
-        self._num_rounds += 1
+        """One of the rounds ended so many passes after the one before it."""
+        self._missed += min(_MOST, num_passes - 1)
 
     def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
         """Learn from what was counted for a pass, if it is typical."""
-        if self._num_rounds and is_typical:
-            self._regressions[is_joint].add((1.0, num_asked), self._missed / self._num_rounds)
-        self._missed = self._num_rounds = 0
+        if self.num_rounds and is_typical:
+            self._regressions[is_joint].add((1.0, num_asked), self._missed / self.num_rounds)
+        self._missed = self.num_rounds = 0
 
     def solve(self) -> None:
         """Fit again."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
 from orchestrator.planner import DraftGain, RoundPlan, Situation, round_plan
+from orchestrator.planning.common_plans import HYSTERESIS
+from orchestrator.planning.draft_plans import STEPS_PER_GAIN
 from orchestrator.planning.exploration import TRIAL_ROUNDS
 from orchestrator.planning.latency_class import class_weight
 from orchestrator.planning.source_choice import NONE_LEFT_OUT, Verified
@@ -18,8 +20,6 @@ from orchestrator.statistics import verified_tree
 if TYPE_CHECKING:
     from orchestrator.planning.adaptive import AdaptivePlanner
 
-# A request changes between drafting and not only when it is this clear that it should.
-HYSTERESIS = 0.05
 # Least weight of a round in a request's own gain, and the rounds that its class's gain stands for at first.
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
@@ -108,6 +108,29 @@ class AdaptiveRequest:
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
         planner = self._planner
+        if (
+            self._is_drafting
+            and situation.has_drafter
+            and not (self._alone_left or self._catches_up or situation.forced or situation.sources)
+            and situation.requested_nodes is None
+        ):
+            # As most do most of the time.
+            if situation.load is not planner.load:
+                planner.hear(situation.load)
+            common = planner.common
+            if common is None or common.stance is not planner.stance:
+                common = planner.find_common()
+            gain, weight = self._gain, self._weight / common.mean_weight
+            if common.hold and gain * weight >= common.least_gain:
+                self._row_multiple = 1
+                self._sources, self._left_out_next = (), NONE_LEFT_OUT
+                steps = math.ceil(STEPS_PER_GAIN * gain) if gain > 1 else STEPS_PER_GAIN
+                return common.known.get((weight, steps)) or common.plan(weight, gain, steps)
+        return self._plan_anew(situation)
+
+    def _plan_anew(self, situation: Situation) -> RoundPlan:
+        """The next round's limits, whatever the request does."""
+        planner = self._planner
         if not self._number:
             self._number = planner.begins(self._weight)
         nodes, self._row_multiple = planner.fixed.limits(situation)
@@ -117,8 +140,8 @@ class AdaptiveRequest:
             fixed = planner.fixed.plan(situation)
             # The cache may have something.
             return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed
-        if situation.load.batch_size:
-            planner.reading.num_queued = situation.load.queued_sequences
+        if situation.load is not planner.load:
+            planner.hear(situation.load)
         if not self._drafts():
             return round_plan(0, 0)
         is_trial = self._alone_left > 0 or planner.exploration.is_trying
@@ -162,22 +185,23 @@ class AdaptiveRequest:
         if self._row_multiple > 1 and kept:
             rows = -(-(1 + len(kept)) // self._row_multiple) * self._row_multiple
             return tree.prune(rows - 1)
-        return tree.take(kept)
+        return tree.first(kept.stop) if isinstance(kept, range) else tree.take(kept)
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Learn from a round."""
         if self._is_closed:
             return
-        if not self._last_pass:
-            self._planner.first_round()
+        planner, last_pass = self._planner, self._last_pass
+        if not last_pass:
+            planner.first_round()
             # The first round is the prompt's, which waits for nobody.
             asked = False
-        self._last_pass = self._planner.round_over(outcome, self._last_pass, asked, self._is_newcomer)
+        self._last_pass = planner.round_over(outcome, last_pass, asked, self._is_newcomer)
         # The next round has been planned already.
         left_out, self._left_out = self._left_out, self._left_out_next
         if asked:
             if self._sources:
-                self._planner.sources.count(self._number, self._sources, left_out)
+                planner.sources.count(self._number, self._sources, left_out)
             self._learn(outcome, sent, left_out)
         elif not self._is_drafting:
             self._num_aside += 1
@@ -242,7 +266,7 @@ class AdaptiveRequest:
         else:
             self._planner.exploration.tried_alone()
 
-    def _floor(self, tree: TokenTree) -> Sequence[int]:
+    def _floor(self, tree: TokenTree) -> list[int]:
         """The likeliest node, if it is worth enough without regard to class and record, which it could not better."""
         likeliest = max(range(len(tree)), key=tree.path_log_probs.__getitem__)
         floor = math.log(FLOOR_SHARE * self._planner.stance.price)
@@ -295,10 +319,13 @@ class AdaptiveRequest:
         planner = self._planner
         usual = planner.stance.gain
         if usual > 0 and not self._is_newcomer:
-            gain = min(_MOST_RELATIVE_GAIN, outcome.num_accepted / usual)
-            self._num_asked += 1
+            gain = outcome.num_accepted / usual
+            if gain > _MOST_RELATIVE_GAIN:
+                gain = _MOST_RELATIVE_GAIN
+            num_asked = self._num_asked = self._num_asked + 1
             self._total_gain += gain
-            self._gain += max(_OWN_RATE, 1 / (_PRIOR_ROUNDS + self._num_asked)) * (gain - self._gain)
+            rate = 1 / (_PRIOR_ROUNDS + num_asked)
+            self._gain += (rate if rate > _OWN_RATE else _OWN_RATE) * (gain - self._gain)
             planner.gains.add(gain, self._is_greedy)
         if (self._last_pass + self._number) % planner.rounds_per_look == 0 or (
             self._sources and planner.sources.is_tried_by(self._number)

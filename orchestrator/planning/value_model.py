@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ _TREES_AT_HAND = 64
 # What was restored counts for at most so many promised tokens of a source, and trees.
 RESTORED_TOKENS = 32.0
 RESTORED_TREES = 8.0
+# Trees of the same sources are taken to name their nodes from the likeliest down when so many of them in a row that
+# were looked at did, but for differences of logarithms that make none here.
+FEWEST_IN_ORDER = 16
+_NO_DIFFERENCE = 1e-3
 # The mask of every source there may be: that of all nodes of a tree without masks.
 _EVERY_SOURCE = -1
 
@@ -81,6 +86,8 @@ class ValueModel:
         self._num_trees = 0.0
         # What corrections come to for trees of these sources, until the next one is learned from.
         self._known: dict[tuple[str, ...], _TreeCorrections] = {}
+        # Of trees of these sources, how many in a row had their nodes in order.
+        self._num_in_order: dict[tuple[str, ...], int] = {}
 
     @property
     def has_seen_trees(self) -> bool:
@@ -108,6 +115,7 @@ class ValueModel:
         """Begin anew."""
         self._corrections.clear()
         self._known.clear()
+        self._num_in_order.clear()
         self._counts = [0.0] * NUM_BINS
         self._num_trees = 0.0
 
@@ -115,14 +123,17 @@ class ValueModel:
         """Compare a verified tree with the tokens accepted of it; returns how many had been promised, as corrected."""
         accepted: list[int] = []
         parent = ROOT
+        children = tree.children if token_ids else {}
         for token in token_ids:
-            parent = tree.children.get((parent, token), ROOT)
+            parent = children.get((parent, token), ROOT)
             if parent == ROOT:
                 break
             accepted.append(parent)
         promised = sum(map(math.exp, [value if value < 0 else 0.0 for value in self.path_logs(tree)]))
         probabilities = list(map(math.exp, tree.path_log_probs))
-        depths = tree.depths if tree.depth <= DEEPEST else [min(depth, DEEPEST) for depth in tree.depths]
+        depths: Sequence[int] = tree.depths
+        if tree.depth > DEEPEST:
+            depths = [min(depth, DEEPEST) for depth in depths]
         for bit, name in enumerate(tree.source_names):
             correction = self._corrections.get(name)
             if correction is None:
@@ -150,48 +161,71 @@ class ValueModel:
             for path, depth, mask in zip(tree.path_log_probs, tree.depths, tree.sources, strict=True)
         ]
 
-    def worth(self, tree: TokenTree, least_log: float) -> Sequence[int] | None:
+    def worth(self, tree: TokenTree, least_log: float) -> range | list[int] | None:
         """The nodes whose worth has at least this logarithm, parents included, in order; None when all of them have.
 
-        Every draft comes by here: nodes are looked at only as far as they have to be.
+        A range where these are the first ones. Every draft comes by here: nodes are looked at only as far as they have
+        to be.
         """
-        corrections, parents, log_probs = self._corrections_of(tree), tree.parents, tree.log_probs
-        # What the logarithm of a child's own probability has to be at least, if its correction is the highest. Below a
-        # node that is cut nothing is enough. The root's own place comes last, where its index of -1 finds it.
-        least = [math.inf] * len(parents)
-        least.append(least_log - corrections.highest)
-        num_first = 0
-        masks = tree.sources or itertools.repeat(_EVERY_SOURCE)
-        for parent, log_prob, depth, mask in zip(parents, log_probs, tree.depths, masks, strict=False):
-            left = least[parent] - log_prob
-            if left > corrections[mask][depth]:
-                break
-            least[num_first] = left
-            num_first += 1
-        else:
-            return None
-        # Drafters name likely nodes first, more or less, so that there are few further ones.
-        kept: list[int] | None = None
-        node = num_first
-        for parent, log_prob in zip(parents[num_first:], log_probs[num_first:], strict=True):
-            if log_prob >= least[parent]:
+        corrections = self._known.get(tree.source_names)
+        if corrections is None or corrections.deepest < len(tree.token_ids):
+            corrections = self._corrections_of(tree)
+        # What the logarithm of a child's own probability has to be at least, if its correction is the highest, and the
+        # child's depth. Only what was written for this tree is read. The root's own place comes last, where its index
+        # of -1 finds it.
+        least, depths = corrections.least, corrections.child_depths
+        least[-1] = least_log - corrections.highest
+        node = 0
+        left = 0.0
+        # Strictness would take longer than the walk.
+        if tree.sources:
+            for parent, log_prob, mask in zip(tree.parents, tree.log_probs, tree.sources):  # noqa: B905
                 left = least[parent] - log_prob
-                if left <= corrections[tree.sources[node] if tree.sources else _EVERY_SOURCE][tree.depths[node]]:
-                    least[node] = left
-                    if kept is None:
-                        kept = list(range(num_first))
-                    kept.append(node)
-            node += 1
-        return range(num_first) if kept is None else kept
+                depth = depths[parent]
+                if left > corrections[mask][depth]:
+                    break
+                least[node] = left
+                depths[node] = depth + 1
+                node += 1
+        else:
+            relative = corrections[_EVERY_SOURCE]
+            for parent, log_prob in zip(tree.parents, tree.log_probs):  # noqa: B905
+                left = least[parent] - log_prob
+                depth = depths[parent]
+                if left > relative[depth]:
+                    break
+                least[node] = left
+                depths[node] = depth + 1
+                node += 1
+        if node == len(tree.parents):
+            return None
+        if left > 0 and corrections.is_in_order:
+            # Not even with the highest correction would this node do, and further ones are less likely.
+            return range(node)
+        return _further(tree, corrections, node)
 
     def note(self, tree: TokenTree) -> None:
-        """Count a tree's nodes among those at hand."""
+        """Count a tree's nodes among those at hand, and see whether they are in order."""
+        self._count_order(tree.source_names, tree.path_log_probs)
         fade = 1 - 1 / _TREES_AT_HAND
         counts = self._counts = [fade * count for count in self._counts]
         self._num_trees = fade * self._num_trees + 1
         for value in self.path_logs(tree):
-            if value > _LOWEST_BIN:
-                counts[int(value * -_BINS_PER_UNIT) if value < 0 else 0] += 1
+            if value >= 0:
+                counts[0] += 1
+            elif value > _LOWEST_BIN:
+                counts[int(value * -_BINS_PER_UNIT)] += 1
+
+    def _count_order(self, names: tuple[str, ...], paths: Sequence[float]) -> None:
+        """Count a tree of these sources, by its path log-probabilities."""
+        is_in_order = sorted(paths, reverse=True) == list(paths)
+        if not is_in_order:
+            # From each node to the next.
+            is_in_order = max(map(operator.sub, paths[1:], paths)) <= _NO_DIFFERENCE
+        before = self._num_in_order.get(names, 0)
+        after = self._num_in_order[names] = before + 1 if is_in_order else 0
+        if (before < FEWEST_IN_ORDER) != (after < FEWEST_IN_ORDER):
+            self._known.pop(names, None)
 
     def nodes_at_hand(self) -> list[tuple[float, float]]:
         """What nodes are worth and how many of them a tree has on average, from the likeliest down."""
@@ -202,33 +236,65 @@ class ValueModel:
     def _corrections_of(self, tree: TokenTree) -> _TreeCorrections:
         names = tree.source_names
         known = self._known.get(names)
-        if known is None or known.depth < tree.depth:
+        if known is None or known.deepest < len(tree):
             logs = [self._corrections[name].logs if name in self._corrections else None for name in names]
-            known = self._known[names] = _TreeCorrections(logs, max(DEEPEST, tree.depth))
+            is_in_order = self._num_in_order.get(names, 0) >= FEWEST_IN_ORDER
+            known = self._known[names] = _TreeCorrections(logs, max(DEEPEST, len(tree)), is_in_order)
         return known
+
+
+def _further(tree: TokenTree, corrections: _TreeCorrections, num_first: int) -> range | list[int]:
+    """The first nodes, and what is worth as much behind them; below a node that is cut nothing is."""
+    least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
+    count = len(tree.parents)
+    least[num_first:count] = [math.inf] * (count - num_first)
+    kept: list[int] | None = None
+    node = num_first
+    for parent, log_prob in zip(tree.parents[node:], tree.log_probs[node:], strict=True):
+        if log_prob >= least[parent]:
+            left, depth = least[parent] - log_prob, depths[parent]
+            if left <= corrections[tree.sources[node] if tree.sources else _EVERY_SOURCE][depth]:
+                least[node] = left
+                depths[node] = depth + 1
+                if kept is None:
+                    kept = list(range(num_first))
+                kept.append(node)
+        elif is_in_order and least[parent] < math.inf:
+            break
+        node += 1
+    return range(num_first) if kept is None else kept
 
 
 class _TreeCorrections(dict[int, list[float]]):
     """By the mask of a node's sources and its depth, what corrections come to: the best of those of its sources.
 
-    They are relative to the highest of all, which is that of the first depth.
+    They are relative to the highest of all, which is that of the first depth, and reach to a depth of `deepest`.
+    `is_in_order` says whether these trees name their nodes from the likeliest down. `least` and `child_depths` are
+    scratch space for trees of up to `deepest` nodes, and the root.
     """
 
-    def __init__(self, of_sources: Sequence[Sequence[float] | None], depth: int) -> None:
+    __slots__ = ("_of_sources", "child_depths", "deepest", "highest", "is_in_order", "least")
+
+    def __init__(self, of_sources: Sequence[Sequence[float] | None], deepest: int, is_in_order: bool) -> None:
         """`of_sources` are the logarithms by depth for each bit of a mask, None for sources not known yet."""
         super().__init__()
         self._of_sources = of_sources
-        self.depth = depth
+        self.deepest = deepest
+        self.is_in_order = is_in_order
         self.highest = max((0.0 if logs is None else logs[1] for logs in of_sources), default=0.0)
+        self.least = [math.inf] * (deepest + 1)
+        self.child_depths = [1] * (deepest + 1)
 
     def __missing__(self, mask: int) -> list[float]:
         named = [logs for bit, logs in enumerate(self._of_sources) if mask >> bit & 1]
         known = [logs for logs in named if logs is not None]
-        best = [0.0] * (DEEPEST + 1)
+        best: Sequence[float] = [0.0] * (DEEPEST + 1)
         if known and len(known) == len(named):
-            best = [max(logs) for logs in zip(*known, strict=True)]
-        best += best[-1:] * (self.depth - DEEPEST)
-        self[mask] = relative = [log - self.highest for log in best]
+            best = known[0] if len(known) == 1 else list(map(max, *known))
+        highest = self.highest
+        relative = [log - highest for log in best]
+        relative += relative[-1:] * (self.deepest - DEEPEST)
+        self[mask] = relative
         return relative
 
 
@@ -270,8 +336,13 @@ class _SourceCorrection:
 
     def _solve(self) -> list[float]:
         logs = [0.0]
+        # The least ratio so far: few depths have one that is less.
+        least = math.inf
         lowest = _HIGHEST
         for promised, taken in zip(self._promised[1:], self._accepted[1:], strict=True):
-            lowest = min(lowest, max(_LOWEST, math.log((taken + _PRIOR_TOKENS) / (promised + _PRIOR_TOKENS))))
+            ratio = (taken + _PRIOR_TOKENS) / (promised + _PRIOR_TOKENS)
+            if ratio < least:
+                least = ratio
+                lowest = min(lowest, max(_LOWEST, math.log(ratio)))
             logs.append(lowest)
         return logs

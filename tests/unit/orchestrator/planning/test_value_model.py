@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from coppice.tree import TokenTree, chain
 from orchestrator.merge import labelled, merge
-from orchestrator.planning.value_model import DEEPEST, ValueModel
+from orchestrator.planning.value_model import DEEPEST, FEWEST_IN_ORDER, ValueModel
 
 
 def drafts(model: ValueModel, source: str, promised: float, true: float, rounds: int, depth: int = 3) -> None:
@@ -84,3 +85,22 @@ def test_nodes_deeper_than_the_deepest_that_is_told_apart_are_learned_with_it() 
     logs = model.path_logs(tree)
     assert logs == sorted(logs, reverse=True)
     assert logs[-1] < -1
+
+
+def test_a_walk_ends_early_only_where_many_trees_in_a_row_came_in_order() -> None:
+    values = ValueModel()
+    in_order = TokenTree((1, 2, 3), (-1, -1, -1), (-0.2, -2.0, -2.5), ("a",))
+    # As likely a node as the first comes last.
+    another = TokenTree((1, 2, 3), (-1, -1, -1), (-0.2, -2.0, -0.25), ("a",))
+    for _ in range(FEWEST_IN_ORDER - 1):
+        values.note(in_order)
+    assert values.worth(another, -1.0) == [0, 2]
+    values = ValueModel()
+    for _ in range(FEWEST_IN_ORDER):
+        values.note(in_order)
+    assert values.worth(in_order, -1.0) == range(1)
+    assert values.worth(another, -1.0) == range(1)
+    # Once one is seen in another order, and with other sources, nodes are looked at to the last again.
+    assert values.worth(replace(another, source_names=("b",)), -1.0) == [0, 2]
+    values.note(another)
+    assert values.worth(another, -1.0) == [0, 2]
