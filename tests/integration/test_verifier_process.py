@@ -27,8 +27,6 @@ from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.loading import load_probed_target
 from verifier_svc.pass_plan import SequenceRows
 
-pytestmark = pytest.mark.processes
-
 VOCAB = 61
 CONTEXT = 64
 
