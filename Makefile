@@ -21,14 +21,15 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
-# Tests that start processes have the machine to themselves, in a second run; the first one's failures do not skip it.
+# Two runs; failures of the first do not skip the second. Two at a time, file by file, run tests for which it does not
+# matter how busy the machine is, longest files first (tests/conftest.py); the others have it to themselves.
 test: ## Run the whole test suite, or what PYTEST_ARGS says
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not processes" -n 2 --dist loadfile || failed=1; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not processes" -n 2 --dist loadfile --no-loadscope-reorder || failed=1; \
 	$(BIN)/python -m pytest -m processes || failed=1; \
 	exit $$failed
 endif

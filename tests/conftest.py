@@ -16,15 +16,32 @@ from tests.fakes import FakeDrafter, FakeVerifier, serving
 
 StartFakes = Callable[..., Any]
 TESTS = Path(__file__).parent
-# Everything there starts processes, or measures time.
-ALONE = ("e2e", "faults", "fuzz", "gpu")
+# Everything there needs the machine, or its accelerator, for itself.
+ALONE = ("e2e", "gpu")
+# Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
+LONG = (
+    "unit/drafter_svc/test_compiled_search.py",
+    "unit/verifier_svc/test_tree_passes.py",
+    "integration/test_tensor_parallel.py",
+    "integration/test_topology_commands.py",
+    "integration/test_conformance_command.py",
+    "fuzz/test_exactness.py",
+    "faults/test_failpoints.py",
+    "integration/test_verifier_process.py",
+    "integration/test_broken_promises.py",
+    "unit/orchestrator/planning/test_knowledge.py",
+    "integration/test_conformance.py",
+    "unit/verifier_svc/test_acceptance_rules.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is not to run beside other tests (`make test`)."""
+    """Mark what is not to run beside other tests (`make test`), and begin with what takes long."""
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in ALONE:
             item.add_marker(pytest.mark.processes)
+    places = {TESTS / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @contextlib.asynccontextmanager

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+
+from coppice.certificates import Certificates, read_certificates
+from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
+from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
+
+logger = logging.getLogger("verifier_svc")
 
 
 def main() -> None:
-    """Say how threads wait, which has to come before torch is imported; then run the verifier."""
+    """Read the settings, say how threads wait, which has to come before torch is imported, and run the verifier."""
+    config, certificates = _settings()
     set_spin_count()
+    # Here, because it takes seconds, for which nobody has to wait who has made a mistake in a setting.
     from verifier_svc.app import run_verifier
 
-    run_verifier()
+    run_verifier(config, certificates)
+
+
+def _settings() -> tuple[VerifierConfig, Certificates | None]:
+    """What the environment says; ends the process where that is wrong."""
+    try:
+        configure_logging(os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(CONFIGURATION_ERROR)
+    try:
+        config = VerifierConfig.from_env()
+        return config, read_certificates(config.tls, "TLS_")
+    except ValueError as error:
+        logger.error("%s", error)
+        sys.exit(CONFIGURATION_ERROR)
 
 
 if __name__ == "__main__":

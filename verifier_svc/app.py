@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from coppice.certificates import Certificates, read_certificates
+from coppice.certificates import Certificates
 from coppice.errors import CoppiceError
-from coppice.logs import configure_logging
 from coppice.rpc import Server, run, stop_signal
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
@@ -81,18 +80,11 @@ async def serve(
         timeline.write()
 
 
-def run_verifier() -> None:
-    """Read the settings, load the model, serve."""
-    try:
-        configure_logging(os.environ)
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(CONFIGURATION_ERROR)
+def run_verifier(config: VerifierConfig, certificates: Certificates | None = None) -> None:
+    """Load the model, serve."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
         try:
-            config = VerifierConfig.from_env()
-            certificates = read_certificates(config.tls, "TLS_")
             target, info = load_probed_target(config, _other_ranks(config, stack))
             # Behind the processes that hold the target together: it starts a thread.
             tracer = open_tracer("coppice-verifier", os.environ)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coppice.bundled import MODELS
 from coppice.cli.child import Child, ChildError
@@ -68,11 +69,17 @@ async def client_of(pair: Pair) -> AsyncIterator[Client]:
         yield client
 
 
-def greedy_by_transformers(pair: Pair, prompt: str, count: int) -> list[int]:
-    """The oracle: transformers' own greedy generation, in float32."""
-    tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
+@functools.cache
+def loaded_by_transformers(target: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """A target as the oracles have it: in float32, going on behind its end token."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     model.generation_config.eos_token_id = None
+    return AutoTokenizer.from_pretrained(target), model
+
+
+def greedy_by_transformers(pair: Pair, prompt: str, count: int) -> list[int]:
+    """The oracle: transformers' own greedy generation."""
+    tokenizer, model = loaded_by_transformers(pair.target)
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     rows = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
@@ -152,8 +159,7 @@ async def test_log_probabilities_are_those_of_the_target_alone(bundled: Client) 
 @torch.inference_mode()
 def log_softmax_by_transformers(prompt: str, token_ids: Sequence[int]) -> torch.Tensor:
     """The oracle: log-probabilities [tokens, vocab] at every generated token's place, by one plain forward."""
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
-    model = AutoModelForCausalLM.from_pretrained(MODELS / "target", dtype=torch.float32)
+    tokenizer, model = loaded_by_transformers(MODELS / "target")
     ids = [*tokenizer(prompt)["input_ids"], *token_ids]
     rows: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0, -len(token_ids) - 1 : -1]
     return rows.double().log_softmax(-1)

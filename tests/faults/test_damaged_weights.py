@@ -46,12 +46,10 @@ def test_they_are_refused_by_name(service: str, num_bytes: int, whole: Path, tmp
 
 
 def test_the_process_ends_with_its_usual_code_for_settings(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("MODEL", cut_short(whole, tmp_path, 20_000))
-    monkeypatch.setenv("DEVICE", "cpu")
-    monkeypatch.setattr(app, "configure_logging", lambda env: None)
+    config = VerifierConfig(model=cut_short(whole, tmp_path, 20_000), device="cpu")
     with pytest.raises(SystemExit) as raised:
-        app.run_verifier()
+        app.run_verifier(config)
     assert raised.value.code == CONFIGURATION_ERROR
     assert "are damaged or cut short" in caplog.text

@@ -54,7 +54,7 @@ async def test_the_run_finds_out_a_deployment_that_is(fault: str, monkeypatch: p
 
 
 async def test_what_is_left_behind_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_runs, "RECOVERY_S", 2.0)
+    monkeypatch.setattr(fault_runs, "RECOVERY_S", 5.0)
     async with deployed_here(seed=0) as deployment:
         leaking = Deployment(deployment.proxies, lambda: Counter({"blocks of a verifier": 3}))
         report = await fault_run(leaking, Plan(num_faults=1, num_cases=1, num_clients=1))

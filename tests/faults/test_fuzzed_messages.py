@@ -130,6 +130,7 @@ class BadDoor:
 
 @pytest.mark.parametrize("fault", ["hangs", "INTERNAL", "says", "still has"])
 async def test_the_fuzzer_finds_a_service_out(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "DEADLINE_S", 0.1)
+    # What hangs is waited for in vain; what is left over may be gone before, and a busy machine is no fault.
+    monkeypatch.setattr(fuzzing, "DEADLINE_S", 0.1 if fault == "hangs" else 2.0)
     with pytest.raises(FuzzError, match=fault):
         await fuzz(BadDoor(fault), num_messages=10, seed=0)

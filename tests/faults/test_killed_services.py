@@ -19,7 +19,8 @@ OPTIONS = Options(temperature=1.0, seed=3, max_tokens=160, ignore_eos=True)
 START_S = 90.0
 STOP_S = 10.0
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# A drafter that comes too late would not be missed.
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 @dataclass

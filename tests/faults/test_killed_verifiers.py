@@ -49,6 +49,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
         yield Services(verifiers, client)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(180)
 async def test_a_killed_verifiers_outputs_go_on_with_the_same_tokens(services: Services) -> None:
     undisturbed = {

@@ -16,6 +16,9 @@ from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.target_model import TargetInfo, TargetModel
 
+# On a busy machine; a quiet one takes a tenth of it.
+pytestmark = pytest.mark.timeout(600)
+
 Loaded = tuple[TargetModel, TargetInfo]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
+from tests.tiny_checkpoint import write_tiny_llama
 from tests.toy_deployment import ToyDeployment, serving_toy
-
-pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -79,3 +79,16 @@ def test_wrong_options_end_with_code_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["conformance", *arguments])
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_small_cache_makes_sequences_preempt_each_other_and_changes_no_token(tmp_path: Path) -> None:
+    """The command counts preemptions by what the verifier says of them."""
+    write_tiny_llama(tmp_path, vocab_size=62, max_context_tokens=400)
+    command = [sys.executable, "-m", "coppice.cli", "conformance", "--target", str(tmp_path), "--drafter", "none"]
+    command += ["--device", "cpu", "--kv-cache-mib", "1", "--only", "pressure/*", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=env, stdout=subprocess.PIPE, timeout=220, check=False)
+    report = json.loads(ended.stdout)
+    assert [case["status"] for case in report["cases"]] == ["passed", "passed"]
+    assert report["preemptions"] > 0

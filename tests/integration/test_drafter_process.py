@@ -23,8 +23,6 @@ from tests.integration.draft_peer import TIMEOUT_S, Peer
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.tiny_drafter import write_tiny_drafter
 
-pytestmark = pytest.mark.processes
-
 
 @contextlib.asynccontextmanager
 async def running(**env: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -51,7 +49,7 @@ async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(tmp_path:
     files = directory(tmp_path / "tls", trustme.CA())
     health_port = free_port()
     secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
-    async with running(MODEL=str(tmp_path), DEVICE="cpu", GRACE_S="5", **secured) as process:
+    async with running(MODEL=str(tmp_path), DEVICE="cpu", GRACE_S="60", **secured) as process:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
         assert line.startswith("ready 127.0.0.1:")

@@ -18,8 +18,6 @@ from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, wrong
 from tests.toy_target import babble, plain
 
-pytestmark = pytest.mark.processes
-
 SECRET = "the password is swordfish"
 PROMPT = [ord(character) for character in SECRET]
 

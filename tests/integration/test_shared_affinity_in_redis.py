@@ -39,7 +39,7 @@ async def orchestrators(
         addresses = [await stack.enter_async_context(serving(one)) for one in verifiers]
         made = []
         for url in urls:
-            chosen = {"redis_timeout_ms": 500.0, "cache_secret": "of all", "planner": "fixed", **settings}
+            chosen = {"redis_timeout_ms": 5000.0, "cache_secret": "of all", "planner": "fixed", **settings}
             config = Config(",".join(addresses), connect_timeout_s=10.0, grace_s=0.0, redis_url=url, **chosen)
             orchestrator = await stack.enter_async_context(running(config))
             made.append((await stack.enter_async_context(Client(orchestrator.address)), orchestrator))
@@ -77,7 +77,7 @@ async def test_a_second_orchestrator_sends_prompts_where_the_first_has_sent_thei
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Room for a machine that is busy with other things.
-    monkeypatch.setattr("orchestrator.shared_affinity.WAIT_S", 1.0)
+    monkeypatch.setattr("orchestrator.shared_affinity.WAIT_S", 5.0)
     verifiers = replicas()
     async with orchestrators(verifiers, redis.url, redis.url) as [(first, _), (second, running)]:
         for family in FAMILIES:

@@ -40,7 +40,7 @@ async def orchestrator(
     verifier = FakeVerifier(pass_s=0.001, hardware=hardware)
     drafter = FakeDrafter(propose=perfect(depth=1), kind=kind)
     # Room for a machine that is busy with other things.
-    patience = {"redis_timeout_ms": 2000.0}
+    patience = {"redis_timeout_ms": 5000.0}
     chosen = {"cache_secret": "of all", "planner": "adaptive", "cache_drafter": True, **patience, **settings}
     async with orchestrator_on_fakes(verifier, drafter, redis_url=url, **chosen) as (client, running):
         planner = running.service._planner

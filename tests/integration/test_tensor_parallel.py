@@ -47,7 +47,6 @@ ANSWER_S = 60.0
 LINGER_US = 50_000_000
 
 pytestmark = [
-    pytest.mark.processes,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not (distributed.is_available() and distributed.is_gloo_available()), reason="this PyTorch has no gloo"

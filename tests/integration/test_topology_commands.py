@@ -25,8 +25,6 @@ from tests.certificates import directory
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
 
-pytestmark = pytest.mark.processes
-
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [ord(character) for character in "def "]
 EXPECTED = plain(babble, PROMPT, 20, seed=7)
@@ -39,7 +37,6 @@ from coppice.certificates import read_certificates
 from coppice.rpc import stop_signal
 from coppice.tls import server_tls
 from tests.fakes import FakeDrafter, FakeVerifier, serving
-from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT
 
 async def main():
@@ -57,7 +54,8 @@ async def main():
     async with serving(fake, os.environ["LISTEN_ADDRESS"], certificates) as address:
         print("ready", address, flush=True)
         if model == "mortal":
-            await asyncio.sleep(1.5)
+            while not os.path.exists("end"):
+                await asyncio.sleep(0.05)
             sys.exit("out of memory")
         await stop_signal()
     print("drained", file=sys.stderr, flush=True)
@@ -95,9 +93,19 @@ def run(directory: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def up(services: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def metrics_port() -> int:
+    """A port that is free, as are, in all likelihood, those behind it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def up(services: Path, metrics_port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running `coppice up`, and its address."""
-    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy")
+    port = ["--metrics-port", str(metrics_port)]
+    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", *port)
     assert process.stdout is not None
     assert process.stderr is not None
     line = process.stdout.readline()
@@ -113,28 +121,46 @@ def test_up_with_certificates_serves_those_alone_who_trust_them(services: Path, 
     try:
         assert process.stdout is not None
         address = process.stdout.readline().split()[1]
-        asked = ["generate", "--address", address, "--token-ids", ",".join(map(str, PROMPT))]
-        asked += ["--max-tokens", "20", "--seed", "7", "--json"]
-        answered = CliRunner().invoke(app, [*asked, "--tls-ca", files.ca])
-        assert tuple(json.loads(answered.stdout)["token_ids"]) == tuple(EXPECTED)
-        refused = CliRunner().invoke(app, asked)
-        assert (refused.exit_code, refused.stderr.startswith("coppice: UNAVAILABLE")) == (1, True)
+        asked = ["--token-ids", ",".join(map(str, PROMPT)), "--max-tokens", "20", "--seed", "7", "--json"]
+        _, answer, _ = generate(address, *asked, "--tls-ca", files.ca)
+        assert json.loads(answer)["token_ids"] == EXPECTED
+        code, _, err = generate(address, *asked)
+        assert (code, err.startswith("coppice: UNAVAILABLE")) == (1, True)
     finally:
         process.kill()
         process.communicate()
 
 
-def generate(directory: Path, address: str, *arguments: str) -> tuple[int, str, str]:
-    return run(directory, "generate", "--address", address, *arguments)
+def generate(address: str, *arguments: str) -> tuple[int, str, str]:
+    """The command, in this process."""
+    ended = CliRunner().invoke(app, ["generate", "--address", address, *arguments])
+    return ended.exit_code, ended.stdout, ended.stderr
+
+
+def read_metrics(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
+        text: bytes = answer.read()
+        return text.decode()
+
+
+def shows_several_outputs(address: str, *options: str) -> None:
+    asked = ["--prompt", "def ", *options, "--num-outputs", "2"]
+    seeds = [output_seed(7, index) for index in range(2)]
+    texts = [bytes(plain(babble, PROMPT, 20, seed)).decode() for seed in seeds]
+    _, out, err = generate(address, *asked, "--json")
+    assert [(one["seed"], one["text"]) for one in json.loads(out)["outputs"]] == list(zip(seeds, texts, strict=True))
+    assert set(json.loads(out)) == {"outputs"}, err
+    _, out, err = generate(address, *asked)
+    assert out == "".join(f"--- output {index}, seed {seeds[index]}\n{texts[index]}\n" for index in range(2)), err
 
 
 def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
-    services: Path, up: tuple[subprocess.Popen[str], str]
+    services: Path, up: tuple[subprocess.Popen[str], str], metrics_port: int
 ) -> None:
     process, address = up
     options = ["--max-tokens", "20", "--seed", "7"]
 
-    code, out, err = generate(services, address, "--prompt", "def ", *options, "--json")
+    code, out, err = run(services, "generate", "--address", address, "--prompt", "def ", *options, "--json")
     assert code == 0, err
     answer = json.loads(out)
     assert set(answer) == {"text", "token_ids", "finish_reason", "usage", "speculation", "timing"}
@@ -148,49 +174,48 @@ def test_up_serves_completions_and_drains_when_it_is_told_to_stop(
     assert set(answer["timing"]) == {"ttft_ms", "tpot_ms", "total_ms"}
 
     code, out, err = generate(
-        services, address, "--prompt", "def ", "--max-tokens", "1", "--seed", "7", "--json", "--top-log-probs", "1"
+        address, "--prompt", "def ", "--max-tokens", "1", "--seed", "7", "--json", "--top-log-probs", "1"
     )
     one = toy_log_probs(len(PROMPT), EXPECTED[0], 1)
     top = [{"token_id": one.top_token_ids[0], "log_prob": one.top_log_probs[0]}]
     assert json.loads(out)["log_probs"] == [{"log_prob": one.log_prob, "top": top}], err
 
-    several = [*options, "--num-outputs", "2"]
-    seeds = [output_seed(7, index) for index in range(2)]
-    texts = [bytes(plain(babble, PROMPT, 20, seed)).decode() for seed in seeds]
-    code, out, err = generate(services, address, "--prompt", "def ", *several, "--json")
-    assert [(one["seed"], one["text"]) for one in json.loads(out)["outputs"]] == list(zip(seeds, texts, strict=True))
-    assert set(json.loads(out)) == {"outputs"}, err
-    code, out, err = generate(services, address, "--prompt", "def ", *several)
-    assert out == "".join(f"--- output {index}, seed {seeds[index]}\n{texts[index]}\n" for index in range(2)), err
+    shows_several_outputs(address, *options)
 
     # The fake verifier offers nothing but the default.
-    assert "not offer TRAVERSAL" in generate(services, address, "--prompt", "x", "--acceptance", "traversal")[2]
+    assert "not offer TRAVERSAL" in generate(address, "--prompt", "x", "--acceptance", "traversal")[2]
 
     file = services / "prompt.txt"
     file.write_text("def ")
-    code, out, _ = generate(services, address, "--prompt-file", str(file), *options, "--speculation", "off")
+    code, out, _ = generate(address, "--prompt-file", str(file), *options, "--speculation", "off")
     assert (code, out) == (0, bytes(EXPECTED).decode() + "\n")
 
     ids = ",".join(map(str, PROMPT))
-    code, out, err = generate(services, address, "--token-ids", ids, "--temperature", "-1")
+    code, out, err = generate(address, "--token-ids", ids, "--temperature", "-1")
     assert code == 1
     assert "INVALID_ARGUMENT: sampling.temperature" in err
     assert "Traceback" not in err
 
+    assert 'coppice_orchestrator_drafters_connected{kind="small-lm"} 1.0' in read_metrics(metrics_port)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
+    assert f"[verifier] metrics at {metrics_port + 1}" in err
+    assert f"[drafter small-lm] metrics at {metrics_port + 2}" in err
     # In the opposite order of their start.
     assert err.index("[drafter small-lm] drained") < err.index("[verifier] drained")
 
 
-def test_up_starts_several_verifiers_and_ends_when_one_does(services: Path) -> None:
+def test_up_starts_several_verifiers_each_with_a_port_for_its_metrics(
+    services: Path, metrics_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METRICS_PORT", str(metrics_port))
     arguments = ["up", "--target", "toy", "--verifiers", "2", "--drafter", "small-lm=toy", "--drafter", "small-lm=toy"]
     process = start(services, *arguments)
     assert process.stdout is not None
     try:
         address = process.stdout.readline().split()[1]
-        code, out, err = generate(services, address, "--prompt", "def ", "--max-tokens", "20", "--seed", "7")
+        code, out, err = generate(address, "--prompt", "def ", "--max-tokens", "20", "--seed", "7")
         assert (code, out) == (0, bytes(EXPECTED).decode() + "\n"), err
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=TIMEOUT_S)
@@ -198,33 +223,10 @@ def test_up_starts_several_verifiers_and_ends_when_one_does(services: Path) -> N
         process.kill()
     assert process.returncode == 0, err
     assert err.count("[drafter small-lm] drained") == 2
+    for place, name in enumerate(("verifier 1", "verifier 2", "drafter small-lm", "drafter small-lm"), 1):
+        assert f"[{name}] metrics at {metrics_port + place}" in err
     assert "[verifier 1] drained" in err
     assert "[verifier 2] drained" in err
-
-
-@pytest.mark.parametrize("named_by", ["option", "environment"])
-def test_up_gives_each_service_a_port_for_its_metrics(
-    services: Path, named_by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--metrics-port", str(port)] if named_by == "option" else []
-    if not options:
-        monkeypatch.setenv("METRICS_PORT", str(port))
-    process = start(services, "up", "--target", "toy", "--drafter", "small-lm=toy", *options)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline().startswith("ready ")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
-            text = answer.read().decode()
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        process.kill()
-    assert 'coppice_orchestrator_drafters_connected{kind="small-lm"} 1.0' in text
-    assert f"[verifier] metrics at {port + 1}" in err
-    assert f"[drafter small-lm] metrics at {port + 2}" in err
 
 
 def test_killing_up_takes_its_services_along(up: tuple[subprocess.Popen[str], str]) -> None:
@@ -265,8 +267,16 @@ def test_up_refuses_a_drafter_with_another_tokenizer(services: Path) -> None:
 
 @pytest.mark.parametrize(("model", "words"), [("broken", "cannot load the checkpoint"), ("mortal", "out of memory")])
 def test_up_ends_with_the_last_words_of_a_service_that_ended(services: Path, model: str, words: str) -> None:
-    code, _, err = run(services, "up", "--target", "toy", "--drafter", f"small-lm={model}")
-    assert code == 1
+    """One ends before it is ready; the other when it is told to, once all are."""
+    process = start(services, "up", "--target", "toy", "--drafter", f"small-lm={model}")
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("ready ") == (model == "mortal")
+        (services / "end").touch()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 1
     _, said, last_words = err.partition("coppice: drafter small-lm ended with exit code 1\n")
     assert said
     # Other lines may come before: what the service had under way when it ended.
@@ -279,8 +289,8 @@ def test_up_tells_the_verifier_into_how_many_parts_the_target_is_cut(services: P
     assert "  [verifier] cut into 3" in err
 
 
-def test_generate_says_why_nobody_answers(tmp_path: Path) -> None:
-    code, out, err = generate(tmp_path, "127.0.0.1:1", "--prompt", "x")
+def test_generate_says_why_nobody_answers() -> None:
+    code, out, err = generate("127.0.0.1:1", "--prompt", "x")
     assert (code, out) == (1, "")
     assert err.startswith("coppice: UNAVAILABLE")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -26,8 +27,6 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.loading import load_probed_target
 from verifier_svc.pass_plan import SequenceRows
-
-pytestmark = pytest.mark.processes
 
 VOCAB = 61
 CONTEXT = 64
@@ -153,16 +152,18 @@ def _get(address: str) -> str:
         return content.decode()
 
 
-async def test_a_bad_setting_stops_the_process_and_is_named(checkpoint: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "verifier_svc",
-        env={**os.environ, "MODEL": str(checkpoint), "THREADS": "two"},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
+# Nothing can be loaded.
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules["torch"] = None
+runpy.run_module("verifier_svc", run_name="__main__")
+"""
+
+
+def test_a_bad_setting_stops_the_process_before_it_loads_anything_and_is_named() -> None:
+    env = {**os.environ, "MODEL": "a model", "THREADS": "two"}
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    async with asyncio.timeout(60):
-        _, stderr = await process.communicate()
-    assert process.returncode == 2
-    assert "THREADS must be a number, got 'two'" in stderr.decode()
+    assert ended.returncode == 2, ended.stderr
+    assert "THREADS must be a number, got 'two'" in ended.stderr

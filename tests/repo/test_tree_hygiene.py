@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
+from tests.conftest import ALONE, LONG, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
@@ -111,6 +112,14 @@ def test_set_up_names_extras_that_exist_and_leaves_the_large_ones_to_tests() -> 
     everyone, tests = (re.findall(rf'^{name} = "(.*)"$', script, re.MULTILINE)[0] for name in ("EXTRAS", "TEST_EXTRAS"))
     assert set(everyone.split(",")) < set(tests.split(",")) <= extras.keys()
     assert not any(item.startswith("triton") for name in everyone.split(",") for item in extras[name])
+
+
+def test_what_tests_begin_with_and_what_runs_alone_is_there() -> None:
+    assert all((TESTS / name).is_file() for name in LONG)
+    assert all((TESTS / name).is_dir() for name in ALONE)
+    # In one of the two runs or the other.
+    recipe = (ROOT / "Makefile").read_text()
+    assert re.findall(r"pytest -m (\"[^\"]+\"|\S+)", recipe) == ['"not processes"', "processes"]
 
 
 def make_targets() -> set[str]:

