@@ -34,7 +34,7 @@ BAD_CONFIGURATION = 2
 SWITCH_INTERVAL_S = 1e-4
 
 
-def main() -> int:
+def main(make_service: type[DrafterService] = DrafterService) -> int:
     """Run the service until SIGTERM; returns the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -54,7 +54,7 @@ def main() -> int:
         return BAD_CONFIGURATION
     try:
         tracer = open_tracer("coppice-drafter", os.environ)
-        rpc.run(lambda: serve(config, drafter, certificates, tracer))
+        rpc.run(lambda: serve(config, drafter, certificates, tracer, make_service))
     except CoppiceError as error:
         sys.stderr.write(f"{error}\n")
         return UNAVAILABLE
@@ -75,6 +75,7 @@ async def serve(
     drafter: Drafter,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
+    make_service: type[DrafterService] = DrafterService,
 ) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
@@ -86,7 +87,7 @@ async def serve(
         observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
-    service = DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
+    service = make_service(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with _metrics(config, service, certificates):

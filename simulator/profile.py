@@ -16,7 +16,7 @@ import numpy as np
 
 from coppice.errors import InvalidTreeError
 from coppice.tree import TokenTree
-from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
+from simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
 from simulator.texts import Trace
 
 # One array behind the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
@@ -61,6 +61,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         "message_s": machine.message_s,
         "contention": asdict(machine.contention),
         "noise": machine.noise,
+        "orchestrator": asdict(machine.orchestrator),
         "traces": [_trace_to_json(trace) for trace in profile.traces],
     }
 
@@ -79,18 +80,21 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
             message_s=float(record["message_s"]),
             contention=Contention(**record["contention"]),
             noise=float(record["noise"]),
+            orchestrator=OrchestratorCosts(**record["orchestrator"]),
         )
         _check_numbers(record)
         return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
     except KeyError as error:
-        raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
+        raise ProfileError(
+            f"not a profile: {error.args[0]} is missing; one of an earlier version has to be measured anew"
+        ) from error
     except (TypeError, ValueError, InvalidTreeError) as error:
         raise ProfileError(f"not a profile: {error}") from error
 
 
 def _check_numbers(record: Mapping[str, Any]) -> None:
     named = {"message_s": record["message_s"], "noise": record["noise"]}
-    for group in ("verifier", "drafter", "contention"):
+    for group in ("verifier", "drafter", "contention", "orchestrator"):
         named |= {f"{group}.{name}": value for name, value in record[group].items() if not isinstance(value, Mapping)}
     for name, value in named.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
@@ -113,6 +117,7 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
     packed = b"".join(array.tobytes() for array in (sizes, token_ids, parents, log_probs))
     return {
         "num_prompt": trace.num_prompt,
+        "prompt": list(trace.prompt),
         "token_ids": list(trace.token_ids),
         "trees": base64.b64encode(zlib.compress(packed, 9)).decode(),
     }
@@ -120,7 +125,8 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
 
 def _trace_from_json(record: Mapping[str, Any]) -> Trace:
     token_ids = tuple(map(int, record["token_ids"]))
-    return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)))
+    prompt = tuple(map(int, record["prompt"]))
+    return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)), prompt)
 
 
 def _trees(text: str, count: int) -> tuple[TokenTree, ...]:

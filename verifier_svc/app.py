@@ -40,11 +40,12 @@ async def serve(
     info: TargetInfo,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
+    make_engine: type[Engine] = Engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
     timeline = open_timeline("verifier", os.environ)
-    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
+    engine = make_engine(target, info, limits, config.max_nodes, timeline=timeline)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)
     observe: list[Callable[[], StreamObserver]] = []
@@ -70,7 +71,7 @@ async def serve(
         timeline.write()
 
 
-def run_verifier() -> None:
+def run_verifier(make_engine: type[Engine] = Engine) -> None:
     """Read the settings, load the model, serve."""
     try:
         configure_logging(os.environ)
@@ -89,7 +90,7 @@ def run_verifier() -> None:
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info, certificates, tracer))
+            run(lambda: serve(config, target, info, certificates, tracer, make_engine))
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)

@@ -26,7 +26,9 @@ def random_trace(seed: int) -> Trace:
         logs = tuple(-generator.randrange(64) / 16 for _ in range(size))
         return TokenTree(tuple(generator.sample(range(1 << 17), size)), parents, logs)
 
-    return Trace(7, tuple(generator.randrange(1 << 17) for _ in range(9)), (EMPTY_TREE, *(tree() for _ in range(8))))
+    prompt = tuple(generator.randrange(1 << 17) for _ in range(7 * (seed % 2)))
+    said = tuple(generator.randrange(1 << 17) for _ in range(9))
+    return Trace(7, said, (EMPTY_TREE, *(tree() for _ in range(8))), prompt)
 
 
 def test_a_profile_comes_back_as_it_was() -> None:
