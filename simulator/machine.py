@@ -66,7 +66,8 @@ class VerifierCosts:
     """Times of a verifier and its limits.
 
     A pass takes `passes` for its rows, those of rounds behind `context` tokens, `row_context_s` for each of these rows
-    and token of more context, `sequence_s` for each further sequence, and `prompt_token_s` more for a prompt's row.
+    and token of more context, `sequence_s` for each further sequence, `round_row_s` more for a round's row, of which
+    logits are wanted, and `prompt_token_s` more for a prompt's.
     Before it lie `start_s` from when it may start, after it `gap_s` until its outcomes are on their way, and more by
     sequence and by committed token: scheduling, and whatever else the model does not do.
     """
@@ -75,6 +76,7 @@ class VerifierCosts:
     context: int = 256
     row_context_s: float = 0.0
     sequence_s: float = 0.0
+    round_row_s: float = 0.0
     prompt_token_s: float = 0.0
     gap_s: float = 0.0
     gap_sequence_s: float = 0.0
@@ -93,7 +95,7 @@ class VerifierCosts:
         more_context = work.context_rows - work.round_rows * self.context
         seconds = self.passes.at(padded) + self.row_context_s * more_context
         seconds += self.sequence_s * max(0, work.num_rounds - 1)
-        return max(0.0, seconds) + self.prompt_token_s * work.prompt_rows
+        return max(0.0, seconds) + self.round_row_s * work.round_rows + self.prompt_token_s * work.prompt_rows
 
     def after_s(self, num_rounds: int, num_tokens: int) -> float:
         """From the end of a pass to when its outcomes are on their way and the next may start."""

@@ -56,15 +56,15 @@ def print_comparison(rows: Sequence[Row], ratios: Mapping[str, float], console: 
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
-            row["name"],
+            f"{row['name']} (fitted)" if row["is_fitted"] else row["name"],
             f"{row['measured_tokens_per_s']:.0f} → {row['tokens_per_s']:.0f}",
             f"{row['simulated/measured']:.3f}",
             *(_pair(row, name, digits) for _, name, digits in FIGURES),
         )
     _print(table, console)
-    (console or Console()).print(
-        f"Absolute relative error: median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}", markup=False
-    )
+    if ratios:
+        text = f"Absolute relative error: median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}"
+        (console or Console()).print(text, markup=False)
 
 
 def _print(table: Table, console: Console | None) -> None:

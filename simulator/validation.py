@@ -61,6 +61,8 @@ def compare(profile: Profile, report: Mapping[str, Any], seed: int = 0) -> Itera
             "measured_tokens_per_s": measured,
             "tokens_per_s": round(simulated, 3),
             "simulated/measured": round(simulated / measured, 4),
+            # Whether the machine was fitted to such a load, in other windows.
+            "is_fitted": row["name"] in settings.get("fitted", ()),
             # Where one of these is off, it tells which part of the model is.
             **{f"measured_{name}": row.get(name) for name in figures},
             **figures,
@@ -84,6 +86,8 @@ def _figures(window: Window) -> dict[str, float | None]:
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The median and the largest of the absolute relative errors."""
-    sizes = [abs(row["simulated/measured"] - 1) for row in rows]
+    """The median and the largest of the absolute relative errors of what was predicted."""
+    sizes = [abs(row["simulated/measured"] - 1) for row in rows if not row["is_fitted"]]
+    if not sizes:
+        return {}
     return {ERROR: round(statistics.median(sizes), 4), f"{ERROR}.max": round(max(sizes), 4)}

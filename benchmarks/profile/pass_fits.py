@@ -61,7 +61,7 @@ def _costs(
 ) -> VerifierCosts:
     most = max(one.rows for passes in alone for one in passes)
     knees = [knee for knee in KNEES if knee < most] or [1]
-    num_features = 3 + 1 + len(knees)
+    num_features = 4 + 1 + len(knees)
     found = fit(
         [
             observations(
@@ -72,7 +72,7 @@ def _costs(
             for passes in alone
         ]
     )
-    sequence_s, prompt_s, context_s, least_s, *slopes = map(float, found)
+    sequence_s, round_row_s, prompt_s, context_s, least_s, *slopes = map(float, found)
     ends = [*knees[1:], max(most, knees[-1] + 1)]
     seconds = [least_s]
     for slope, low, high in zip(slopes, knees, ends, strict=True):
@@ -84,6 +84,7 @@ def _costs(
         context=0,
         row_context_s=context_s,
         sequence_s=sequence_s,
+        round_row_s=round_row_s,
         prompt_token_s=prompt_s,
         gap_s=gap_s,
         gap_sequence_s=gap_sequence_s,
@@ -100,7 +101,7 @@ def _features(work: PassWork, knees: Sequence[int], row_multiple: int) -> list[f
     rows = -(-work.rows // row_multiple) * row_multiple
     ends = [*knees[1:], math.inf]
     parts = [min(max(0.0, rows - low), high - low) for low, high in zip(knees, ends, strict=True)]
-    return [max(0, work.num_rounds - 1), work.prompt_rows, work.context_rows, 1.0, *parts]
+    return [max(0, work.num_rounds - 1), work.round_rows, work.prompt_rows, work.context_rows, 1.0, *parts]
 
 
 def _after(loads: Sequence[Calibration]) -> Sequence[float]:

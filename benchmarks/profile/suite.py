@@ -5,6 +5,8 @@ Loads that are predicted take turns with those that the machine is fitted to.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -42,6 +44,9 @@ from simulator.machine import Contention, Machine
 from simulator.profile import Profile, profile_to_json
 from simulator.texts import Trace
 
+# Windows of one turn in which no token comes, before that is an error.
+ATTEMPTS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -73,6 +78,8 @@ class Measured:
     references: References
     traces: tuple[Trace, ...]
     taken: list[Taken] = field(default_factory=list)
+    # Runs that were made: fewer than planned where time was short.
+    num_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class ProfileSuite:
         """Measure.
 
         Raises:
-            BenchmarkError: a service failed.
+            BenchmarkError: a service failed, or not even one run was done in the plan's time.
         """
         machine = describe_machine()
         try:
@@ -100,25 +107,43 @@ class ProfileSuite:
                 return await self._measure(client, addresses.drafter, max(1, limits.row_multiple), machine)
         except (grpc.aio.AioRpcError, RequestFailedError) as error:
             raise BenchmarkError(f"a service failed: {error}") from error
+        except TimeoutError as error:
+            raise BenchmarkError(f"not a whole run of all loads was done in {self.plan.max_s:g} s") from error
 
     async def _measure(self, client: Client, drafter: str, row_multiple: int, machine: dict[str, Any]) -> Measured:
         plan, info = self.plan, await client.model_info()
         workload = self._workload(info)
+        began_s = time.monotonic()
         with progress_bar() as progress:
             total = 1 + len(workload.prompts) + plan.num_turns()
             step = progress.add_task("profile", total=total)
 
-            def advance() -> None:
+            def advance(done: str) -> None:
+                progress.console.print(done, markup=False, highlight=False)
                 progress.advance(step)
 
-            references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
-            advance()
-            traces = await self._record(drafter, workload, references, row_multiple, advance)
-            measured = Measured(machine, info.max_nodes, row_multiple, workload, references, traces)
-            for run, turn in plan.turns(info.max_nodes):
-                measured.taken.append(await _take(client, workload, run, turn))
-                advance()
+            async with asyncio.timeout(plan.max_s):
+                references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
+                advance(f"{len(references)} outputs of plain decoding")
+                traces = await self._record(drafter, workload, references, row_multiple, advance)
+                measured = Measured(machine, info.max_nodes, row_multiple, workload, references, traces)
+                loads_began_s = time.monotonic()
+                await self._run_once(client, measured, advance)
+            run_s = time.monotonic() - loads_began_s
+            # A run is begun if it ends in time, going by the first one.
+            while measured.num_runs < plan.num_runs and time.monotonic() + run_s <= began_s + plan.max_s:
+                await self._run_once(client, measured, advance)
         return measured
+
+    async def _run_once(self, client: Client, measured: Measured, advance: Callable[[str], None]) -> None:
+        run, plan = measured.num_runs, self.plan
+        for turn in plan.turns(measured.server_max_nodes, run):
+            taken = await _take(client, measured.workload, run, turn)
+            measured.taken.append(taken)
+            kind = "fitted" if turn.calibrates else "predicted"
+            name, tokens_per_s = f"{turn.policy.name} {turn.load.name}", speed(taken.sample)
+            advance(f"run {run + 1} of {plan.num_runs}: {name}, {tokens_per_s:.0f} tokens/s, {kind}")
+        measured.num_runs += 1
 
     async def _record(
         self,
@@ -126,7 +151,7 @@ class ProfileSuite:
         workload: Workload,
         references: References,
         row_multiple: int,
-        advance: Callable[[], None],
+        advance: Callable[[str], None],
     ) -> tuple[Trace, ...]:
         traces = []
         async with _channel(drafter) as channel:
@@ -134,7 +159,7 @@ class ProfileSuite:
             for prompt, said in zip(workload.prompts, references, strict=True):
                 trees = await peer.every_position(Known(prompt, said), self.plan.recorded_nodes, row_multiple)
                 traces.append(Trace(len(prompt), said, tuple(trees), prompt))
-                advance()
+                advance(f"drafts of output {len(traces)} of {len(references)}")
         return tuple(traces)
 
     def _workload(self, info: inference_pb2.GetModelInfoResponse) -> Workload:
@@ -157,6 +182,7 @@ class ProfileSuite:
         machine = fit_machine(measured, records)
         run_facts = describe_run(measured.machine)
         settings = {"target": shown(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
+        settings["num_runs"] = measured.num_runs
         profile = {
             "suite": "profile",
             "rows": _rows(measured, records, calibrates=True),
@@ -170,7 +196,10 @@ class ProfileSuite:
             return profile, None
         result = _rows(measured, records, calibrates=False)
         workload = measured.workload
+        fitted = {f"{one.turn.policy.name} {one.turn.load.name}" for one in measured.taken if one.turn.calibrates}
         facts = {
+            # Of these loads there were windows of both kinds.
+            "fitted": [row["name"] for row in result if row["name"] in fitted],
             "policies": {one.name: one.simulated for one in policies(measured.server_max_nodes)},
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
             "output_tokens": [workload.min_tokens, workload.max_tokens],
@@ -210,15 +239,24 @@ def fit_machine(measured: Measured, records: Records) -> Machine:
 
 
 async def _take(client: Client, workload: Workload, run: int, turn: Turn) -> Taken:
-    window = Window(client, turn.policy)
-    # Of the window's clock, by that of the records.
-    began_s = now_s() - window.now()
-    span = await turn.load.drive(window, workload, run)
-    sample = Sample(turn.load, turn.policy.name, run, span, window.answers())
-    if speed(sample) == 0:
-        error = next((answer.error for answer in sample.answers if answer.error), "no token came")
-        raise BenchmarkError(f"{turn.policy.name} {turn.load.name}: {error}")
-    return Taken(turn, sample, began_s + span.start_s, began_s + span.end_s)
+    """One window, or the first of a few in which a token came: a machine may be busy with other things.
+
+    Raises:
+        BenchmarkError: requests failed, or no token came in any.
+    """
+    error = ""
+    for _ in range(ATTEMPTS):
+        window = Window(client, turn.policy)
+        # Of the window's clock, by that of the records.
+        began_s = now_s() - window.now()
+        span = await turn.load.drive(window, workload, run)
+        sample = Sample(turn.load, turn.policy.name, run, span, window.answers())
+        if speed(sample) > 0:
+            return Taken(turn, sample, began_s + span.start_s, began_s + span.end_s)
+        error = next((answer.error for answer in sample.answers if answer.error), "")
+        if error:
+            break
+    raise BenchmarkError(f"{turn.policy.name} {turn.load.name}: {error or 'no token came'}")
 
 
 def _rows(measured: Measured, records: Records, *, calibrates: bool) -> list[dict[str, Any]]:

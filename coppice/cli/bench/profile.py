@@ -39,6 +39,9 @@ def profile(
     ] = "",
     runs: Annotated[int, typer.Option(min=1, help="Windows of each kind.")] = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window.")] = 5.0,
+    max_minutes: Annotated[
+        float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
+    ] = 40.0,
     threads: Threads = 0,
     seed: Seed = 0,
 ) -> None:
@@ -58,14 +61,16 @@ def profile(
     from benchmarks.profile.suite import ProfileSuite
     from benchmarks.report import write_json
 
-    plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration)
+    plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(choose_prompts(None, num_prompts, seed))
     suite = ProfileSuite(target, chosen, threads or os.cpu_count() or 1, plan, seed=seed)
     report, loads = _measured(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
-    if loads is not None:
-        report["validation"], report["ratios"] = _validated(report, loads)
-        write_json(loads, out / "validation.json")
+    # What took minutes to measure is kept whatever comes of the prediction.
     write_json(report, out / "profile.json")
+    if loads is not None:
+        write_json(loads, out / "validation.json")
+        report["validation"], report["ratios"] = _validated(report, loads)
+        write_json(report, out / "profile.json")
     for text in report["notes"]:
         typer.echo(text)
     typer.echo(f"wrote {out / 'profile.json'}" + (f" and {out / 'validation.json'}" if loads else ""))
@@ -105,7 +110,10 @@ def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict
     from simulator.report import print_comparison
     from simulator.validation import compare, errors
 
-    rows = list(compare(profile_from_json(report), loads))
+    rows = []
+    for row in compare(profile_from_json(report), loads):
+        rows.append(row)
+        typer.echo(f"simulated {row['name']}", err=True)
     ratios = errors(rows)
     print_comparison(rows, ratios)
     return rows, ratios

@@ -22,6 +22,7 @@ def usual_machine() -> Machine:
             Curve((4, 16, 64, 256), (0.005, 0.008, 0.0147, 0.05)),
             row_context_s=2e-7,
             sequence_s=0.00005,
+            round_row_s=0.00001,
             prompt_token_s=0.00002,
             gap_s=0.001,
             gap_sequence_s=0.0001,

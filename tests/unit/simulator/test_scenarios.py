@@ -96,8 +96,14 @@ def test_percentiles_are_values_that_are_there() -> None:
 
 
 def test_errors_are_of_either_sign() -> None:
-    rows = [{"simulated/measured": value} for value in (0.9, 1.02, 1.3)]
+    rows = [{"simulated/measured": value, "is_fitted": False} for value in (0.9, 1.02, 1.3)]
     assert errors(rows) == {"simulator.error": 0.1, "simulator.error.max": 0.3}
+
+
+def test_a_load_that_the_machine_was_fitted_to_is_no_prediction() -> None:
+    rows = [{"simulated/measured": value, "is_fitted": value > 1.5} for value in (0.9, 1.02, 1.3, 2.0, 3.0)]
+    assert errors(rows) == {"simulator.error": 0.1, "simulator.error.max": 0.3}
+    assert errors(rows[3:]) == {}
 
 
 @pytest.mark.parametrize("name", ["", "on", "fixed", "fixed=0", "fixed=x", "off=3", "planner=1"])

@@ -91,8 +91,8 @@ def level(*parts: tuple[float, float]) -> list[float]:
         (level((0.5, 0), (11.5, 100)), 0.5),
         (level((5, 30), (7, 100)), 5.0),
         (level((5, 200), (7, 100)), 5.0),
-        # Past the middle the lasting speed is a mean of both.
-        (level((6.5, 30), (5.5, 100)), 6.5),
+        # Past the middle the lasting speed is a mean of both, and a second that begins a little before is near it.
+        (level((6.5, 30), (5.5, 100)), 6.25),
         # On its way up it passes the lasting speed, and does not stay.
         (level((2, 30), (1, 100), (2, 180), (7, 100)), 5.0),
         # It stays for two seconds, and not for less.

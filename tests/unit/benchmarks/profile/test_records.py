@@ -59,14 +59,13 @@ def test_what_was_seen_is_of_the_spans_alone() -> None:
 
 def test_no_load_that_is_predicted_drafts_as_one_that_was_fitted_to() -> None:
     plan = ProfilePlan(validation=(1, 4, 16, 64), num_runs=2)
-    turns = list(plan.turns(15))
+    runs = [list(plan.turns(15, run)) for run in range(plan.num_runs)]
+    turns = [turn for run in runs for turn in run]
     assert len(turns) == plan.num_turns() == 2 * (3 * 3 + 4 * 4)
-    kinds = [
-        {turn.policy.simulated for _, turn in turns if turn.calibrates == calibrates} for calibrates in (True, False)
-    ]
+    kinds = [{turn.policy.simulated for turn in turns if turn.calibrates == calibrates} for calibrates in (True, False)]
     assert kinds[0] == {"off", "fixed=2", "fixed=8"}
     assert kinds[1] == {"off", "fixed=4", "fixed=15", "planner"}
     # In each run, and where there are both kinds they take turns at the same number of requests.
-    for run in range(2):
-        levels = [turn.load.concurrency for number, turn in turns if number == run]
+    for run in runs:
+        levels = [turn.load.concurrency for turn in run]
         assert levels == sorted(levels)
