@@ -159,7 +159,7 @@ def test_settle_times_of_planner_and_off_stand_beside_each_other_and_who_never_s
     # one down, where the planner needs a second.
     before, up, down = [10] * 12, [5] * 4 + [40] * 20, [10] * 12
     swings, late = [10] * 6 + [70] * 6 + [10] * 6 + [70] * 6, [1] * 4 + [10] * 8
-    by_policy = {policy.name: [_given(before + up + down)] for policy in POLICIES}
+    by_policy: dict[str, Sequence[Answer]] = {policy.name: [_given(before + up + down)] for policy in POLICIES}
     by_policy["planner"] = [_given(before + swings + late)]
     found = ratios(Samples(_everywhere(load, Span(0.0, 12.0), by_policy), POLICIES, TARGETS))[0]
     assert {name.removeprefix("step.settle_"): value for name, value in found.items() if "settle" in name} == {
