@@ -14,6 +14,7 @@ from coppice.tracing import open_tracer
 from drafter_svc.app import serve
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.service import DrafterService
 
 UNAVAILABLE = 1
 BAD_CONFIGURATION = 2
@@ -21,7 +22,7 @@ BAD_CONFIGURATION = 2
 SWITCH_INTERVAL_S = 1e-4
 
 
-def main() -> int:
+def main(make_service: type[DrafterService] = DrafterService) -> int:
     """Run the service until SIGTERM; returns the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -41,7 +42,7 @@ def main() -> int:
         return BAD_CONFIGURATION
     try:
         tracer = open_tracer("coppice-drafter", os.environ)
-        rpc.run(lambda: serve(config, drafter, certificates, tracer))
+        rpc.run(lambda: serve(config, drafter, certificates, tracer, make_service))
     except CoppiceError as error:
         sys.stderr.write(f"{error}\n")
         return UNAVAILABLE

@@ -27,6 +27,7 @@ def new_service(
     thread: ModelThread,
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
+    make_service: type[DrafterService] = DrafterService,
 ) -> DrafterService:
     """The service in front of a thread that was started."""
     observe: list[Callable[[], StreamObserver]] = []
@@ -34,7 +35,7 @@ def new_service(
         observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
-    return DrafterService(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
+    return make_service(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
 
 
 async def serve(
@@ -42,13 +43,14 @@ async def serve(
     drafter: Drafter,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
+    make_service: type[DrafterService] = DrafterService,
 ) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME], certificates)
     timeline = open_timeline("drafter", os.environ)
-    service = new_service(config, drafter, thread, tracer, timeline)
+    service = new_service(config, drafter, thread, tracer, timeline, make_service)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with serving_metrics(config, service, certificates):

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.planner import Planner
+from orchestrator.prefix_cache.hit_rates import HitRates
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
 from simulator.machine import Machine
+from simulator.orchestrators import SimulatedOrchestrator
 from simulator.policies import Policy
 from simulator.requests import SimulatedRequest
 from simulator.texts import Text
@@ -44,6 +46,9 @@ class Deployment:
         self.clock = Clock()
         self.policy = policy
         self._machine = machine
+        self._orchestrator = SimulatedOrchestrator(self.clock)
+        # What a server's requests know of how often guesses from their own context are right.
+        self._rates = HitRates()
         self.drafters = [self._drafter(number % fleet.verifiers) for number in range(fleet.drafters)]
         generator = random.Random(seed)
         self.verifiers = [
@@ -55,6 +60,11 @@ class Deployment:
     def now_s(self) -> float:
         """The model's time."""
         return self.clock.now_s
+
+    @property
+    def turnaround_s(self) -> float:
+        """From the end of a request to when its client's next one is here."""
+        return self._machine.orchestrator.turnaround_s
 
     @property
     def counts(self) -> Counts:
@@ -77,6 +87,7 @@ class Deployment:
         return SimulatedRequest(
             self.clock,
             self._machine,
+            self._orchestrator,
             self.verifiers[number],
             self.planners[number],
             self.policy,
@@ -85,6 +96,7 @@ class Deployment:
             num_prompt,
             max_tokens,
             on_end,
+            self._rates,
         )
 
     def run(self, seconds: float) -> float:
@@ -94,8 +106,17 @@ class Deployment:
         return (self.counts.tokens - before) / seconds
 
     def _drafter(self, beside: int) -> SimulatedDrafter:
-        return SimulatedDrafter(self.clock, self._machine, lambda: self.verifiers[beside].is_computing)
+        return SimulatedDrafter(
+            self.clock, self._machine, self._orchestrator, lambda: self.verifiers[beside].is_computing
+        )
 
     def _verifier(self, number: int, count: int, seed: int) -> SimulatedVerifier:
         beside = self.drafters[number::count]
-        return SimulatedVerifier(self.clock, self._machine, seed, lambda: sum(drafter.ahead_s for drafter in beside))
+
+        def on_pace() -> None:
+            for drafter in beside:
+                drafter.pace_changed()
+
+        return SimulatedVerifier(
+            self.clock, self._machine, seed, lambda: sum(drafter.ahead_s for drafter in beside), on_pace
+        )

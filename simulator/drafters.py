@@ -12,6 +12,7 @@ from coppice.tree import EMPTY_TREE, TokenTree
 from orchestrator.rounds import DraftOpening, Outcome
 from simulator.clock import Clock
 from simulator.machine import Machine
+from simulator.orchestrators import SimulatedOrchestrator
 from simulator.sequences import num_followed
 from simulator.texts import Text
 
@@ -47,20 +48,33 @@ class DraftedSequence:
 class SimulatedDrafter:
     """Serves sequences one after another, each for its newest state, as `drafter_svc/model_thread.py` does."""
 
-    def __init__(self, clock: Clock, machine: Machine, is_beside_a_pass: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        machine: Machine,
+        orchestrator: SimulatedOrchestrator,
+        is_beside_a_pass: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._clock = clock
+        self._orchestrator = orchestrator
         self._machine = machine
         self._is_beside_a_pass = is_beside_a_pass
         self._jobs: deque[DraftedSequence] = deque()
-        self._is_busy = False
+        # What it drafts now, the work of that at full speed, since when at which share of it, and which estimate of its
+        # end holds.
+        self._current: tuple[DraftedSequence, int, TokenTree] | None = None
+        self._left_s = self._since_s = 0.0
+        self._speed = 1.0
+        self._estimate = 0
         self.num_sequences = 0
         self.busy_s = 0.0
+        self.num_drafts = 0
 
     @property
     def ahead_s(self) -> float:
-        """About how long it is busy with what is there."""
-        costs = self._machine.drafter
-        return costs.draft_s(_USUAL_NODES, 1) * (len(self._jobs) + self._is_busy)
+        """About how long it is busy with what is there, if a pass runs all the while."""
+        usual_s = self._machine.drafter.draft_s(_USUAL_NODES, 1)
+        return (self._left_s + usual_s * len(self._jobs)) * self._machine.contention.draft_factor
 
     def queue(self, sequence: DraftedSequence) -> None:
         """Draft for a sequence when its turn comes."""
@@ -70,7 +84,7 @@ class SimulatedDrafter:
         self._next()
 
     def _next(self) -> None:
-        while self._jobs and not self._is_busy:
+        while self._jobs and self._current is None:
             sequence = self._jobs.popleft()
             sequence.is_queued = False
             if not sequence.is_closed:
@@ -79,18 +93,45 @@ class SimulatedDrafter:
     def _draft(self, sequence: DraftedSequence) -> None:
         base, position = sequence.length, sequence.length - sequence.num_prompt
         tree = sequence.text.draft(position, sequence.max_nodes, sequence.row_multiple)
-        seconds = self._machine.drafter.draft_s(len(tree), _num_unread(sequence))
-        if self._is_beside_a_pass():
-            seconds *= self._machine.contention.draft_factor
+        self._left_s = self._machine.drafter.draft_s(len(tree), _num_unread(sequence))
         sequence.num_read, sequence.last = base, tree
-        self._is_busy = True
-        self.busy_s += seconds
-        self._clock.later(seconds, lambda: self._drafted(sequence, base, tree))
+        self._current = (sequence, base, tree)
+        self._go_on()
 
-    def _drafted(self, sequence: DraftedSequence, base: int, tree: TokenTree) -> None:
-        self._is_busy = False
-        self._clock.later(self._machine.message_s, lambda: _deliver(sequence, base, tree))
+    def pace_changed(self) -> None:
+        """A pass has begun beside it, or ended."""
+        if self._current is not None:
+            self._work()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Work from now on at the speed that a pass leaves."""
+        self._since_s = self._clock.now_s
+        self._speed = 1 / self._machine.contention.draft_factor if self._is_beside_a_pass() else 1.0
+        self._estimate += 1
+        number = self._estimate
+        self._clock.later(self._left_s / self._speed, lambda: self._drafted(number))
+
+    def _work(self) -> None:
+        """Take off what was done since the speed last changed."""
+        elapsed_s = self._clock.now_s - self._since_s
+        self.busy_s += elapsed_s
+        self._left_s = max(0.0, self._left_s - self._speed * elapsed_s)
+
+    def _drafted(self, number: int) -> None:
+        if number != self._estimate or self._current is None:
+            return
+        self._work()
+        (sequence, base, tree), self._current, self._left_s = self._current, None, 0.0
+        self.num_drafts += 1
+        self._deliver_later(sequence, base, tree)
         self._next()
+
+    def _deliver_later(self, sequence: DraftedSequence, base: int, tree: TokenTree) -> None:
+        def arrive() -> None:
+            self._orchestrator.handle(self._machine.orchestrator.tree_s, lambda: _deliver(sequence, base, tree))
+
+        self._clock.later(self._machine.message_s, arrive)
 
 
 def _num_unread(sequence: DraftedSequence) -> int:

@@ -55,6 +55,7 @@ class Window:
     requests: tuple[SimulatedRequest, ...]
     start_s: float
     drafting_s: float
+    num_drafts: int
 
     @property
     def tokens_per_s(self) -> float:
@@ -147,22 +148,21 @@ class _Arrivals:
 
     def begin(self, *, again: bool = False) -> None:
         """The next request, and another one behind it if `again`."""
-        number, workload = len(self.requests), self._workload
+        deployment, number, workload = self._deployment, len(self.requests), self._workload
 
         def ended(_: SimulatedRequest) -> None:
             self.num_ended += 1
             if again:
-                self.begin(again=True)
+                deployment.clock.later(deployment.turnaround_s, lambda: self.begin(again=True))
 
         text = TracedText(workload.trace(number))
-        self.requests.append(
-            self._deployment.open(text, workload.num_prompt(number), workload.num_tokens(number), ended)
-        )
+        self.requests.append(deployment.open(text, workload.num_prompt(number), workload.num_tokens(number), ended))
 
 
 def _counted(deployment: Deployment, arrivals: _Arrivals, end_s: float, drained_s: float = 0.0) -> Window:
     """Go on to a time, then until all requests have ended or `drained_s` has come."""
     start_s, before, drafting_s = deployment.now_s, deployment.counts, _drafting_s(deployment)
+    num_drafts = _num_drafts(deployment)
     deployment.clock.run_until(end_s)
     while len(arrivals.requests) > arrivals.num_ended and deployment.clock.step(drained_s):
         pass
@@ -174,11 +174,16 @@ def _counted(deployment: Deployment, arrivals: _Arrivals, end_s: float, drained_
         tuple(arrivals.requests),
         start_s,
         _drafting_s(deployment) - drafting_s,
+        _num_drafts(deployment) - num_drafts,
     )
 
 
 def _drafting_s(deployment: Deployment) -> float:
     return sum(drafter.busy_s for drafter in deployment.drafters)
+
+
+def _num_drafts(deployment: Deployment) -> int:
+    return sum(drafter.num_drafts for drafter in deployment.drafters)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

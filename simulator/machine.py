@@ -65,19 +65,24 @@ class PassWork:
 class VerifierCosts:
     """Times of a verifier and its limits.
 
-    A pass takes `passes` for the rows of one sequence behind `context` tokens, `row_context_s` for each row and token
-    of more context, `sequence_s` for each further sequence and `prompt_token_s` for each row of a prompt. After it lie
-    `gap_s`, and more by sequence and by committed token: messages, scheduling, and whatever the model does not do.
+    A pass takes `passes` for its rows, those of rounds behind `context` tokens, `row_context_s` for each of these rows
+    and token of more context, `sequence_s` for each further sequence, `round_row_s` more for a round's row, of which
+    logits are wanted, and `prompt_token_s` more for a prompt's.
+    Before it lie `start_s` from when it may start, after it `gap_s` until its outcomes are on their way, and more by
+    sequence and by committed token: scheduling, and whatever else the model does not do.
     """
 
     passes: Curve
     context: int = 256
     row_context_s: float = 0.0
     sequence_s: float = 0.0
+    round_row_s: float = 0.0
     prompt_token_s: float = 0.0
     gap_s: float = 0.0
     gap_sequence_s: float = 0.0
     gap_token_s: float = 0.0
+    start_s: float = 0.0
+    start_sequence_s: float = 0.0
     row_multiple: int = 1
     max_nodes: int = 64
     max_sequences: int = 64
@@ -86,19 +91,23 @@ class VerifierCosts:
 
     def pass_s(self, work: PassWork) -> float:
         """Time of a pass."""
-        padded = -(-max(1, work.round_rows) // self.row_multiple) * self.row_multiple
+        padded = -(-max(1, work.rows) // self.row_multiple) * self.row_multiple
         more_context = work.context_rows - work.round_rows * self.context
         seconds = self.passes.at(padded) + self.row_context_s * more_context
         seconds += self.sequence_s * max(0, work.num_rounds - 1)
-        return max(0.0, seconds) + self.prompt_token_s * work.prompt_rows
+        return max(0.0, seconds) + self.round_row_s * work.round_rows + self.prompt_token_s * work.prompt_rows
 
     def after_s(self, num_rounds: int, num_tokens: int) -> float:
         """From the end of a pass to when its outcomes are on their way and the next may start."""
         return self.gap_s + self.gap_sequence_s * num_rounds + self.gap_token_s * num_tokens
 
+    def before_s(self, num_sequences: int) -> float:
+        """From when a pass of so many sequences may start to when the model computes."""
+        return self.start_s + self.start_sequence_s * num_sequences
+
     def slower(self, factor: float) -> VerifierCosts:
         """The same verifier with all times multiplied."""
-        times = ("row_context_s", "sequence_s", "prompt_token_s", "gap_s", "gap_sequence_s", "gap_token_s")
+        times = [name for name in vars(self) if name.endswith("_s")]
         return replace(
             self, passes=self.passes.slower(factor), **{name: factor * getattr(self, name) for name in times}
         )
@@ -124,12 +133,24 @@ class DrafterCosts:
 class Contention:
     """What drafters and verifier take from each other where they share cores.
 
-    A second of drafting adds `pass_per_draft` seconds to the passes beside it, and a draft that begins while a pass
-    runs takes `draft_factor` times as long.
+    A second in which a drafter is busy adds `pass_per_draft` seconds to the pass beside it, and while a pass runs,
+    drafts take `draft_factor` times as long.
     """
 
     pass_per_draft: float = 0.0
     draft_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class OrchestratorCosts:
+    """Times of an orchestrator, which takes one message after another: an outcome, and a drafter's tree.
+
+    `turnaround_s`: from when it has a request's last outcome to when its client's next request is at the verifier.
+    """
+
+    outcome_s: float = 0.0
+    tree_s: float = 0.0
+    turnaround_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +165,7 @@ class Machine:
     message_s: float = 0.0
     contention: Contention = field(default_factory=Contention)
     noise: float = 0.0
+    orchestrator: OrchestratorCosts = field(default_factory=OrchestratorCosts)
 
     def scaled(self, verifier_speed: float = 1.0, drafter_speed: float = 1.0) -> Machine:
         """The machine with verifiers and drafters so many times as fast."""

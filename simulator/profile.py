@@ -16,7 +16,7 @@ import numpy as np
 
 from coppice.errors import InvalidTreeError
 from coppice.tree import TokenTree
-from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
+from simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
 from simulator.texts import Trace
 
 # One array behind the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
@@ -28,12 +28,19 @@ class ProfileError(ValueError):
     """A profile that cannot be used; the message names what is wrong."""
 
 
+# Said of a profile that was taken before the services were measured in service.
+OLDER = (
+    "the profile is of an earlier version, which timed passes and drafts by themselves: run coppice bench profile again"
+)
+
+
 @dataclass(frozen=True)
 class Profile:
-    """A machine and outputs that were recorded there."""
+    """A machine and outputs that were recorded there, and what has to be said of them."""
 
     machine: Machine
     traces: tuple[Trace, ...]
+    remark: str = ""
 
     def __post_init__(self) -> None:
         if not self.traces:
@@ -61,6 +68,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         "message_s": machine.message_s,
         "contention": asdict(machine.contention),
         "noise": machine.noise,
+        "orchestrator": asdict(machine.orchestrator),
         "traces": [_trace_to_json(trace) for trace in profile.traces],
     }
 
@@ -73,15 +81,21 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
     """
     try:
         verifier, drafter = dict(record["verifier"]), dict(record["drafter"])
+        is_older = "orchestrator" not in record
+        if is_older:
+            # It was all that a prompt's row took; now these rows are in the curve, too.
+            verifier["prompt_token_s"] = 0.0
         machine = Machine(
             verifier=VerifierCosts(**{**verifier, "passes": _curve_from_json(verifier["passes"])}),
             drafter=DrafterCosts(**{**drafter, "drafts": _curve_from_json(drafter["drafts"])}),
             message_s=float(record["message_s"]),
             contention=Contention(**record["contention"]),
             noise=float(record["noise"]),
+            orchestrator=OrchestratorCosts(**record.get("orchestrator", {})),
         )
         _check_numbers(record)
-        return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
+        traces = tuple(_trace_from_json(trace) for trace in record["traces"])
+        return Profile(machine, traces, OLDER if is_older else "")
     except KeyError as error:
         raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
     except (TypeError, ValueError, InvalidTreeError) as error:
@@ -90,8 +104,9 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
 
 def _check_numbers(record: Mapping[str, Any]) -> None:
     named = {"message_s": record["message_s"], "noise": record["noise"]}
-    for group in ("verifier", "drafter", "contention"):
-        named |= {f"{group}.{name}": value for name, value in record[group].items() if not isinstance(value, Mapping)}
+    for group in ("verifier", "drafter", "contention", "orchestrator"):
+        values = record.get(group, {})
+        named |= {f"{group}.{name}": value for name, value in values.items() if not isinstance(value, Mapping)}
     for name, value in named.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} is {value!r}, not a finite number from 0 on")
@@ -113,6 +128,7 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
     packed = b"".join(array.tobytes() for array in (sizes, token_ids, parents, log_probs))
     return {
         "num_prompt": trace.num_prompt,
+        "prompt": list(trace.prompt),
         "token_ids": list(trace.token_ids),
         "trees": base64.b64encode(zlib.compress(packed, 9)).decode(),
     }
@@ -120,7 +136,8 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
 
 def _trace_from_json(record: Mapping[str, Any]) -> Trace:
     token_ids = tuple(map(int, record["token_ids"]))
-    return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)))
+    prompt = tuple(map(int, record.get("prompt", ())))
+    return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)), prompt)
 
 
 def _trees(text: str, count: int) -> tuple[TokenTree, ...]:

@@ -10,7 +10,17 @@ from rich.table import Table
 
 from simulator.validation import ERROR
 
-MIN_WIDTH = 120
+MIN_WIDTH = 140
+
+# Of a comparison: heading, name and digits. An error in one of them tells where tokens per second come from.
+FIGURES = (
+    ("τ", "mean_acceptance_length", 2),
+    ("rows/pass", "rows_per_pass", 0),
+    ("passes/s", "passes_per_s", 1),
+    ("pass ms", "pass_ms", 1),
+    ("drafted rounds", "drafted_share", 2),
+    ("drafts/s", "drafts_per_s", 0),
+)
 
 Row = Mapping[str, Any]
 
@@ -40,29 +50,31 @@ def print_answers(rows: Sequence[Row], console: Console | None = None) -> None:
 
 def print_comparison(rows: Sequence[Row], ratios: Mapping[str, float], console: Console | None = None) -> None:
     """A line per measured row, and the errors."""
-    table = Table(title="Tokens per second, measured and simulated")
-    table.add_column("row", no_wrap=True)
-    for heading in ("measured", "simulated", "simulated/measured", "τ measured", "τ simulated"):
+    table = Table(title="Measured → simulated")
+    table.add_column("load", no_wrap=True)
+    for heading in ("tokens/s", "simulated/measured", *(heading for heading, _, _ in FIGURES)):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
-            row["name"],
-            f"{row['measured_tokens_per_s']:.0f}",
-            f"{row['tokens_per_s']:.0f}",
+            f"{row['name']} (fitted)" if row["is_fitted"] else row["name"],
+            f"{row['measured_tokens_per_s']:.0f} → {row['tokens_per_s']:.0f}",
             f"{row['simulated/measured']:.3f}",
-            _number(row["measured_mean_acceptance_length"], 2),
-            _number(row["mean_acceptance_length"], 2),
+            *(_pair(row, name, digits) for _, name, digits in FIGURES),
         )
     _print(table, console)
-    (console or Console()).print(
-        f"Absolute relative error: median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}", markup=False
-    )
+    if ratios:
+        text = f"Absolute relative error: median {ratios[ERROR]:.1%}, largest {ratios[f'{ERROR}.max']:.1%}"
+        (console or Console()).print(text, markup=False)
 
 
 def _print(table: Table, console: Console | None) -> None:
     console = console or Console()
     console.width = max(console.width, MIN_WIDTH)
     console.print(table)
+
+
+def _pair(row: Row, name: str, digits: int) -> str:
+    return f"{_number(row[f'measured_{name}'], digits)} → {_number(row[name], digits)}"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

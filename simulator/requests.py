@@ -9,11 +9,14 @@ from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from orchestrator.drafting import Drafting
 from orchestrator.planner import Planner
+from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.rounds import Outcome
 from orchestrator.transcript import Transcript
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink
 from simulator.machine import Machine
+from simulator.orchestrators import SimulatedOrchestrator
+from simulator.own_context import own_context_drafter
 from simulator.policies import Policy
 from simulator.sequences import RoundResult, SimulatedSequence
 from simulator.texts import Text
@@ -29,14 +32,15 @@ VOCAB_SIZE = 1 << 31
 class SimulatedRequest:
     """Opens its sequences when it is made, and closes them when its output is complete or `close` is called.
 
-    What messages take between orchestrator and verifier is a part of the verifier's gap where they bring outcomes;
-    drafts, which passes do not wait for, take a message's time.
+    Where the prompt's tokens are known, the orchestrator's cache drafts from the request's own context, as its own code
+    says; of other requests it knows nothing.
     """
 
     def __init__(
         self,
         clock: Clock,
         machine: Machine,
+        orchestrator: SimulatedOrchestrator,
         verifier: SimulatedVerifier,
         planner: Planner,
         policy: Policy,
@@ -45,13 +49,21 @@ class SimulatedRequest:
         num_prompt: int,
         max_tokens: int,
         on_end: Callable[[SimulatedRequest], None],
+        rates: HitRates,
     ) -> None:
         self._clock = clock
+        self._orchestrator = orchestrator
+        self._outcome_s = machine.orchestrator.outcome_s
         self._message_s = machine.message_s
         self._verifier = verifier
         self._links = links
         self._on_end = on_end
-        self._transcript = Transcript([0] * num_prompt, (), max_tokens, num_prompt + max_tokens, (), ())
+        # A prompt of another length than the record's has other tokens.
+        prompt = list(text.prompt) if len(text.prompt) == num_prompt else [0] * num_prompt
+        self._transcript = Transcript(prompt, (), max_tokens, num_prompt + max_tokens, (), ())
+        cache = None
+        if policy.speculates and len(text.prompt) == num_prompt:
+            cache = own_context_drafter(rates, self._transcript.tokens, num_prompt)
         self._drafting = Drafting(
             clients=cast("Sequence[DrafterClient]", links),
             planner=planner.follow(is_greedy=True),
@@ -61,6 +73,7 @@ class SimulatedRequest:
             forced=policy.forced,
             vocab_size=VOCAB_SIZE,
             row_multiple=machine.verifier.row_multiple,
+            cache=cache,
         )
         self.max_tokens = max_tokens
         self.opened_s = clock.now_s
@@ -76,7 +89,7 @@ class SimulatedRequest:
             max_tokens,
             machine.verifier.max_nodes,
             self._drafting.opening_linger_us() / 1e6,
-            self._on_round,
+            self._on_outcome,
         )
         self._drafting.opened(self._send)
         verifier.open(self._sequence)
@@ -105,6 +118,14 @@ class SimulatedRequest:
             if self.is_open:
                 self._sequence.submit(base_length, tree, budget, linger_s)
                 self._verifier.look()
+
+        self._clock.later(self._message_s, arrive)
+
+    def _on_outcome(self, result: RoundResult) -> None:
+        """The verifier sends it; the orchestrator takes it when its turn comes."""
+
+        def arrive() -> None:
+            self._orchestrator.handle(self._outcome_s, lambda: self._on_round(result))
 
         self._clock.later(self._message_s, arrive)
 

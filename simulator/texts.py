@@ -17,7 +17,10 @@ LEAST_FILL = 0.03
 
 
 class Text(Protocol):
-    """One output. Positions count its tokens from 0."""
+    """One output. Positions count its tokens from 0. `prompt`: the tokens before it, empty where they are not known."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]: ...
 
     def said(self, first: int, last: int) -> list[int]:
         """Tokens from one position to before another."""
@@ -32,19 +35,24 @@ class Text(Protocol):
 class Trace:
     """A greedy output that was recorded: its tokens, and behind the first n of them the drafter's tree, for each n.
 
+    `prompt`: the tokens before it, or none where they were not recorded.
+
     Raises:
-        ValueError: there is no token, or not one tree for each.
+        ValueError: there is no token, or not one tree for each, or the prompt has another length.
     """
 
     num_prompt: int
     token_ids: tuple[int, ...]
     trees: tuple[TokenTree, ...]
+    prompt: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.trees):
             raise ValueError("a trace needs one tree for each of its tokens, and one token at least")
         if self.num_prompt < 1:
             raise ValueError("a trace needs a prompt")
+        if self.prompt and len(self.prompt) != self.num_prompt:
+            raise ValueError(f"a prompt of {len(self.prompt)} tokens is said to have {self.num_prompt}")
 
 
 class TracedText:
@@ -52,6 +60,11 @@ class TracedText:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the output, where they were recorded."""
+        return self._trace.prompt
 
     def said(self, first: int, last: int) -> list[int]:
         """Tokens from one position to before another."""
@@ -86,6 +99,8 @@ class Predictability:
 
 class DrawnText:
     """An output of random predictability, without end."""
+
+    prompt: tuple[int, ...] = ()
 
     def __init__(self, predictability: Predictability, seed: int) -> None:
         self._predictability = predictability

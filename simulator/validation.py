@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.loads import ClosedLoad, Workload
+from simulator.loads import ClosedLoad, Window, Workload
 from simulator.policies import Policy
 from simulator.profile import Profile
 from simulator.scenario import Scenario
@@ -55,17 +55,39 @@ def compare(profile: Profile, report: Mapping[str, Any], seed: int = 0) -> Itera
         load = ClosedLoad(row["concurrency"], settings["duration_s"])
         window = scenario.run(Policy.parse(settings["policies"][row["policy"]]), load)
         measured, simulated = row["tokens_per_s"], window.tokens_per_s
+        figures = _figures(window)
         yield {
             "name": row["name"],
             "measured_tokens_per_s": measured,
             "tokens_per_s": round(simulated, 3),
             "simulated/measured": round(simulated / measured, 4),
-            "measured_mean_acceptance_length": row["mean_acceptance_length"],
-            "mean_acceptance_length": round(window.counts.tokens / max(1, window.counts.rounds), 3),
+            # Whether the machine was fitted to such a load, in other windows.
+            "is_fitted": row["name"] in settings.get("fitted", ()),
+            # Where one of these is off, it tells which part of the model is.
+            **{f"measured_{name}": row.get(name) for name in figures},
+            **figures,
         }
 
 
+def _figures(window: Window) -> dict[str, float | None]:
+    """What lies behind the tokens per second, by the names that measured rows have for it."""
+    counts, seconds = window.counts, window.duration_s
+    rounds = max(1, counts.rounds)
+    return {
+        "mean_acceptance_length": round(counts.tokens / rounds, 3),
+        "rows_per_pass": round(counts.row_passes / rounds, 3),
+        "nodes_per_round": round(counts.nodes / rounds, 3),
+        "passes_per_s": round(counts.passes / seconds, 3),
+        "pass_ms": round(1000 * counts.pass_s / max(1, counts.passes), 3),
+        "rounds_per_s": round(counts.rounds / seconds, 3),
+        "drafted_share": round(counts.drafted / rounds, 4),
+        "drafts_per_s": round(window.num_drafts / seconds, 3),
+    }
+
+
 def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The median and the largest of the absolute relative errors."""
-    sizes = [abs(row["simulated/measured"] - 1) for row in rows]
+    """The median and the largest of the absolute relative errors of what was predicted."""
+    sizes = [abs(row["simulated/measured"] - 1) for row in rows if not row["is_fitted"]]
+    if not sizes:
+        return {}
     return {ERROR: round(statistics.median(sizes), 4), f"{ERROR}.max": round(max(sizes), 4)}

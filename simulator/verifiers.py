@@ -23,7 +23,7 @@ _TOGETHER_S = 1e-9
 
 @dataclass
 class Counts:
-    """What passes came to so far. `row_passes`: over all rounds, the rows of their pass."""
+    """What passes came to so far. `row_passes`: over all rounds, rows of their pass; `drafted`: rounds with nodes."""
 
     passes: int = 0
     rows: int = 0
@@ -31,23 +31,32 @@ class Counts:
     row_passes: int = 0
     tokens: int = 0
     nodes: int = 0
+    drafted: int = 0
+    pass_s: float = 0.0
 
 
 class SimulatedVerifier:
     """Runs passes back to back over its sequences, as `verifier_svc/scheduler.py` says: one starts when every running
     sequence has its draft, else at the first deadline; who still waits then stays out.
 
-    The KV cache is taken to be large enough. `drafting_ahead_s` tells how much drafters beside it have to do.
+    The KV cache is taken to be large enough. `drafting_ahead_s` tells how much drafters beside it have to do, and
+    `on_pace` is called when the model begins to compute and when it has.
     """
 
     def __init__(
-        self, clock: Clock, machine: Machine, seed: int, drafting_ahead_s: Callable[[], float] = lambda: 0.0
+        self,
+        clock: Clock,
+        machine: Machine,
+        seed: int,
+        drafting_ahead_s: Callable[[], float] = lambda: 0.0,
+        on_pace: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._machine = machine
         self._costs = machine.verifier
         self._random = random.Random(seed)
         self._drafting_ahead_s = drafting_ahead_s
+        self._on_pace = on_pace
         self._waiting: deque[SimulatedSequence] = deque()
         self._running: list[SimulatedSequence] = []
         self._in_pass: list[tuple[Share, SimulatedSequence, float]] = []
@@ -117,8 +126,12 @@ class SimulatedVerifier:
             waited_s = now_s - sequence.last_outcome_s if sequence.may_linger else 0.0
             self._in_pass.append((share, sequence, waited_s))
             work = _with_rows(work, sequence, sequence.begin_pass(share.num_pending, share.max_nodes))
+        self._clock.later(costs.before_s(len(shares)), lambda: self._compute(work))
+
+    def _compute(self, work: PassWork) -> None:
         pass_s = self._pass_s(work)
         self.is_computing = True
+        self._on_pace()
         self._clock.later(pass_s, lambda: self._end_pass(work, pass_s))
 
     def _pass_s(self, work: PassWork) -> float:
@@ -129,11 +142,13 @@ class SimulatedVerifier:
 
     def _end_pass(self, work: PassWork, pass_s: float) -> None:
         self.is_computing = False
+        self._on_pace()
         if len(self._in_pass) > 1:
             self._own_cost.add(work.rows, self._clock.now_s - self._free_s)
         self._ended_s = self._clock.now_s
         self.counts.passes += 1
         self.counts.rows += work.rows
+        self.counts.pass_s += pass_s
         results = []
         for share, sequence, waited_s in self._in_pass:
             result = sequence.end_pass(share.num_pending, self._clock.now_s, waited_s, work.rows, pass_s)
@@ -160,6 +175,7 @@ class SimulatedVerifier:
         self.counts.row_passes += result.pass_rows
         self.counts.tokens += len(result.token_ids)
         self.counts.nodes += len(result.tree)
+        self.counts.drafted += len(result.tree) > 0
 
     def _take_turns(self) -> None:
         """Put the rounds of a pass behind all others, as the scheduler does where not all find room."""

@@ -16,7 +16,7 @@ logger = logging.getLogger("verifier_svc")
 
 def main() -> None:
     """Read the settings, say how threads wait, which has to come before torch is imported, and run the verifier."""
-    config, certificates = _settings()
+    config, certificates = read_settings()
     set_spin_count()
     # Here, because it takes seconds, for which nobody has to wait who has made a mistake in a setting.
     from verifier_svc.app import run_verifier
@@ -24,7 +24,7 @@ def main() -> None:
     run_verifier(config, certificates)
 
 
-def _settings() -> tuple[VerifierConfig, Certificates | None]:
+def read_settings() -> tuple[VerifierConfig, Certificates | None]:
     """What the environment says; ends the process where that is wrong."""
     try:
         configure_logging(os.environ)

@@ -39,10 +39,11 @@ def new_servicer(
     info: TargetInfo,
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
+    make_engine: type[Engine] = Engine,
 ) -> tuple[Engine, VerifierServicer]:
     """An engine, which is to be started, and the service in front of it."""
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
-    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
+    engine = make_engine(target, info, limits, config.max_nodes, timeline=timeline)
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:
         observe.append(partial(SequenceTraces, tracer))
@@ -58,10 +59,11 @@ async def serve(
     info: TargetInfo,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
+    make_engine: type[Engine] = Engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     timeline = open_timeline("verifier", os.environ)
-    engine, servicer = new_servicer(config, target, info, tracer, timeline)
+    engine, servicer = new_servicer(config, target, info, tracer, timeline, make_engine)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
@@ -80,7 +82,9 @@ async def serve(
         timeline.write()
 
 
-def run_verifier(config: VerifierConfig, certificates: Certificates | None = None) -> None:
+def run_verifier(
+    config: VerifierConfig, certificates: Certificates | None = None, make_engine: type[Engine] = Engine
+) -> None:
     """Load the model, serve."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
@@ -92,7 +96,7 @@ def run_verifier(config: VerifierConfig, certificates: Certificates | None = Non
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info, certificates, tracer))
+            run(lambda: serve(config, target, info, certificates, tracer, make_engine))
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)

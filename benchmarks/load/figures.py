@@ -19,10 +19,11 @@ import numpy as np
 from benchmarks.load.window import Answer, Fate
 
 BIN_S = 0.25
-# Bins within this share of the level's median are steady.
-TOLERANCE = 0.15
-# Bins of the running mean beside the bins themselves: a second.
+# Bins of a running mean: a second, in which the lumps of single rounds even out.
 SMOOTHED_BINS = 4
+# A level has settled when, for so many bins, every second is within this share of its lasting speed.
+STEADY_BINS = 8
+TOLERANCE = 0.15
 # Bins over which the lowest speed of a level is looked for: two seconds.
 COLLAPSE_BINS = 8
 
@@ -141,28 +142,37 @@ def node_bins(answers: Iterable[Answer], span: Span, bin_s: float = BIN_S) -> li
     return [total / count if count else None for total, count in zip(nodes, rounds, strict=True)]
 
 
-def settle_s(bins: Sequence[float], bin_s: float = BIN_S, tolerance: float = TOLERANCE) -> float | None:
-    """When a level had settled: the first time from which all its bins are within `tolerance` of their median.
+def settle_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
+    """When a level had settled: the first time after which, for two seconds, every second has about the lasting speed.
 
-    None where the last one is not, or where there is none.
+    About is: its mean is within `TOLERANCE`.
+    None where that never comes: in a level of less than two seconds too, and where nothing lasts. A second may begin a
+    little before the level is steady. What takes turns within a second is taken for the lumps that rounds come in.
     """
-    if not bins:
-        return None
-    middle = statistics.median(bins)
-    outside = [index for index, value in enumerate(bins) if abs(value - middle) > tolerance * middle]
-    first = outside[-1] + 1 if outside else 0
-    return None if first == len(bins) else first * bin_s
+    lasting = lasting_speed(bins)
+    steady = [abs(mean - lasting) <= TOLERANCE * lasting for mean in running_mean(bins)]
+    num_means = STEADY_BINS - SMOOTHED_BINS + 1
+    for first in range(len(steady) - num_means + 1) if lasting else ():
+        if all(steady[first : first + num_means]):
+            return first * bin_s
+    return None
 
 
 def lost_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
-    """What the beginning of a level costs, in seconds of its lasting speed: that of the second half, which the first is
-    behind by so many tokens. Below 0 where the first half is the faster one; None where nothing comes in the second.
+    """What the beginning of a level costs: the tokens by which its first half is behind, in seconds of lasting speed.
 
-    Lumps of tokens cancel out, so that a level which never stays near its median has one too.
+    Below 0 where the first half is the faster one; None where nothing comes in the second.
+
+    Lumps of tokens cancel out, so that a level that never stays near its lasting speed has one too.
     """
-    half = len(bins) // 2
-    lasting = statistics.fmean(bins[-half:]) if half else 0.0
+    half, lasting = len(bins) // 2, lasting_speed(bins)
     return half * bin_s - sum(bins[:half]) * bin_s / lasting if lasting else None
+
+
+def lasting_speed(bins: Sequence[float]) -> float:
+    """Of a level: the mean of its second half; 0 of nothing."""
+    half = len(bins) // 2
+    return statistics.fmean(bins[-half:]) if half else 0.0
 
 
 def running_mean(bins: Sequence[float], width: int = SMOOTHED_BINS) -> list[float]:

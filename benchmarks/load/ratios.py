@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.load import figures
@@ -17,10 +17,12 @@ RATIO_NOTE = (
     "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
     "off/transformers: over the better of transformers' batched generate and its continuous batching, one batch of as "
     "many requests; best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the "
-    "requests/s that saturate the server without speculation; step.settle_s: seconds until the planner's bins "
-    "of 250 ms stay within 15 % of their level's median, after the slower of both steps, a level's length where they "
-    "never do; step.settle_1s_s: the same of running means over 1 s; step.lost_s: what the planner loses at the "
-    "beginning of a level, in seconds of the level's lasting speed, at the dearer of both steps; "
+    "requests/s that saturate the server without speculation; step.settle_up_s, step.settle_down_s: seconds from a "
+    "step of the load until, for two seconds, each second has 85 to 115 % of the level's lasting speed, that of its "
+    "second half; a level's length where that never comes; without a name the planner's, .off speculation off's; "
+    "step.settle_s: the slower of both steps; step.settle_beyond_off_s: how much longer the planner takes than off, "
+    "at the step where that is most; step.lost_s: what the planner loses at the beginning of a level, in seconds of "
+    "the level's lasting speed, at the dearer of both steps; "
     "step.lost_beyond_off_s: less what speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of "
     "many requests at once, over off's"
 )
@@ -75,29 +77,38 @@ def _open_ratios(samples: Samples) -> ByRun:
 
 
 def _step_ratios(samples: Samples) -> ByRun:
-    """Of the planner: settle times, what the steps cost, and the lowest speed; of both steps the slower or dearer."""
-    widths = {"step.settle_s": 1, "step.settle_1s_s": figures.SMOOTHED_BINS}
+    """Of the planner beside speculation off: when levels had settled, what steps cost, the lowest speed."""
     found: ByRun = {}
     for load in samples.loads(StepLoad):
         planner, off = samples.of(load, PLANNER), samples.of(load, OFF)
-        for name, width in widths.items():
-            found[name] = [_slower_step(load, sample, width) for sample in planner]
-        lost = [(_lost(load, mine), _lost(load, theirs)) for mine, theirs in zip(planner, off, strict=True)]
-        found["step.lost_s"] = [max(mine) for mine, _ in lost]
-        found["step.lost_beyond_off_s"] = [max(map(operator.sub, mine, theirs)) for mine, theirs in lost]
+        times = {"": [_settled(load, sample) for sample in planner], f".{OFF}": [_settled(load, one) for one in off]}
+        for whose, by_run in times.items():
+            for number, name in enumerate(("up", "down")):
+                found[f"step.settle_{name}_s{whose}"] = [both[number] for both in by_run]
+            found[f"step.settle_s{whose}"] = [max(both) for both in by_run]
+        found["step.settle_beyond_off_s"] = _beyond(times[""], times[f".{OFF}"])
+        lost = [_lost(load, sample) for sample in planner]
+        found["step.lost_s"] = [max(both) for both in lost]
+        found["step.lost_beyond_off_s"] = _beyond(lost, [_lost(load, sample) for sample in off])
         found[f"step.lowest/{OFF}"] = _within_runs(samples, load, PLANNER, OFF, partial(lowest_speed, load))
     return found
+
+
+def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    """By run: how much more it is of the one than of the other, at the step where that is most."""
+    return [max(map(operator.sub, one, other)) for one, other in zip(mine, theirs, strict=True)]
+
+
+def _settled(load: StepLoad, sample: Sample) -> list[float]:
+    """By the step up and the step down, the level's length where it never settles."""
+    pairs = zip(settle_times(load, sample)[1:], load.levels[1:], strict=True)
+    return [level.span.length_s if time is None else time for time, level in pairs]
 
 
 def _lost(load: StepLoad, sample: Sample) -> list[float]:
     """By the step up and the step down, the first half of the level where nothing comes in the second."""
     pairs = zip(lost_times(load, sample)[1:], load.levels[1:], strict=True)
     return [level.span.length_s / 2 if time is None else time for time, level in pairs]
-
-
-def _slower_step(load: StepLoad, sample: Sample, width: int) -> float:
-    pairs = zip(settle_times(load, sample, width)[1:], load.levels[1:], strict=True)
-    return max(level.span.length_s if time is None else time for time, level in pairs)
 
 
 def _within_runs(

@@ -116,9 +116,7 @@ def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
         found[f"tokens_per_s_{name}"] = _rounded(statistics.median(speeds))
     for number, name in ((1, "up"), (2, "down")):
-        for suffix, width in (("s", 1), ("1s_s", figures.SMOOTHED_BINS)):
-            times = [settle_times(load, sample, width)[number] for sample in group]
-            found[f"settle_{name}_{suffix}"] = _median_or_never(times)
+        found[f"settle_{name}_s"] = _median_or_never([settle_times(load, sample)[number] for sample in group])
         found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
     found["lowest_tokens_per_s_at"] = _rounded(statistics.median(lowest_speed(load, sample) for sample in group))
     return found

@@ -59,7 +59,6 @@ def lowest_speed(load: StepLoad, sample: Sample) -> float:
     return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
 
 
-def settle_times(load: StepLoad, sample: Sample, width: int) -> list[float | None]:
-    """Seconds after the beginning of each level until it had settled, by running means of so many bins."""
-    bins = [figures.token_bins(sample.answers, level.span) for level in load.levels]
-    return [figures.settle_s(figures.running_mean(values, width)) for values in bins]
+def settle_times(load: StepLoad, sample: Sample) -> list[float | None]:
+    """Seconds after the beginning of each level until it had settled."""
+    return [figures.settle_s(figures.token_bins(sample.answers, level.span)) for level in load.levels]

@@ -1,70 +1,51 @@
-"""The profile suite from end to end: outputs are recorded, passes and drafts timed, and a machine is made of it."""
+"""The profile suite from end to end: outputs are recorded, loads run in service, and a machine is fitted to them.
+
+Loads that are predicted take turns with those that the machine is fitted to.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
-from rich.progress import TaskID
 
 from benchmarks.contenders import BenchmarkError
 from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
-from benchmarks.profile import fits
-from benchmarks.profile.contention import BESIDE, measure_contention
-from benchmarks.profile.drafter_peer import DrafterPeer, DraftSeen
-from benchmarks.profile.fits import ShapeTimes, shape_times
-from benchmarks.profile.plain_steps import plain_step_s
-from benchmarks.profile.verifier_peer import Known, PassSeen, Shape, VerifierPeer
+from benchmarks.load.figures import Targets
+from benchmarks.load.measure import References, Sample, reference_outputs
+from benchmarks.load.policies import OFF, Mode, Policy, policies
+from benchmarks.load.rows import mismatches, rows
+from benchmarks.load.samples import Samples, speed
+from benchmarks.load.window import Window
+from benchmarks.load.workload import Workload
+from benchmarks.profile.calibration import Calibration
+from benchmarks.profile.draft_fits import fit_drafts
+from benchmarks.profile.drafter_peer import DrafterPeer, Known
+from benchmarks.profile.message_fits import fit_messages
+from benchmarks.profile.pass_fits import fit_passes
+from benchmarks.profile.plan import ProfilePlan, Turn
+from benchmarks.profile.records import Records, now_s
+from benchmarks.profile.seen import seen
 from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
 from coppice.rpc import open_channel
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
-from simulator.machine import Machine, VerifierCosts
+from coppice.v1 import inference_pb2, verifier_pb2, verifier_pb2_grpc
+from simulator.machine import Contention, Machine
 from simulator.profile import Profile, profile_to_json
 from simulator.texts import Trace
 
-
-@dataclass(frozen=True, slots=True)
-class ProfilePlan:
-    """What is measured. Other contexts than the first are for what context costs; `recorded_nodes` for the records."""
-
-    contexts: tuple[int, ...] = (256, 64, 768)
-    batches: tuple[int, ...] = (1, 4, 16, 64)
-    nodes: tuple[int, ...] = (0, 3, 7, 15)
-    far: tuple[tuple[int, int], ...] = ((1, 15), (8, 7))
-    right: tuple[tuple[int, int], ...] = ((1, 15), (8, 3))
-    num_rounds: int = 16
-    prompt_sizes: tuple[int, ...] = (64, 160, 320, 480)
-    plain_batches: tuple[int, ...] = (1, 8, 32)
-    budgets: tuple[int, ...] = (1, 3, 7, 15, 31)
-    num_timed_outputs: int = 3
-    recorded_tokens: int = 128
-    recorded_nodes: int = 64
-    contention_rounds: int = 80
-
-    def shapes(self) -> Iterator[Shape]:
-        """Of passes, each once."""
-        near = self.contexts[0]
-        for batch in self.batches:
-            for nodes in self.nodes:
-                yield Shape(batch, nodes, near)
-        for batch, nodes in (*self.far, *self.right):
-            if batch not in self.batches or nodes not in self.nodes:
-                yield Shape(batch, nodes, near)
-        for batch, nodes in self.right:
-            yield Shape(batch, nodes, near, right=True)
-        for context in self.contexts[1:]:
-            for batch, nodes in self.far:
-                yield Shape(batch, nodes, context)
+# Windows of one turn in which no token comes, before that is an error.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,169 +57,228 @@ class Addresses:
     drafter: str
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One turn as it was: the window's sample, and its part that counts by the clock of the records."""
+
+    turn: Turn
+    sample: Sample
+    start_s: float
+    end_s: float
+
+
 @dataclass(slots=True)
 class Measured:
-    """Samples of everything, as far as they have been taken."""
+    """Everything that was measured through the services, whose records come when they have stopped."""
 
-    times: list[ShapeTimes] = field(default_factory=list)
-    passes: list[list[PassSeen]] = field(default_factory=list)
-    prompts: list[PassSeen] = field(default_factory=list)
-    rounds: list[DraftSeen] = field(default_factory=list)
-    first: list[DraftSeen] = field(default_factory=list)
-    plain_steps_s: dict[int, float] = field(default_factory=dict)
+    machine: dict[str, Any]
+    server_max_nodes: int
+    row_multiple: int
+    workload: Workload
+    references: References
+    traces: tuple[Trace, ...]
+    taken: list[Taken] = field(default_factory=list)
+    # Runs that were made: fewer than planned where time was short.
+    num_runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSuite:
-    """One measurement of a target and a drafter that are served at addresses."""
+    """One measurement of a target and a drafter that are served at addresses and record what they do."""
 
     target: Path
     prompts: tuple[Prompt, ...]
     threads: int
-    plan: ProfilePlan = ProfilePlan()
+    plan: ProfilePlan = field(default_factory=ProfilePlan)
+    min_tokens: int = 32
+    seed: int = 0
 
-    async def run(self, addresses: Addresses) -> dict[str, Any]:
-        """Measure and return the report.
+    async def run(self, addresses: Addresses) -> Measured:
+        """Measure.
 
         Raises:
-            BenchmarkError: a service failed.
+            BenchmarkError: a service failed, or not even one run was done in the plan's time.
         """
         machine = describe_machine()
-        verifier_channel, drafter_channel = open_channel(addresses.verifier), open_channel(addresses.drafter)
         try:
-            async with Client(addresses.orchestrator) as client:
-                peers = VerifierPeer(verifier_channel), DrafterPeer(drafter_channel)
-                profile, measured = await self._measure(client, *peers)
+            async with Client(addresses.orchestrator) as client, _channel(addresses.verifier) as verifier:
+                stub = verifier_pb2_grpc.VerifierServiceStub(verifier)
+                limits = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
+                return await self._measure(client, addresses.drafter, max(1, limits.row_multiple), machine)
         except (grpc.aio.AioRpcError, RequestFailedError) as error:
             raise BenchmarkError(f"a service failed: {error}") from error
-        finally:
-            await asyncio.gather(verifier_channel.close(), drafter_channel.close())
-        return self._document(profile, measured, machine)
+        except TimeoutError as error:
+            raise BenchmarkError(f"not a whole run of all loads was done in {self.plan.max_s:g} s") from error
 
-    async def _measure(self, client: Client, verifier: VerifierPeer, drafter: DrafterPeer) -> tuple[Profile, Measured]:
-        plan, limits = self.plan, await verifier.describe()
-        prompts = self._encoded(limits.max_context_tokens)
-        shapes = list(plan.shapes())
-        measured = Measured()
+    async def _measure(self, client: Client, drafter: str, row_multiple: int, machine: dict[str, Any]) -> Measured:
+        plan, info = self.plan, await client.model_info()
+        workload = self._workload(info)
+        began_s = time.monotonic()
         with progress_bar() as progress:
-            total = 3 * len(prompts) + len(shapes) + len(plan.prompt_sizes) + len(plan.plain_batches)
-            step: TaskID = progress.add_task("profile", total=total)
-            advance = partial(progress.advance, step)
-            known = []
-            for prompt in prompts:
-                known.append((await verifier.decode(prompt, plan.recorded_tokens))[0])
-                advance()
-            traces = []
-            for one in known:
-                traces.append(await self._record(drafter, one, max(1, limits.row_multiple)))
-                advance()
-            for number, one in enumerate(known):
-                await self._time_drafts(drafter, one, measured, counts=number < plan.num_timed_outputs)
-                advance()
-            texts = await _texts(verifier, prompts, plan)
-            for shape in shapes:
-                passes = await verifier.run(texts[shape.context], shape, plan.num_rounds)
-                times = shape_times(shape, passes)
-                if times is not None:
-                    measured.times.append(times)
-                    measured.passes.append(passes)
-                advance()
-            for size in plan.prompt_sizes:
-                for repeat in range(3):
-                    salt = f"profile {size} {repeat}"
-                    measured.prompts += (await verifier.decode(_prompt(prompts, size), 1, salt))[1]
-                advance()
-            for batch in plan.plain_batches:
-                measured.plain_steps_s[batch] = await plain_step_s(client, texts[plan.contexts[0]], batch)
-                advance()
-            contention = await measure_contention(verifier, drafter, texts[plan.contexts[0]], plan.contention_rounds)
-        draft_costs = fits.fit_drafts(measured.rounds, measured.first)
-        message_s = statistics.median(one.answer_s - one.draft_s for one in measured.rounds) / 2
-        costs = self._verifier_costs(measured, max(1, limits.row_multiple), limits.max_nodes)
-        noise = round(fits.fit_noise(measured.passes), 4)
-        return Profile(Machine(costs, draft_costs, message_s, contention, noise), tuple(traces)), measured
+            total = 1 + len(workload.prompts) + plan.num_turns()
+            step = progress.add_task("profile", total=total)
 
-    async def _record(self, drafter: DrafterPeer, known: Known, row_multiple: int) -> Trace:
-        drafts = await drafter.every_position(known, self.plan.recorded_nodes, row_multiple)
-        return Trace(len(known.prompt), known.said, tuple(draft.tree for draft in drafts))
+            def advance(done: str) -> None:
+                progress.console.print(done, markup=False, highlight=False)
+                progress.advance(step)
 
-    async def _time_drafts(self, drafter: DrafterPeer, known: Known, measured: Measured, *, counts: bool) -> None:
-        """First drafts of every prompt; rounds of some, under every budget."""
-        for budget in self.plan.budgets if counts else self.plan.budgets[:1]:
-            drafts = await drafter.rounds(known, budget)
-            measured.first.append(drafts[0])
-            measured.rounds += drafts[1:] if counts else []
+            async with asyncio.timeout(plan.max_s):
+                references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
+                advance(f"{len(references)} outputs of plain decoding")
+                traces = await self._record(drafter, workload, references, row_multiple, advance)
+                measured = Measured(machine, info.max_nodes, row_multiple, workload, references, traces)
+                loads_began_s = time.monotonic()
+                await self._run_once(client, measured, advance)
+            run_s = time.monotonic() - loads_began_s
+            # A run is begun if it ends in time, going by the first one.
+            while measured.num_runs < plan.num_runs and time.monotonic() + run_s <= began_s + plan.max_s:
+                await self._run_once(client, measured, advance)
+        return measured
 
-    def _verifier_costs(self, measured: Measured, row_multiple: int, max_nodes: int) -> VerifierCosts:
-        near = self.plan.contexts[0]
-        if not any(one.shape.context == near and not one.shape.right for one in measured.times):
-            raise BenchmarkError("no pass had all its sequences: the verifier was too busy to measure")
-        fit = fits.fit_passes(measured.times, near, row_multiple)
-        costs = VerifierCosts(
-            fit.passes,
-            context=near,
-            row_context_s=fit.row_context_s,
-            sequence_s=fit.sequence_s,
-            prompt_token_s=fits.fit_prompts(measured.prompts, fit.passes.seconds[0]),
-            gap_token_s=fits.fit_committed(measured.times),
-            row_multiple=row_multiple,
-            max_nodes=max_nodes,
-        )
-        steps = measured.plain_steps_s
-        passes_s = [fit.passes.at(batch) + fit.sequence_s * (batch - 1) for batch in steps]
-        gaps = [max(0.0, step - pass_s) for step, pass_s in zip(steps.values(), passes_s, strict=True)]
-        gap_s, sequence_s = fits.line(list(steps), gaps)
-        # Each sequence of these steps committed one token.
-        return _with_gap(costs, gap_s, max(0.0, sequence_s - costs.gap_token_s))
+    async def _run_once(self, client: Client, measured: Measured, advance: Callable[[str], None]) -> None:
+        run, plan = measured.num_runs, self.plan
+        for turn in plan.turns(measured.server_max_nodes, run):
+            taken = await _take(client, measured.workload, run, turn)
+            measured.taken.append(taken)
+            kind = "fitted" if turn.calibrates else "predicted"
+            name, tokens_per_s = f"{turn.policy.name} {turn.load.name}", speed(taken.sample)
+            advance(f"run {run + 1} of {plan.num_runs}: {name}, {tokens_per_s:.0f} tokens/s, {kind}")
+        measured.num_runs += 1
 
-    def _encoded(self, max_context_tokens: int) -> list[list[int]]:
-        most = max(self.plan.recorded_tokens, max(self.plan.contexts)) + 1
-        if most >= max_context_tokens:
-            raise BenchmarkError(f"the profile needs a context beyond {most} tokens; this is {max_context_tokens}")
+    async def _record(
+        self,
+        drafter: str,
+        workload: Workload,
+        references: References,
+        row_multiple: int,
+        advance: Callable[[str], None],
+    ) -> tuple[Trace, ...]:
+        traces = []
+        async with _channel(drafter) as channel:
+            peer = DrafterPeer(channel)
+            for prompt, said in zip(workload.prompts, references, strict=True):
+                trees = await peer.every_position(Known(prompt, said), self.plan.recorded_nodes, row_multiple)
+                traces.append(Trace(len(prompt), said, tuple(trees), prompt))
+                advance(f"drafts of output {len(traces)} of {len(references)}")
+        return tuple(traces)
+
+    def _workload(self, info: inference_pb2.GetModelInfoResponse) -> Workload:
+        longest = self.plan.recorded_tokens
+        limit = info.max_context_tokens
+        if longest >= limit:
+            raise BenchmarkError(f"the profile needs a context beyond {longest} tokens; this is {limit}")
         tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
         encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
-        return fit_context(encoded, self.plan.recorded_tokens, max_context_tokens)[0]
+        prompts = fit_context(encoded, longest, limit)[0]
+        return Workload(tuple(map(tuple, prompts)), min(self.min_tokens, longest), longest, 0.0, self.seed)
 
-    def _document(self, profile: Profile, measured: Measured, machine: dict[str, Any]) -> dict[str, Any]:
-        rows = [
-            {
-                "name": f"{one.shape.batch}x{one.shape.nodes}{'-right' if one.shape.right else ''}@{one.shape.context}",
-                **asdict(one.shape),
-                "pass_ms": round(1000 * one.pass_s, 4),
-                "gap_ms": round(1000 * one.gap_s, 4),
-                "num_passes": one.num_passes,
-            }
-            for one in measured.times
-        ]
-        return {
+    def reports(self, measured: Measured, records: Records) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The profile, and the loads that are to be predicted as `coppice bench load` reports them, if there are any.
+
+        Raises:
+            BenchmarkError: there is too little to fit a machine to.
+        """
+        by_policy = {taken.turn.policy.name: taken.turn.policy for taken in measured.taken}
+        machine = fit_machine(measured, records)
+        run_facts = describe_run(measured.machine)
+        settings = {"target": shown(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
+        settings["num_runs"] = measured.num_runs
+        profile = {
             "suite": "profile",
-            "rows": rows,
+            "rows": _rows(measured, records, calibrates=True),
             "ratios": {},
-            "plain_step_ms": {str(batch): round(1000 * step, 4) for batch, step in measured.plain_steps_s.items()},
-            **profile_to_json(profile),
-            "notes": machine_remarks(machine),
-            "settings": {"target": shown(self.target), "threads": self.threads, **asdict(self.plan)},
-            **describe_run(machine),
+            **profile_to_json(Profile(machine, measured.traces)),
+            "notes": machine_remarks(measured.machine),
+            "settings": {**settings, "policies": {name: policy.simulated for name, policy in by_policy.items()}},
+            **run_facts,
         }
+        if not self.plan.validation:
+            return profile, None
+        result = _rows(measured, records, calibrates=False)
+        workload = measured.workload
+        fitted = {f"{one.turn.policy.name} {one.turn.load.name}" for one in measured.taken if one.turn.calibrates}
+        facts = {
+            # Of these loads there were windows of both kinds.
+            "fitted": [row["name"] for row in result if row["name"] in fitted],
+            "policies": {one.name: one.simulated for one in policies(measured.server_max_nodes)},
+            "prompt_tokens": [len(prompt) for prompt in workload.prompts],
+            "output_tokens": [workload.min_tokens, workload.max_tokens],
+            "server_max_nodes": measured.server_max_nodes,
+            "temperature": workload.temperature,
+        }
+        loads = {
+            "suite": "load",
+            "rows": result,
+            "ratios": {},
+            "notes": machine_remarks(measured.machine),
+            "mismatches": mismatches(result),
+            "settings": {**settings, **facts},
+            **run_facts,
+        }
+        return profile, loads
 
 
-async def _texts(verifier: VerifierPeer, prompts: Sequence[Sequence[int]], plan: ProfilePlan) -> dict[int, Known]:
-    """For each context a prompt of that length, computed already, and its output as far as rounds may commit."""
-    longest = 1 + max(plan.num_rounds * shape.step for shape in plan.shapes())
-    texts = {}
-    for context in plan.contexts:
-        length = max(longest, 1 + plan.contention_rounds)
-        texts[context] = (await verifier.decode(_prompt(prompts, context), length + max(*plan.nodes, BESIDE.nodes)))[0]
-    return texts
+def fit_machine(measured: Measured, records: Records) -> Machine:
+    """From the loads that calibrate alone.
+
+    Raises:
+        BenchmarkError: they are too few.
+    """
+    loads = [
+        Calibration(one.turn.policy.name != OFF, one.turn.load.concurrency, records.within(one.start_s, one.end_s))
+        for one in measured.taken
+        if one.turn.calibrates
+    ]
+    passes = fit_passes(loads, measured.row_multiple, measured.server_max_nodes)
+    drafts = fit_drafts(loads)
+    messages = fit_messages(loads, passes.costs.after_s(1, 1))
+    contention = Contention(passes.pass_per_draft, drafts.draft_factor)
+    return Machine(
+        passes.costs, drafts.costs, messages.message_s, contention, passes.noise, orchestrator=messages.orchestrator
+    )
 
 
-def _prompt(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """So many tokens of all prompts one after another."""
-    tokens = [token for prompt in prompts for token in prompt]
-    if len(tokens) < length:
-        raise BenchmarkError(f"all prompts together have {len(tokens)} tokens, fewer than {length}")
-    return tokens[:length]
+async def _take(client: Client, workload: Workload, run: int, turn: Turn) -> Taken:
+    """One window, or the first of a few in which a token came: a machine may be busy with other things.
+
+    Raises:
+        BenchmarkError: requests failed, or no token came in any.
+    """
+    error = ""
+    for _ in range(ATTEMPTS):
+        window = Window(client, turn.policy)
+        # Of the window's clock, by that of the records.
+        began_s = now_s() - window.now()
+        span = await turn.load.drive(window, workload, run)
+        sample = Sample(turn.load, turn.policy.name, run, span, window.answers())
+        if speed(sample) > 0:
+            return Taken(turn, sample, began_s + span.start_s, began_s + span.end_s)
+        error = next((answer.error for answer in sample.answers if answer.error), "")
+        if error:
+            break
+    raise BenchmarkError(f"{turn.policy.name} {turn.load.name}: {error or 'no token came'}")
 
 
-def _with_gap(costs: VerifierCosts, gap_s: float, gap_sequence_s: float) -> VerifierCosts:
-    return replace(costs, gap_s=gap_s, gap_sequence_s=gap_sequence_s)
+def _rows(measured: Measured, records: Records, *, calibrates: bool) -> list[dict[str, Any]]:
+    """As `coppice bench load` has them, with what the services saw."""
+    taken = [one for one in measured.taken if one.turn.calibrates == calibrates]
+    contenders = list({one.turn.policy.name: one.turn.policy for one in taken}.values())
+    samples = Samples([one.sample for one in taken], contenders, Targets())
+    found = rows(samples, measured.references)
+    for row in found:
+        spans = [
+            (one.start_s, one.end_s)
+            for one in taken
+            if (one.turn.policy.name, one.turn.load.name) == (row["policy"], row["load"])
+        ]
+        row |= seen(records, spans)
+    return found
+
+
+@asynccontextmanager
+async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    channel = open_channel(address)
+    try:
+        yield channel
+    finally:
+        await channel.close()

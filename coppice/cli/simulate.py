@@ -60,6 +60,8 @@ def simulate(
     from simulator.profile import ProfileError, read_profile
 
     measured = _read(read_profile, profile, "--profile", ProfileError)
+    if measured.remark:
+        typer.echo(measured.remark, err=True)
     if against is not None:
         report = _compared(measured, against, seed, shows=not as_json)
     else:

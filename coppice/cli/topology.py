@@ -81,6 +81,10 @@ class TopologySpec:
     rounds: str = ""
     # All services in one process, which has one port.
     colocated: bool = False
+    # Programs of verifiers and of drafters, where a benchmark has its own, and what these find in their environment.
+    verifier_module: str = "verifier_svc"
+    drafter_module: str = "drafter_svc"
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.colocated and self.tensor_parallel > 1:
@@ -118,9 +122,9 @@ class Topology:
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
-        verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
+        verifiers = [await self._launch(name, self._spec.verifier_module, self._verifier_env()) for name in names]
         drafters = [
-            await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
+            await self._launch(f"drafter {drafter.kind}", self._spec.drafter_module, self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
         await _all_ready([*verifiers, *drafters], timeout_s)
@@ -205,7 +209,7 @@ class Topology:
         return {**own, **{f"BACKEND_TLS_{part.upper()}": path for part, path in files.items()}}
 
     def _model_env(self, model: str) -> dict[str, str]:
-        env = {"LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
+        env = {**self._spec.env, "LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
         if files := tls_files(self._spec.tls):
             env |= {"TLS_CERT": files["cert"], "TLS_KEY": files["key"], "TLS_CLIENT_CA": files["ca"]}
         if self._spec.device:

@@ -107,8 +107,9 @@ class AdaptivePlanner:
         # Passes in a row before which many prompts waited to be read.
         self._num_crowded = 0
         self._unsettled_s = 0.0
-        # Running means: rounds of a pass that ask for drafts; committed tokens of a sequence.
-        self._asked = 0.0
+        # Running means: rounds of a pass that ask for drafts; those of them that do, turns apart; committed tokens of a
+        # sequence.
+        self._asked = self._asked_anyway = 0.0
         self._context = 0.0
 
     @property
@@ -162,8 +163,8 @@ class AdaptivePlanner:
 
     @property
     def some_draft(self) -> bool:
-        """Whether requests ask for drafts these days."""
-        return self._asked >= _FEWEST_ASKING
+        """Whether requests ask for drafts these days. Turns count for nothing: each would be the reason of the next."""
+        return self._asked_anyway >= _FEWEST_ASKING
 
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now."""
@@ -254,6 +255,7 @@ class AdaptivePlanner:
             self._check(self._borrowed, record)
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
+        self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
         self._was_joint = record.is_joint
         self.sources.pass_over(record, self.num_running)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.profile.drafter_peer import num_right
-from benchmarks.profile.suite import Addresses, ProfilePlan, ProfileSuite
+from benchmarks.profile.plan import ProfilePlan
+from benchmarks.profile.records import DIRECTORY_VARIABLE, read_records
+from benchmarks.profile.suite import Addresses, ProfileSuite
 from benchmarks.prompts import Prompt
 from coppice.bundled import MODELS
-from coppice.cli.topology import Topology
-from coppice.client import Client, Options
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
-from simulator.loads import ClosedLoad, Workload
-from simulator.policies import Policy
+from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_VERIFIER
+from coppice.cli.topology import TopologySpec, running
+from coppice.tree import ROOT, TokenTree
 from simulator.profile import profile_from_json
-from simulator.scenario import Scenario
+from simulator.validation import compare
 
 PROMPTS = tuple(
     Prompt(text, "here")
@@ -26,45 +25,48 @@ PROMPTS = tuple(
     )
 )
 PLAN = ProfilePlan(
-    contexts=(32, 16),
-    batches=(1, 2),
-    nodes=(0, 3),
-    far=((1, 3),),
-    right=((2, 3),),
-    num_rounds=6,
-    prompt_sizes=(8, 24),
-    plain_batches=(1, 2),
-    budgets=(3, 7),
-    num_timed_outputs=2,
-    recorded_tokens=32,
-    recorded_nodes=16,
-    contention_rounds=12,
+    calibration=(1,), budgets=(3,), validation=(2,), num_runs=1, duration_s=0.7, recorded_tokens=32, recorded_nodes=16
 )
 
 
-async def test_what_is_recorded_is_what_the_models_say_and_the_simulator_runs_on_it(
-    topology: Topology, bundled: Client
-) -> None:
-    [verifier], [drafter] = topology.verifier_addresses, topology.drafter_addresses
-    suite = ProfileSuite(MODELS / "target", PROMPTS, threads=1, plan=PLAN)
-    report = await suite.run(Addresses(topology.address, verifier, drafter))
-    profile = profile_from_json(json.loads(json.dumps(report)))
-    tokenizer = TargetTokenizer(load_tokenizer_json(Path(MODELS / "target")))
-    options = Options(max_tokens=PLAN.recorded_tokens, temperature=0.0, ignore_eos=True, speculation="off")
-    for prompt, trace in zip(PROMPTS, profile.traces, strict=True):
-        assert trace.num_prompt == len(tokenizer.encode(prompt.text))
-        assert trace.token_ids == (await bundled.generate(prompt.text, options)).token_ids
-    # A drafter that was trained on the target is right more often than not.
+async def test_services_record_what_they_did_and_the_simulator_runs_on_it(tmp_path: Path) -> None:
+    suite = ProfileSuite(MODELS / "target", PROMPTS, threads=1, plan=PLAN, min_tokens=16)
+    spec = TopologySpec(
+        device="cpu",
+        threads=1,
+        verifier_module=RECORDED_VERIFIER,
+        drafter_module=RECORDED_DRAFTER,
+        env={DIRECTORY_VARIABLE: str(tmp_path)},
+    )
+    async with running(spec) as topology:
+        [verifier], [drafter] = topology.verifier_addresses, topology.drafter_addresses
+        measured = await suite.run(Addresses(topology.address, verifier, drafter))
+    records = read_records(tmp_path)
+    # Every token that clients got came of a round that was recorded, and rounds follow one another.
+    said: dict[str, int] = {}
+    for one in records.passes:
+        assert one.started_s <= one.ended_s <= one.delivered_s
+        assert one.rows >= sum(1 + each.num_nodes for each in one.rounds)
+        for each in one.rounds:
+            assert each.base_length == said.get(each.request_id, each.base_length)
+            said[each.request_id] = each.length
+    assert {one.request_id for one in records.openings} >= said.keys()
+    # Those that recorded the traces are requests of nobody's.
+    assert {one.request_id for one in records.trees} <= {one.request_id for one in records.drafts}
+    completed = [answer for taken in measured.taken for answer in taken.sample.answers if answer.completion]
+    assert completed
+    report, loads = (json.loads(json.dumps(one)) for one in suite.reports(measured, records))
+    assert not loads["mismatches"]
+    profile = profile_from_json(report)
     right = [
-        num_right(tree, trace.token_ids[at:]) > 0 for trace in profile.traces for at, tree in enumerate(trace.trees)
+        _first_is_right(tree, trace.token_ids[at]) for trace in profile.traces for at, tree in enumerate(trace.trees)
     ]
+    # A drafter that was trained on the target is right more often than not.
     assert sum(right) > len(right) / 2
-    # Right drafts were accepted, wrong ones not, and every pass that counts had them all. On a busy machine there may
-    # be none that had both sequences.
-    names = {row["name"] for row in report["rows"]}
-    assert {"1x0@32", "1x3@16"} <= names <= {"1x0@32", "1x3@32", "2x0@32", "2x3@32", "2x3-right@32", "1x3@16"}
-    costs = profile.machine.verifier
-    assert costs.passes.seconds[-1] > 0
-    scenario = Scenario(profile.machine, Workload(profile.traces, 8, 24))
-    speeds = [scenario.run(Policy.parse(name), ClosedLoad(2, 1.0)).tokens_per_s for name in ("off", "fixed=3")]
-    assert min(speeds) > 0
+    rows = list(compare(profile, loads))
+    assert [row["name"] for row in rows] == ["off c2", "fixed-small c2", "fixed-large c2", "planner c2"]
+    assert all(row["tokens_per_s"] > 0 and row["measured_passes_per_s"] > 0 for row in rows)
+
+
+def _first_is_right(tree: TokenTree, token: int) -> bool:
+    return (ROOT, token) in tree.children

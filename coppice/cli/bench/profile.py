@@ -1,15 +1,17 @@
-"""`coppice bench profile`: a machine as the simulator knows it."""
+"""`coppice bench profile`: a machine as the simulator knows it, and how far off that is."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coppice.bundled import MODELS
-from coppice.cli.bench.options import Seed, choose_prompts, drafter_spec, require_checkpoint
+from coppice.cli.bench.options import Seed, choose_prompts, drafter_spec, numbers, require_checkpoint
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND, TopologySpec, running
@@ -18,6 +20,11 @@ from coppice.openmp import set_spin_count
 if TYPE_CHECKING:
     from benchmarks.profile.suite import ProfileSuite
 
+# Not imported here: they are programs, and load torch.
+RECORDED_VERIFIER, RECORDED_DRAFTER = "benchmarks.profile.recorded_verifier", "benchmarks.profile.recorded_drafter"
+
+Reports = tuple[dict[str, Any], dict[str, Any] | None]
+
 
 def profile(
     target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
@@ -25,31 +32,88 @@ def profile(
         f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
     ),
     out: Annotated[Path, typer.Option(help="Directory for profile.json.")] = Path("benchmarks/results"),
-    num_prompts: Annotated[int, typer.Option(min=4, help="Outputs that are recorded.")] = 16,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
+    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
+    validate: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Requests at once, to predict: also writes validation.json.")
+    ] = "",
+    runs: Annotated[int, typer.Option(min=1, help="Windows of each kind.")] = 3,
+    duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window.")] = 5.0,
+    max_minutes: Annotated[
+        float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
+    ] = 40.0,
     threads: Threads = 0,
     seed: Seed = 0,
 ) -> None:
-    """Passes, drafts, what they take from each other, and recorded outputs, for `coppice simulate`; some minutes."""
+    """Loads in service, and recorded outputs, for `coppice simulate`; some minutes.
+
+    What passes, drafts and messages take is fitted to plain decoding and to fixed budgets of 2 and 8 nodes. With
+    --validate, other policies take turns with these, and the simulator then predicts them.
+    """
     set_spin_count()
     require_checkpoint(target, "--target")
-    spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads)
+    levels = numbers(concurrency, "--concurrency")
+    if not levels:
+        raise typer.BadParameter("--concurrency: needs at least one number")
+    predicted = numbers(validate, "--validate")
 
+    from benchmarks.profile.plan import ProfilePlan
     from benchmarks.profile.suite import ProfileSuite
     from benchmarks.report import write_json
 
+    plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(choose_prompts(None, num_prompts, seed))
-    report = run_or_exit(_measure(ProfileSuite(target, chosen, threads or os.cpu_count() or 1), spec))
+    suite = ProfileSuite(target, chosen, threads or os.cpu_count() or 1, plan, seed=seed)
+    report, loads = _measured(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
+    # What took minutes to measure is kept whatever comes of the prediction.
     write_json(report, out / "profile.json")
-    for row in report["rows"]:
-        typer.echo(f"{row['name']:>14}  pass {row['pass_ms']:8.2f} ms  gap {row['gap_ms']:6.2f} ms")
+    if loads is not None:
+        write_json(loads, out / "validation.json")
+        report["validation"], report["ratios"] = _validated(report, loads)
+        write_json(report, out / "profile.json")
     for text in report["notes"]:
         typer.echo(text)
-    typer.echo(f"wrote {out / 'profile.json'}")
+    typer.echo(f"wrote {out / 'profile.json'}" + (f" and {out / 'validation.json'}" if loads else ""))
+    for text in loads["mismatches"] if loads else ():
+        typer.echo(f"MISMATCH: {text}", err=True)
+    if loads and loads["mismatches"]:
+        raise typer.Exit(1)
 
 
-async def _measure(suite: ProfileSuite, spec: TopologySpec) -> dict[str, Any]:
+def _measured(suite: ProfileSuite, spec: TopologySpec) -> Reports:
+    """What was measured; services write what they did when they stop."""
+    from benchmarks.profile.records import DIRECTORY_VARIABLE
+
+    with tempfile.TemporaryDirectory() as directory:
+        recorded = replace(
+            spec,
+            verifier_module=RECORDED_VERIFIER,
+            drafter_module=RECORDED_DRAFTER,
+            env={DIRECTORY_VARIABLE: directory},
+        )
+        return run_or_exit(_reports(suite, recorded, Path(directory)))
+
+
+async def _reports(suite: ProfileSuite, spec: TopologySpec, directory: Path) -> Reports:
+    from benchmarks.profile.records import read_records
     from benchmarks.profile.suite import Addresses
 
     async with running(spec) as topology:
         [verifier], [drafter] = topology.verifier_addresses, topology.drafter_addresses
-        return await suite.run(Addresses(topology.address, verifier, drafter))
+        measured = await suite.run(Addresses(topology.address, verifier, drafter))
+    return suite.reports(measured, read_records(directory))
+
+
+def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The measured loads beside those of the simulator, and how far off it is."""
+    from simulator.profile import profile_from_json
+    from simulator.report import print_comparison
+    from simulator.validation import compare, errors
+
+    rows = []
+    for row in compare(profile_from_json(report), loads):
+        rows.append(row)
+        typer.echo(f"simulated {row['name']}", err=True)
+    ratios = errors(rows)
+    print_comparison(rows, ratios)
+    return rows, ratios

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import typer
 
 from coppice.cli.child import ChildError
 from coppice.cli.topology import Topology, TopologySpec
+
+Result = TypeVar("Result")
 
 
 class Suite(Protocol):
@@ -25,7 +27,7 @@ def measure_or_exit(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
     return run_or_exit(_measure(suite, spec))
 
 
-def run_or_exit(measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
     """The report of a measurement, or exit code 1 with a line that says why there is none."""
     from benchmarks.contenders import BenchmarkError
 

@@ -6,19 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from coppice.tree import EMPTY_TREE
 from simulator.clock import Clock
 from simulator.deployment import Deployment, Fleet
-from simulator.machine import Contention, Machine
+from simulator.loads import ClosedLoad, Workload
+from simulator.machine import Contention, Machine, OrchestratorCosts
+from simulator.orchestrators import SimulatedOrchestrator
 from simulator.policies import Policy
 from simulator.requests import SimulatedRequest
 from simulator.sequences import SimulatedSequence
-from simulator.texts import TracedText
+from simulator.texts import Trace, TracedText
 from simulator.verifiers import SimulatedVerifier
 from tests.unit.simulator.machines import TOKENS, constant_machine, right_trace
 
 PASS_S, GAP_S, DRAFT_S, MESSAGE_S = 0.010, 0.002, 0.003, 0.001
-# Behind an outcome: it goes to the drafter, the tree comes back, and goes on to the verifier.
-ROUND_TRIP_S = 3 * MESSAGE_S + DRAFT_S
+# Behind an outcome: it goes to the orchestrator and on to the drafter, and the tree comes back the same way.
+ROUND_TRIP_S = 4 * MESSAGE_S + DRAFT_S
 
 
 def one_request(policy: str, depth: int, max_tokens: int, machine: Machine) -> SimulatedRequest:
@@ -32,33 +35,84 @@ def one_request(policy: str, depth: int, max_tokens: int, machine: Machine) -> S
 
 def test_plain_decoding_takes_a_pass_and_a_gap_for_each_token() -> None:
     request = one_request("off", 0, 7, constant_machine())
-    assert request.first_s == pytest.approx(PASS_S + GAP_S)
-    assert request.ended_s == pytest.approx(7 * (PASS_S + GAP_S))
+    assert request.first_s == pytest.approx(PASS_S + GAP_S + MESSAGE_S)
+    assert request.ended_s == pytest.approx(7 * (PASS_S + GAP_S) + MESSAGE_S)
+
+
+def test_a_pass_starts_later_by_what_it_takes_to_plan_it() -> None:
+    request = one_request("off", 0, 7, constant_machine(start_s=0.001, start_sequence_s=0.0005))
+    assert request.ended_s == pytest.approx(7 * (PASS_S + GAP_S + 0.0015) + MESSAGE_S)
 
 
 def test_a_prompt_is_computed_in_chunks_with_a_pass_each() -> None:
     # 40 rows at a time: 40, 40, 20, of 1 ms each.
     request = one_request("off", 0, 1, constant_machine(prompt_token_s=0.001, prefill_chunk=40))
-    assert request.first_s == pytest.approx(3 * (PASS_S + GAP_S) + 100 * 0.001)
+    assert request.first_s == pytest.approx(3 * (PASS_S + GAP_S) + 100 * 0.001 + MESSAGE_S)
 
 
 def test_rounds_take_what_is_left_of_a_draft_and_wait_for_the_next() -> None:
     request = one_request("fixed=3", 3, 12, constant_machine())
     # The first token comes with the prompt, whose pass has begun before a draft is there.
-    assert request.first_s == pytest.approx(PASS_S + GAP_S)
+    assert request.first_s == pytest.approx(PASS_S + GAP_S + MESSAGE_S)
     # The draft behind the prompt has come meanwhile. Two of its nodes are left, and nothing is known that could be
     # better: the round starts at once. Then two rounds wait for drafts of three nodes: 1 + 3 + 4 + 4 tokens.
     assert request.num_rounds == 4
-    assert request.ended_s == pytest.approx(4 * (PASS_S + GAP_S) + 2 * ROUND_TRIP_S)
+    assert request.ended_s == pytest.approx(4 * (PASS_S + GAP_S) + 2 * ROUND_TRIP_S + MESSAGE_S)
 
 
-def test_a_draft_that_is_begun_beside_a_pass_takes_longer() -> None:
+def test_an_orchestrator_takes_its_time_with_outcomes_and_with_trees() -> None:
+    costs = OrchestratorCosts(outcome_s=0.0004, tree_s=0.0003)
+    request = one_request("fixed=3", 3, 12, replace(constant_machine(), orchestrator=costs))
+    # The same rounds as above, of which two wait for both, and the last outcome.
+    assert request.num_rounds == 4
+    assert request.ended_s == pytest.approx(4 * (PASS_S + GAP_S) + 2 * (ROUND_TRIP_S + 0.0007) + MESSAGE_S + 0.0004)
+
+
+def test_an_orchestrator_takes_one_message_after_another() -> None:
+    clock, ends = Clock(), list[float]()
+    orchestrator = SimulatedOrchestrator(clock)
+    for seconds in (2.0, 1.0, 3.0):
+        orchestrator.handle(seconds, lambda: ends.append(clock.now_s))
+    clock.later(10.0, lambda: orchestrator.handle(1.0, lambda: ends.append(clock.now_s)))
+    clock.run_until(100.0)
+    assert ends == [2.0, 3.0, 6.0, 11.0]
+
+
+def test_a_draft_goes_on_slowly_while_a_pass_runs_and_at_full_speed_behind_it() -> None:
     machine = replace(constant_machine(), contention=Contention(draft_factor=5.0))
-    # Asked for after a message, while the prompt's pass runs, the first draft takes 15 ms and two messages more. What
-    # of it hangs behind the first token is what the second round, the last one, waits for.
+    # Asked for after a message, while the prompt's pass runs: of its 3 ms, 1.8 are done when the pass is over.
+    # What of it hangs behind the first token is what the second round, the last one, waits for.
     request = one_request("fixed=3", 3, 3, machine)
     assert request.num_rounds == 2
-    assert request.ended_s == pytest.approx(3 * MESSAGE_S + 5 * DRAFT_S + PASS_S + GAP_S)
+    left_s = DRAFT_S - (PASS_S - MESSAGE_S) / 5
+    assert request.ended_s == pytest.approx(PASS_S + left_s + 2 * MESSAGE_S + PASS_S + GAP_S + MESSAGE_S)
+
+
+def test_the_next_request_of_a_client_comes_when_it_has_turned_round() -> None:
+    machine = replace(constant_machine(), orchestrator=OrchestratorCosts(turnaround_s=0.005))
+    chosen = Policy.parse("off")
+    deployment = Deployment(chosen.planner(), chosen, machine, Fleet())
+    window = ClosedLoad(1, 1.0).run(deployment, Workload((right_trace(0),), 4, 4))
+    first, second = window.requests[:2]
+    assert first.ended_s is not None
+    assert second.opened_s == pytest.approx(first.ended_s + 0.005)
+
+
+def test_a_request_drafts_from_its_own_context_where_its_prompt_is_known() -> None:
+    # The prompt says what the output will, so that only the cache, which reads it, can know.
+    said = tuple(range(10, 74))
+    trees = (EMPTY_TREE,) * len(said)
+    known, unknown = Trace(len(said), said, trees, prompt=said), Trace(len(said), said, trees)
+    rounds = {}
+    for name, trace in (("known", known), ("unknown", unknown)):
+        chosen = Policy.parse("fixed=4")
+        deployment = Deployment(chosen.planner(), chosen, constant_machine(), Fleet())
+        request = deployment.open(TracedText(trace), len(said), 48)
+        deployment.run(100.0)
+        assert request.num_tokens == 48
+        rounds[name] = request.num_rounds
+    assert rounds["unknown"] == 48
+    assert rounds["known"] < 30
 
 
 @pytest.mark.parametrize(("ahead_s", "more_s"), [(0.004, 0.002), (1.0, 0.005)])

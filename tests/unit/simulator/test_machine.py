@@ -29,13 +29,15 @@ def test_a_pass_pads_its_rows_and_adds_up_sequences_context_and_prompts() -> Non
         context=100,
         row_context_s=0.001,
         sequence_s=0.5,
+        round_row_s=0.03,
         prompt_token_s=0.01,
         row_multiple=4,
     )
-    assert costs.pass_s(PassWork(1, 3, 0, 300)) == 1.0
-    # 5 rows are computed as 8; each has 50 tokens more than the curve was measured behind.
-    assert costs.pass_s(PassWork(3, 5, 20, 5 * 150)) == pytest.approx(2.0 + 2 * 0.5 + 5 * 50 * 0.001 + 20 * 0.01)
-    assert costs.slower(2).pass_s(PassWork(3, 5, 20, 750)) == pytest.approx(2 * (3.0 + 0.25 + 0.2))
+    assert costs.pass_s(PassWork(1, 3, 0, 300)) == pytest.approx(1.0 + 3 * 0.03)
+    # 25 rows are computed as 28; those of rounds have 50 tokens more than the curve was measured behind.
+    seconds = 7.0 + 2 * 0.5 + 5 * 50 * 0.001 + 5 * 0.03 + 20 * 0.01
+    assert costs.pass_s(PassWork(3, 5, 20, 5 * 150)) == pytest.approx(seconds)
+    assert costs.slower(2).pass_s(PassWork(3, 5, 20, 750)) == pytest.approx(2 * seconds)
 
 
 def test_a_draft_reads_what_is_new_beside_one_token() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coppice.tree import EMPTY_TREE, TokenTree
+from simulator.machine import OrchestratorCosts
 from simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
 from simulator.texts import Trace
 from tests.unit.simulator.machines import right_trace, usual_machine
@@ -26,7 +28,9 @@ def random_trace(seed: int) -> Trace:
         logs = tuple(-generator.randrange(64) / 16 for _ in range(size))
         return TokenTree(tuple(generator.sample(range(1 << 17), size)), parents, logs)
 
-    return Trace(7, tuple(generator.randrange(1 << 17) for _ in range(9)), (EMPTY_TREE, *(tree() for _ in range(8))))
+    prompt = tuple(generator.randrange(1 << 17) for _ in range(7 * (seed % 2)))
+    said = tuple(generator.randrange(1 << 17) for _ in range(9))
+    return Trace(7, said, (EMPTY_TREE, *(tree() for _ in range(8))), prompt)
 
 
 def test_a_profile_comes_back_as_it_was() -> None:
@@ -67,6 +71,16 @@ def test_what_is_no_profile_is_refused_by_name(path: tuple[str | int, ...], valu
         inner[path[-1]] = value
     with pytest.raises(ProfileError, match=named):
         profile_from_json(broken)
+
+
+def test_a_profile_of_an_earlier_version_is_read_with_a_remark() -> None:
+    older = record()
+    del older["orchestrator"], older["traces"][0]["prompt"]
+    profile = profile_from_json(older)
+    verifier = replace(usual_machine().verifier, prompt_token_s=0.0)
+    assert profile.machine == replace(usual_machine(), verifier=verifier, orchestrator=OrchestratorCosts())
+    assert "run coppice bench profile again" in profile.remark
+    assert not profile_from_json(record()).remark
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused_by_name(tmp_path: Path) -> None:

@@ -79,27 +79,49 @@ def test_bins_hold_what_came_in_them() -> None:
     assert len(figures.token_bins(answers, Span(0.3, 0.3 + 12 * 0.25))) == 12
 
 
+def level(*parts: tuple[float, float]) -> list[float]:
+    """Bins of a level: for so many seconds such a speed, one part behind the other."""
+    return [speed for seconds, speed in parts for _ in range(round(seconds / figures.BIN_S))]
+
+
 @pytest.mark.parametrize(
     ("bins", "expected"),
     [
-        ([100, 100, 100, 100], 0.0),
-        ([10, 50, 100, 114, 86, 100, 100], 0.5),
-        # Steady at first does not count when it leaves again.
-        ([100, 100, 116, 100, 100], 0.75),
-        ([100, 100, 100, 84], None),
+        (level((12, 100)), 0.0),
+        (level((0.5, 0), (11.5, 100)), 0.5),
+        (level((5, 30), (7, 100)), 5.0),
+        (level((5, 200), (7, 100)), 5.0),
+        # Past the middle the lasting speed is a mean of both, and a second that begins a little before is near it.
+        (level((6.5, 30), (5.5, 100)), 6.25),
+        # On its way up it passes the lasting speed, and does not stay.
+        (level((2, 30), (1, 100), (2, 180), (7, 100)), 5.0),
+        # It stays for two seconds, and not for less.
+        (level((2, 30), (1.75, 100), (2, 180), (6.25, 100)), 5.75),
+        (level((2, 30), (2, 100), (2, 180), (6, 100)), 2.0),
+        (level((1.75, 100)), None),
+        (level((6, 100), (6, 0)), None),
         ([], None),
     ],
 )
-def test_a_level_has_settled_when_its_bins_stay_near_their_median(bins: list[float], expected: float | None) -> None:
+def test_a_level_has_settled_when_it_stays_near_its_lasting_speed_for_two_seconds(
+    bins: list[float], expected: float | None
+) -> None:
     assert figures.settle_s(bins) == expected
 
 
-def test_running_means_smooth_what_alternates() -> None:
-    bins = [0.0, 0.0, 0.0, 200.0, 0.0, 200.0, 0.0, 200.0]
-    assert figures.running_mean(bins) == [50.0, 50.0, 100.0, 100.0, 100.0]
-    assert figures.settle_s(bins) is None
-    assert figures.settle_s(figures.running_mean(bins)) == 0.5
-    assert figures.running_mean(bins[:3]) == []
+@pytest.mark.parametrize("half_s", [1.0, 1.5, 2.0, 3.0])
+def test_a_controller_that_swings_to_and_fro_never_settles(half_s: float) -> None:
+    swings = level(*[(half_s, 140), (half_s, 60)] * 8)[:48]
+    assert figures.settle_s(swings) is None
+    # By a little it may.
+    assert figures.settle_s(level(*[(half_s, 110), (half_s, 95)] * 8)[:48]) is not None
+
+
+def test_lumps_within_a_second_do_not_keep_a_level_from_settling() -> None:
+    lumps = [0.0, 200.0] * 12
+    assert figures.settle_s([0.0] * 12 + lumps) == 3.0
+    assert figures.running_mean(lumps[:5]) == [100.0, 100.0]
+    assert figures.running_mean(lumps[:3]) == []
 
 
 @pytest.mark.parametrize(

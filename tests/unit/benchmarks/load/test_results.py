@@ -131,15 +131,19 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     )
     row = rows(samples, ((7,) * 1000,))[3]
     assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 145.5, 42.0]
-    assert (row["settle_up_s"], row["settle_down_s"]) == (0.5, None)
-    assert (row["settle_up_1s_s"], row["settle_down_1s_s"]) == (0.25, 0.0)
+    # The second that begins with the second bin has 140 of 160 tokens/s.
+    assert (row["settle_up_s"], row["settle_down_s"]) == (0.25, 0.0)
     # In the middle level, the first eight bins lack 58 of 320 tokens; in the last one, the first four lack 4 of 44.
     assert (row["lost_up_s"], row["lost_down_s"]) == (0.363, 0.091)
     assert row["lowest_tokens_per_s_at"] == 131.0
-    # One that never settles takes all of its level.
     assert ratios(samples)[0] == {
-        "step.settle_s": 2.0,
-        "step.settle_1s_s": 0.25,
+        "step.settle_up_s": 0.25,
+        "step.settle_down_s": 0.0,
+        "step.settle_s": 0.25,
+        "step.settle_up_s.off": 0.25,
+        "step.settle_down_s.off": 0.0,
+        "step.settle_s.off": 0.25,
+        "step.settle_beyond_off_s": 0.0,
         "step.lost_s": 0.3625,
         "step.lost_beyond_off_s": 0.0,
         "step.lowest/off": 1.0,
@@ -147,6 +151,31 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     [item] = [item for item in series(samples) if item["policy"] == "planner"]
     assert item["tokens_per_s"] == [4.0 * count for count in tokens]
     assert item["nodes_per_round"] == [2.0] * 32
+
+
+def test_settle_times_of_planner_and_off_stand_beside_each_other_and_who_never_settles_takes_the_level() -> None:
+    load = StepLoad(4, 3.0)
+    # In bins of 250 ms: off needs a second after the step up, where the planner never settles, and no time after the
+    # one down, where the planner needs a second.
+    before, up, down = [10] * 12, [5] * 4 + [40] * 20, [10] * 12
+    swings, late = [10] * 6 + [70] * 6 + [10] * 6 + [70] * 6, [1] * 4 + [10] * 8
+    by_policy: dict[str, Sequence[Answer]] = {policy.name: [_given(before + up + down)] for policy in POLICIES}
+    by_policy["planner"] = [_given(before + swings + late)]
+    found = ratios(Samples(_everywhere(load, Span(0.0, 12.0), by_policy), POLICIES, TARGETS))[0]
+    assert {name.removeprefix("step.settle_"): value for name, value in found.items() if "settle" in name} == {
+        "up_s": 6.0,
+        "down_s": 1.0,
+        "s": 6.0,
+        "up_s.off": 1.0,
+        "down_s.off": 0.0,
+        "s.off": 1.0,
+        "beyond_off_s": 5.0,
+    }
+
+
+def _given(tokens: Sequence[int]) -> Answer:
+    """An answer with so many tokens in the middle of each bin of 250 ms."""
+    return answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)])
 
 
 class Batch:

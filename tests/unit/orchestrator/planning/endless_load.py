@@ -13,17 +13,16 @@ from simulator.policies import Policy
 from simulator.requests import SimulatedRequest
 from simulator.texts import DrawnText, Predictability
 
-# Measured for the bundled target behind 256 tokens: rows, and seconds of the pass. Prompts are short: these loads
-# begin all at once.
+# Measured for the bundled target behind 256 tokens: rows, and seconds of the pass. A prompt's rows cost what others do.
+# Prompts are short: these loads begin all at once. From an outcome to the next tree there are four messages.
 MACHINE = Machine(
     VerifierCosts(
         Curve((1, 8, 16, 32, 64, 128, 256), (0.0051, 0.0065, 0.008, 0.0118, 0.0147, 0.028, 0.05)),
         gap_sequence_s=0.0001,
         row_multiple=4,
-        prompt_token_s=0.0002,
     ),
     DrafterCosts(Curve((0, 64), (0.002, 0.0084)), read_token_s=0.0001),
-    message_s=0.0002,
+    message_s=0.00015,
     contention=Contention(pass_per_draft=0.5),
     noise=0.05,
 )

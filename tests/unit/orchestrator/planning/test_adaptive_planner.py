@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 
 import pytest
 
@@ -99,16 +98,26 @@ def test_a_step_from_one_request_to_many_and_back_settles_within_two_seconds(see
 def test_where_drafts_are_worth_nothing_drafting_ends_and_its_trials_cost_little(text: str, num_requests: int) -> None:
     plain = rate_off(HOPELESS[text], num_requests)
     rates = []
-    for seed in range(3):
+    for seed in range(2):
         deployment = adaptive(HOPELESS[text], seed)
         settled_rate(deployment, num_requests)
         asked, rounds = deployment.num_asked, deployment.deployment.counts.rounds
-        # Long enough that it counts how rare trials are, and not only what one costs.
-        rates.append(deployment.run(16.0))
+        # Long enough that it counts how rare trials are, and not only what one costs: where drafters first have to read
+        # eight outputs of 1,700 tokens, one takes 1.5 s, at two thirds of the speed, and the next comes a minute later.
+        rates.append(deployment.run(32.0))
         # Most of these are rounds in which drafters only catch up, and that wait for nothing.
         assert deployment.num_asked - asked <= 0.1 * (deployment.deployment.counts.rounds - rounds)
-    assert min(rates) >= 0.96 * plain
-    assert statistics.median(rates) >= 0.97 * plain
+    assert min(rates) >= 0.97 * plain
+
+
+def test_turns_of_those_that_stand_aside_are_no_reason_for_further_turns() -> None:
+    # With this seed the first trial is a lucky one: all begin to draft, and stop when they have seen what it costs.
+    deployment = adaptive(TEXTS["surprising"], seed=1)
+    settled_rate(deployment, 32)
+    asked, rounds = deployment.num_asked, deployment.deployment.counts.rounds
+    rate = deployment.run(4.0)
+    assert deployment.num_asked - asked <= 0.005 * (deployment.deployment.counts.rounds - rounds)
+    assert rate >= 0.97 * settled_rate(off(TEXTS["surprising"]), 32)
 
 
 def test_drafting_comes_back_when_the_text_becomes_predictable() -> None:
