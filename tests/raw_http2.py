@@ -30,7 +30,7 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, int, bytes
     return head[3], head[4], int.from_bytes(head[5:], "big"), payload
 
 
-async def call(address: str, path: bytes) -> None:
+async def call(address: str, path: bytes, more: Sequence[Header] = ()) -> None:
     """Call a method of any name, and wait until the server has answered or hung up."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -41,6 +41,7 @@ async def call(address: str, path: bytes) -> None:
         (b":authority", b"localhost"),
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
+        *more,
     ]
     writer.write(PREFACE + frame(SETTINGS, 0, 0))
     writer.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block(headers)))
