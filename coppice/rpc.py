@@ -23,6 +23,7 @@ from grpc_status import rpc_status
 
 from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
+from coppice.lasting_server import LastingServer
 from coppice.unreadable import UnreadableRequests, check_request
 
 logger = logging.getLogger(__name__)
@@ -195,10 +196,11 @@ class Server:
         certificates: Certificates | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        self.grpc = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[*interceptors, UnreadableRequests()])
+        every_call = [*interceptors, UnreadableRequests()]
+        self.grpc = LastingServer(functools.partial(grpc.aio.server, options=_SERVER_OPTIONS, interceptors=every_call))
         self._certificates = certificates
         # Where health alone is served.
-        self._probed: grpc.aio.Server | None = None
+        self._probed: LastingServer | None = None
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -216,7 +218,9 @@ class Server:
         credentials = None if self._certificates is None else server_credentials(self._certificates)
         port = _bind(self.grpc, address, credentials)
         if health_port:
-            self._probed = grpc.aio.server(options=_HEALTH_OPTIONS, maximum_concurrent_rpcs=_MOST_HEALTH_CALLS)
+            self._probed = LastingServer(
+                functools.partial(grpc.aio.server, options=_HEALTH_OPTIONS, maximum_concurrent_rpcs=_MOST_HEALTH_CALLS)
+            )
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
             _bind(self._probed, f"{address.rpartition(':')[0]}:{health_port}", None)
         await self.set_serving(False)

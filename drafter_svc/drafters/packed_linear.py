@@ -14,6 +14,10 @@ logger = logging.getLogger(__name__)
 Linear = Callable[[Tensor], Tensor]
 # One packing serves all row counts; measured on 1 to 64 rows.
 _ROWS_HINT = 16
+# oneDNN keeps machine code for every count of rows that it has met, a few hundred KiB for each weight: prompts, which
+# have any length, would fill its cache with hundreds of MiB. More rows than a draft step's go in multiples.
+_FEW_ROWS = 8
+ROW_STEP = 16
 # A single row through a small weight is faster unpacked: the packed call costs about 10 us more to make.
 _SMALL_WEIGHT = 600_000
 _TOLERANCE = 1e-4
@@ -40,8 +44,11 @@ def _pack(weight: Tensor) -> Linear | None:
         multiply = torch.ops.mkldnn._linear_pointwise
 
         def linear(rows: Tensor) -> Tensor:
-            result: Tensor = multiply(rows, blocked, None, "none", [], "")
-            return result
+            count = rows.shape[0]
+            missing = -count % ROW_STEP if count > _FEW_ROWS else 0
+            padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+            result: Tensor = multiply(padded, blocked, None, "none", [], "")
+            return result[:count]
 
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(3, weight.shape[1], generator=generator)

@@ -18,6 +18,7 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_calibration, load_fingerprint, load_model
+from drafter_svc.drafters.packed_linear import ROW_STEP
 from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
@@ -127,7 +128,7 @@ class SmallLm:
         return SampledLmSequence(self._forward, coupling, sampling, self._limits, rates, KIND, prompt, beginning)
 
     def warm_up(self) -> None:
-        """Draft a few rounds, greedily and with noise."""
+        """Draft a few rounds, greedily and with noise, and read prompts of every size that there is code for."""
         for temperature in (0.0, 1.0):
             sequence = self.open([0], SamplingParams(temperature=temperature))
             for _ in range(_WARM_UP_ROUNDS):
@@ -136,6 +137,8 @@ class SmallLm:
                 sequence.prepare()
         sampled = self.open_sampled([0], SamplingParams(temperature=1.0))
         sampled.draft(self._limits.max_nodes)
+        for length in range(ROW_STEP, min(PIECE_ROWS, self.info.max_length) + 1, ROW_STEP):
+            self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
 
 
 class SmallLmSequence:

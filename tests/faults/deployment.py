@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import tempfile
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +19,7 @@ from coppice.fault_proxy import FaultProxy
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving
+from tests.faults.alarms import Alarms
 from tests.faults.doors import write_checkpoint
 from tests.redis_server import RedisServer, redis_server
 
@@ -35,10 +37,6 @@ PREFIX_MIB = 4
 MAX_SEQUENCES = 16
 MAX_REQUESTS = 48
 GRACE_S = 5
-# Lines of logs that tell of a bug of ours.
-ALARMS = ("Traceback (most recent call last)", "incident")
-# Lines that are kept of each.
-ALARM_LINES = 30
 
 
 class Service:
@@ -54,8 +52,7 @@ class Service:
         # Whether it is to be there now, and whether it has served since it was started.
         self._wanted = False
         self.is_up = False
-        # What such lines, and those behind them, said.
-        self.alarms: list[list[str]] = []
+        self.alarms = Alarms(name)
 
     @property
     def pid(self) -> int:
@@ -100,10 +97,7 @@ class Service:
         return await asyncio.to_thread(read_metrics, self.metrics_port)
 
     def _hear(self, line: str) -> None:
-        if any(alarm in line for alarm in ALARMS):
-            self.alarms.append([])
-        if self.alarms and len(self.alarms[-1]) < ALARM_LINES:
-            self.alarms[-1].append(line)
+        self.alarms.hear(line, time.monotonic())
 
 
 @dataclass
