@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from benchmarks.contenders import BenchmarkError, Completion, PassTime, Speculation, Task
+from benchmarks.contenders import BenchmarkError, Completion, OriginCounts, PassTime, Speculation, Task
+from coppice.completion import origin_name
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.wire import sampling_to_proto, stopping_to_proto
@@ -98,6 +99,7 @@ def _completion(
         num_rounds=stats.rounds,
         forward_s=timing.forward_ms / 1000,
         linger_s=timing.linger_ms / 1000,
+        bubble_s=timing.bubble_ms / 1000,
         passes={item.rows: PassTime(item.count, item.total_ms / 1000) for item in timing.passes},
         speculation=Speculation(
             draft_tokens=stats.draft_tokens,
@@ -107,5 +109,8 @@ def _completion(
             drafted_by_depth=tuple(stats.rounds_drafted_by_depth),
             accepted_by_depth=tuple(stats.rounds_accepted_by_depth),
             sources={item.source: (item.proposed, item.accepted) for item in stats.sources},
+            origins={
+                origin_name(item.origin): OriginCounts(item.rounds, item.accepted_tokens) for item in stats.origins
+            },
         ),
     )
