@@ -23,13 +23,15 @@ Mode = inference_pb2.SpeculationPolicy.Mode
 class CoppiceContender:
     """Completions by a running orchestrator under one speculation policy."""
 
-    def __init__(self, name: str, channel: grpc.Channel, mode: Mode, max_nodes: int | None = None) -> None:
+    def __init__(
+        self, name: str, channel: grpc.Channel, mode: Mode, max_nodes: int | None = None, setting: str = ""
+    ) -> None:
         self.name = name
         self._stub = _stub(channel)
         self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=max_nodes)
         self._calls = itertools.count()
         budget = "the server's own" if max_nodes is None else max_nodes
-        self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}"
+        self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}" + (f", {setting}" if setting else "")
 
     def complete(self, task: Task) -> Completion:
         """Complete one task.

@@ -56,6 +56,13 @@ def draft_ahead_hits(completions: Iterable[Completion]) -> float:
     return _ratio(hits, sum(item.num_rounds for item in completions))
 
 
+def rerooted_tokens(completions: Iterable[Completion]) -> float:
+    """Share of the tokens that were accepted from drafts which came late and were re-rooted."""
+    completions = list(completions)
+    rerooted = _by_origin(completions).get("rerooted", OriginCounts(0, 0))
+    return _ratio(rerooted.accepted_tokens, sum(len(item.token_ids) for item in completions))
+
+
 def mean_acceptance_length(completions: Iterable[Completion]) -> float:
     """Tokens committed per round, the target's own token included."""
     completions = list(completions)
