@@ -64,7 +64,7 @@ async def test_what_must_not_be_is_found_out(fault: str, monkeypatch: pytest.Mon
         assert len(result.violations) == 1
         return
     assert result.violations == []
-    result.resumed = fault == "resumed"
+    result.resumed = int(fault == "resumed")
     if fault == "left":
         monkeypatch.setattr(kills, "RECOVERY_S", 0.3)
 
