@@ -10,7 +10,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults images conformance chart lock
+.PHONY: help setup demo test fuzz gpu lint format proto bench load faults kills images conformance chart lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ load: setup ## Measure load and overload through the public API, about 40 minute
 
 faults: setup ## Disturb a whole deployment under load and fuzz its doors, about 15 minutes
 	@$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+kills: setup ## Kill drafter, orchestrator and Redis 100 times each under load
+	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
 
 # Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.
 images: ## Build the images, look at what is in them, and run the topology from them

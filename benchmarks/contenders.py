@@ -30,6 +30,14 @@ class PassTime:
 
 
 @dataclass(frozen=True, slots=True)
+class OriginCounts:
+    """Rounds whose draft was made at one time, and the tokens accepted in them."""
+
+    rounds: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """Counts that a speculating contender reports. Entry d of a by-depth tuple stands for depth d + 1."""
 
@@ -41,6 +49,8 @@ class Speculation:
     accepted_by_depth: tuple[int, ...] = ()
     # Proposed and accepted tokens by drafter.
     sources: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Of rounds with a draft, by when that was made: `DraftOrigin` of the contracts, in a word.
+    origins: Mapping[str, OriginCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,8 @@ class Completion:
     num_rounds: int
     forward_s: float
     linger_s: float = 0.0
+    # Between passes, while there was work all along.
+    bubble_s: float = 0.0
     # Keyed by the number of rows.
     passes: Mapping[int, PassTime] = field(default_factory=dict)
     speculation: Speculation | None = None

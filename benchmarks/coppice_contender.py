@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from benchmarks.contenders import BenchmarkError, Completion, PassTime, Speculation, Task
+from benchmarks.contenders import BenchmarkError, Completion, OriginCounts, PassTime, Speculation, Task
+from coppice.completion import origin_name
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.wire import sampling_to_proto, stopping_to_proto
@@ -22,13 +23,15 @@ Mode = inference_pb2.SpeculationPolicy.Mode
 class CoppiceContender:
     """Completions by a running orchestrator under one speculation policy."""
 
-    def __init__(self, name: str, channel: grpc.Channel, mode: Mode, max_nodes: int | None = None) -> None:
+    def __init__(
+        self, name: str, channel: grpc.Channel, mode: Mode, max_nodes: int | None = None, setting: str = ""
+    ) -> None:
         self.name = name
         self._stub = _stub(channel)
         self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=max_nodes)
         self._calls = itertools.count()
         budget = "the server's own" if max_nodes is None else max_nodes
-        self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}"
+        self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}" + (f", {setting}" if setting else "")
 
     def complete(self, task: Task) -> Completion:
         """Complete one task.
@@ -98,6 +101,7 @@ def _completion(
         num_rounds=stats.rounds,
         forward_s=timing.forward_ms / 1000,
         linger_s=timing.linger_ms / 1000,
+        bubble_s=timing.bubble_ms / 1000,
         passes={item.rows: PassTime(item.count, item.total_ms / 1000) for item in timing.passes},
         speculation=Speculation(
             draft_tokens=stats.draft_tokens,
@@ -107,5 +111,8 @@ def _completion(
             drafted_by_depth=tuple(stats.rounds_drafted_by_depth),
             accepted_by_depth=tuple(stats.rounds_accepted_by_depth),
             sources={item.source: (item.proposed, item.accepted) for item in stats.sources},
+            origins={
+                origin_name(item.origin): OriginCounts(item.rounds, item.accepted_tokens) for item in stats.origins
+            },
         ),
     )

@@ -8,10 +8,12 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import Completion, PassTime
+from benchmarks.contenders import Completion, OriginCounts, PassTime
 from benchmarks.latency import Sample
 
 NGRAM = 4
+# Drafts that were made before the outcome was known which they hang behind.
+EARLY_ORIGINS = ("left_over", "rerooted", "ahead")
 
 
 def by_run(samples: Sequence[Sample], figure: Callable[[list[Completion]], float]) -> list[float]:
@@ -38,6 +40,27 @@ def linger_share(completions: Iterable[Completion]) -> float:
     """Share of the wall time that the verifier waited for drafts."""
     completions = list(completions)
     return _ratio(sum(item.linger_s for item in completions), sum(item.wall_s for item in completions))
+
+
+def bubble_ms(completions: Iterable[Completion]) -> float:
+    """Milliseconds per round between two passes, of a sequence that is alone."""
+    completions = list(completions)
+    return 1000 * _ratio(sum(item.bubble_s for item in completions), sum(item.num_rounds for item in completions))
+
+
+def draft_ahead_hits(completions: Iterable[Completion]) -> float:
+    """Share of rounds that began with a draft that was there when the outcome before was known."""
+    completions = list(completions)
+    rounds = _by_origin(completions)
+    hits = sum(counts.rounds for origin, counts in rounds.items() if origin in EARLY_ORIGINS)
+    return _ratio(hits, sum(item.num_rounds for item in completions))
+
+
+def rerooted_tokens(completions: Iterable[Completion]) -> float:
+    """Share of the tokens that were accepted from drafts which came late and were re-rooted."""
+    completions = list(completions)
+    rerooted = _by_origin(completions).get("rerooted", OriginCounts(0, 0))
+    return _ratio(rerooted.accepted_tokens, sum(len(item.token_ids) for item in completions))
 
 
 def mean_acceptance_length(completions: Iterable[Completion]) -> float:
@@ -83,6 +106,7 @@ def ms_per_pass_by_rows(completions: Iterable[Completion]) -> dict[str, dict[str
 
 def draft_counts(completions: Iterable[Completion]) -> dict[str, Any]:
     """Sums of what speculation did; empty for contenders that report none."""
+    completions = list(completions)
     speculations = [item.speculation for item in completions if item.speculation is not None]
     if not speculations:
         return {}
@@ -97,6 +121,9 @@ def draft_counts(completions: Iterable[Completion]) -> dict[str, Any]:
     counts["rounds_accepted_by_depth"] = sum_columns(item.accepted_by_depth for item in speculations)
     counts["sources"] = {
         name: {"proposed": proposed, "accepted": accepted} for name, (proposed, accepted) in sources.items()
+    }
+    counts["origins"] = {
+        name: {"rounds": one.rounds, "accepted": one.accepted_tokens} for name, one in _by_origin(completions).items()
     }
     return counts
 
@@ -114,6 +141,16 @@ def repeated_4grams(token_ids: Iterable[Sequence[int]]) -> float:
 def sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
     """Entry by entry sums of lists of different lengths."""
     return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+
+
+def _by_origin(completions: Iterable[Completion]) -> dict[str, OriginCounts]:
+    """Rounds and accepted tokens by when their drafts were made."""
+    sums: dict[str, OriginCounts] = {}
+    for item in completions:
+        for name, counts in item.speculation.origins.items() if item.speculation else ():
+            old = sums.get(name, OriginCounts(0, 0))
+            sums[name] = OriginCounts(old.rounds + counts.rounds, old.accepted_tokens + counts.accepted_tokens)
+    return sums
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from benchmarks.contenders import BenchmarkError, Contender
 from benchmarks.coppice_contender import CoppiceContender, Mode, get_model_info
 from benchmarks.divergence import find_divergences
 from benchmarks.environment import describe_machine
+from benchmarks.forms.form import Form
+from benchmarks.forms.ratios import form_ratios, form_remarks
 from benchmarks.latency import Plan, fit_context, measure
 from benchmarks.prompts import Prompt
 from benchmarks.report import document
@@ -44,6 +47,8 @@ class LatencySuite:
     # Node budget of plain `coppice-on`; None leaves it to the server.
     default_nodes: int | None = None
     sweep_nodes: tuple[int, ...] = ()
+    # Where further forms of the deployment are served.
+    forms: Mapping[Form, str] = field(default_factory=dict)
 
     def run(self, address: str) -> dict[str, Any]:
         """Measure and return the report.
@@ -56,25 +61,29 @@ class LatencySuite:
         # Here, because the setting belongs to the thread that computes.
         torch.set_num_threads(self.threads)
         target, small_lm = load_model(self.target), load_model(self.small_lm)
-        with grpc.insecure_channel(address) as channel:
+        with contextlib.ExitStack() as channels:
+            channel = channels.enter_context(grpc.insecure_channel(address))
             info = get_model_info(channel)
             self._check_budgets(info.max_nodes)
             prompt_ids, num_cut = self._encode([info.max_context_tokens, *map(_context_of, (target, small_lm))])
-            contenders = self._contenders(channel, target, small_lm)
+            contenders = [*self._contenders(channel, target, small_lm), *self._form_contenders(channels)]
             with progress_bar() as progress:
                 step = progress.add_task("latency", total=self._num_samples(contenders))
                 taken = measure(contenders, prompt_ids, self.plan, partial(progress.advance, step))
         samples = summary.Samples(taken)
         unlike_generate = [summary.OFF, summary.ASSISTED]
-        return document(
+        (medians, spreads), (more, more_spreads) = summary.ratios(samples), form_ratios(samples, self.forms)
+        report = document(
             "latency",
             summary.rows(samples, contenders),
-            summary.ratios(samples),
+            ({**medians, **more}, {**spreads, **more_spreads}),
             self._settings(prompt_ids, num_cut),
             machine,
             summary.mismatches(samples),
             find_divergences(samples, unlike_generate, prompt_ids, partial(top_two_gap, target)),
         )
+        report["notes"] += form_remarks(samples, list(self.forms))
+        return report
 
     def _check_budgets(self, limit: int) -> None:
         """A budget above the server's limit would be cut to it, and the row would carry the wrong name."""
@@ -100,6 +109,14 @@ class LatencySuite:
             *sweep,
         ]
 
+    def _form_contenders(self, channels: contextlib.ExitStack) -> Iterator[Contender]:
+        for form, address in self.forms.items():
+            channel = channels.enter_context(grpc.insecure_channel(address))
+            setting = f"{form.kind.value} rounds" if form.up_option != "--colocated" else "one process"
+            delay = f"{form.delay_ms} ms each way between orchestrator and drafter" if form.delay_ms else ""
+            settings = ", ".join(filter(None, (setting, delay, "no prefix cache")))
+            yield CoppiceContender(form.name, channel, form.mode, self.default_nodes, settings)
+
     def _num_samples(self, contenders: Sequence[Contender]) -> int:
         return len(contenders) * len(self.prompts) * len(self.plan.temperatures) * self.plan.num_runs
 
@@ -115,6 +132,9 @@ class LatencySuite:
             "prompts": [
                 {"origin": prompt.origin, "tokens": len(token_ids)}
                 for prompt, token_ids in zip(self.prompts, prompt_ids, strict=True)
+            ],
+            "forms": [
+                {"contender": form.name, "form": form.kind.value, "delay_ms": form.delay_ms} for form in self.forms
             ],
             # Prompts that lost their beginning because the context has no room for all of it.
             "num_cut_prompts": num_cut,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coppice.log_probs import TokenLogProbs
-from coppice.v1 import inference_pb2, sampling_pb2
+from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2
 from coppice.wire import log_probs_from_proto
 
 _REASON_PREFIX = "FINISH_REASON_"
+_ORIGIN_PREFIX = "DRAFT_ORIGIN_"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ class SourceCounts:
 
 
 @dataclass(frozen=True)
+class OriginCounts:
+    """Rounds whose draft was made at one time, its nodes, and those accepted."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Speculation:
     """Counts of the rounds, fields as in SpeculationStats of `inference.proto`."""
 
@@ -45,6 +55,8 @@ class Speculation:
     rounds_drafted_by_depth: tuple[int, ...] = ()
     rounds_accepted_by_depth: tuple[int, ...] = ()
     near_ties: int = 0
+    # By when drafts were made: "fresh", "left_over", "rerooted" or "ahead".
+    origins: Mapping[str, OriginCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class Timing:
     total_ms: float = 0.0
     forward_ms: float = 0.0
     linger_ms: float = 0.0
+    bubble_ms: float = 0.0
     passes: tuple[PassTiming, ...] = ()
     # Parts of the time to the first token; meanings as in `inference.proto`.
     door_ms: float = 0.0
@@ -185,7 +198,18 @@ def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) 
         rounds_drafted_by_depth=tuple(stats.rounds_drafted_by_depth),
         rounds_accepted_by_depth=tuple(stats.rounds_accepted_by_depth),
         near_ties=stats.near_ties,
+        origins={
+            origin_name(one.origin): OriginCounts(one.rounds, one.draft_tokens, one.accepted_tokens)
+            for one in stats.origins
+        },
     )
+
+
+def origin_name(origin: tree_pb2.DraftOrigin) -> str:
+    """When drafts were made, in a word; one of a newer server is its number."""
+    if origin not in tree_pb2.DraftOrigin.values():
+        return str(origin)
+    return tree_pb2.DraftOrigin.Name(origin).removeprefix(_ORIGIN_PREFIX).lower()
 
 
 def _timing(timing: inference_pb2.Timing, completion_tokens: int) -> Timing:
@@ -200,5 +224,6 @@ def _timing(timing: inference_pb2.Timing, completion_tokens: int) -> Timing:
         door_ms=timing.door_ms,
         prompt_ms=timing.prompt_ms,
         first_pass_ms=timing.first_pass_ms,
+        bubble_ms=timing.bubble_ms,
         passes=tuple(PassTiming(one.rows, one.count, one.total_ms) for one in timing.passes),
     )

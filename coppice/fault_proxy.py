@@ -115,12 +115,13 @@ class FaultProxy:
             await self._changed.wait()
         return link
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # The task is ours: of one that asyncio makes for a coroutine, it logs the cancelling as an error.
         self.num_connections += 1
         connection = _Connection(self, reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._open[connection] = task
+        self._open[connection] = asyncio.create_task(self._serve(connection))
+
+    async def _serve(self, connection: _Connection) -> None:
         try:
             if self.greeting is Greeting.PASS:
                 await connection.serve(self._host, self._port)

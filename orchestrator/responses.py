@@ -68,6 +68,15 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
         rounds_accepted_by_depth=statistics.rounds_accepted_by_depth,
         stale_drafts=statistics.stale_drafts,
         near_ties=statistics.near_ties,
+        origins=[
+            inference_pb2.OriginStats(
+                origin=origin,
+                rounds=counts.rounds,
+                draft_tokens=counts.draft_tokens,
+                accepted_tokens=counts.accepted_tokens,
+            )
+            for origin, counts in sorted(statistics.origins.items())
+        ],
     )
 
 
@@ -85,4 +94,5 @@ def _timing(statistics: Statistics, clock: Clock) -> inference_pb2.Timing:
             inference_pb2.PassTiming(rows=rows, count=passes.count, total_ms=passes.total_us / 1000)
             for rows, passes in sorted(statistics.passes.items())
         ],
+        bubble_ms=statistics.bubble_us / 1000,
     )

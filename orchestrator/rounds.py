@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.v1 import sampling_pb2
+from coppice.v1 import sampling_pb2, tree_pb2
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Outcome:
     # One per token, when asked for.
     log_probs: tuple[TokenLogProbs, ...] = ()
     near_ties: int = 0
+    draft_origin: tree_pb2.DraftOrigin = tree_pb2.DRAFT_ORIGIN_UNSPECIFIED
+    bubble_us: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coppice.tree import ROOT, TokenTree
+from coppice.v1 import tree_pb2
 from orchestrator.latencies import Latencies
 from orchestrator.rounds import Outcome
 
@@ -17,6 +18,15 @@ class SourceCounts:
 
     proposed: int = 0
     accepted: int = 0
+
+
+@dataclass
+class OriginCounts:
+    """Rounds whose draft was made at one time, its nodes, and those accepted."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass
@@ -38,10 +48,12 @@ class Statistics:
     stale_drafts: int = 0
     near_ties: int = 0
     sources: dict[str, SourceCounts] = field(default_factory=dict)
+    origins: dict[tree_pb2.DraftOrigin, OriginCounts] = field(default_factory=dict)
     rounds_drafted_by_depth: list[int] = field(default_factory=list)
     rounds_accepted_by_depth: list[int] = field(default_factory=list)
     forward_us: int = 0
     linger_us: int = 0
+    bubble_us: int = 0
     passes: dict[int, PassCounts] = field(default_factory=dict)
 
     def record(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
@@ -56,6 +68,9 @@ class Statistics:
         _count_depths(self.rounds_accepted_by_depth, outcome.num_accepted)
         self.forward_us += outcome.pass_us
         self.linger_us += outcome.linger_us
+        self.bubble_us += outcome.bubble_us
+        if outcome.draft_nodes:
+            self._count_origin(outcome)
         passes = self.passes.get(outcome.pass_rows)
         if passes is None:
             passes = self.passes[outcome.pass_rows] = PassCounts()
@@ -79,6 +94,19 @@ class Statistics:
             own = self.sources.setdefault(name, SourceCounts())
             own.proposed += counts.proposed
             own.accepted += counts.accepted
+        for made, others in other.origins.items():
+            sums = self.origins.setdefault(made, OriginCounts())
+            sums.rounds += others.rounds
+            sums.draft_tokens += others.draft_tokens
+            sums.accepted_tokens += others.accepted_tokens
+
+    def _count_origin(self, outcome: Outcome) -> None:
+        counts = self.origins.get(outcome.draft_origin)
+        if counts is None:
+            counts = self.origins[outcome.draft_origin] = OriginCounts()
+        counts.rounds += 1
+        counts.draft_tokens += outcome.draft_nodes
+        counts.accepted_tokens += outcome.num_accepted
 
     def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
         for bit, name in enumerate(tree.source_names):

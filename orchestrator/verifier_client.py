@@ -343,6 +343,8 @@ def _outcome(message: verifier_pb2.Outcome) -> Outcome:
         stale_drafts=message.stale_drafts,
         log_probs=wire.outcome_log_probs(message),
         near_ties=message.near_ties,
+        draft_origin=message.draft_origin,
+        bubble_us=message.bubble_us,
     )
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
+
+
+class DraftOrigin(enum.Enum):
+    """When the draft of a round was made. All but a fresh one were there when the outcome before was known."""
+
+    FRESH = "fresh"
+    # What the last round's tree had behind the tokens that it committed.
+    LEFT_OVER = "left_over"
+    # Late, and behind the tokens committed since.
+    REROOTED = "rerooted"
+    # For a length that was not reached yet.
+    AHEAD = "ahead"
 
 
 @dataclass(slots=True)

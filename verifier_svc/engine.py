@@ -297,7 +297,7 @@ class Engine:
             self._fail(shares)
             return
         ended_s = self._clock()
-        self.counts.pass_over(plan.num_rows, forward_s, ended_s)
+        bubble_s = self.counts.pass_over(plan.num_rows, forward_s, ended_s)
         if self._timeline is not None:
             ids = [share.key.sequence_id for share in shares]
             self._timeline.took("pass", forward_s, ended_s, size=plan.num_rows, sequences=ids)
@@ -315,7 +315,7 @@ class Engine:
             self._emit(
                 key.stream,
                 OutcomeEvent(
-                    key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached
+                    key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached, bubble_s
                 ),
             )
             if outcome.finish is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coppice.histogram import Histogram
+from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.sequence import RoundOutcome
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -25,17 +26,23 @@ class EngineCounts:
         self.num_drafts = 0
         self.num_draft_nodes = 0
         self.num_accepted_nodes = 0
+        # Rounds that had a draft, and what of it was accepted, by when it was made.
+        self.rounds_by_origin = dict.fromkeys(DraftOrigin, 0)
+        self.accepted_by_origin = dict.fromkeys(DraftOrigin, 0)
         # Seconds that rounds waited for drafts, added up.
         self.linger_s = 0.0
         self._last_end_s: float | None = None
 
-    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> None:
-        """A forward pass has ended."""
+    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
+        """A forward pass has ended; returns the bubble before it, 0 where there was nothing to run."""
         self.pass_s.observe(ended_s - started_s)
         self.pass_rows.observe(num_rows)
+        bubble_s = 0.0
         if self._last_end_s is not None:
-            self.bubble_s.observe(started_s - self._last_end_s)
+            bubble_s = started_s - self._last_end_s
+            self.bubble_s.observe(bubble_s)
         self._last_end_s = ended_s
+        return bubble_s
 
     def pass_failed(self) -> None:
         """A pass had no result."""
@@ -54,4 +61,7 @@ class EngineCounts:
                 self.num_drafts += 1
                 self.num_draft_nodes += outcome.draft_nodes
                 self.num_accepted_nodes += len(outcome.accepted_nodes)
+            if outcome.draft_origin is not None:
+                self.rounds_by_origin[outcome.draft_origin] += 1
+                self.accepted_by_origin[outcome.draft_origin] += len(outcome.accepted_nodes)
             self.linger_s += outcome.linger_s

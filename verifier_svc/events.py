@@ -20,6 +20,8 @@ class OutcomeEvent:
     pass_s: float
     queue_s: float
     cached_tokens: int
+    # Since the pass before, while there were sequences to run all along.
+    bubble_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coppice.tree import EMPTY_TREE, TokenTree
-from verifier_svc.draft_counts import DraftCounts
+from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 
 # Drafts for lengths that are not reached yet; more than this means that the sender has lost track.
 _MAX_AHEAD = 8
@@ -26,6 +26,7 @@ class Mailbox:
         self._counts = counts or DraftCounts()
         self._tree: TokenTree | None = None
         self._is_fresh = False
+        self._origin = DraftOrigin.FRESH
         self._later: dict[int, TokenTree] = {}
         self._num_stale = 0
 
@@ -39,6 +40,11 @@ class Mailbox:
         """Whether the draft was made for the coming round."""
         return self._is_fresh
 
+    @property
+    def origin(self) -> DraftOrigin:
+        """When the draft was made; of no meaning without one."""
+        return self._origin
+
     def put(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
         """Take a draft behind the first `base_length` of the committed `tokens`, or of more to come."""
         if base_length > len(tokens):
@@ -48,7 +54,7 @@ class Mailbox:
                 self._num_stale += 1
                 self._counts.stale_ahead += 1
         elif base_length == len(tokens):
-            self._tree, self._is_fresh = tree, True
+            self._tree, self._is_fresh, self._origin = tree, True, DraftOrigin.FRESH
             self._counts.in_time += len(tree) > 0
         else:
             self._put_late(tree.descend(tokens[base_length:]))
@@ -56,9 +62,11 @@ class Mailbox:
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
         """These `token_ids` were committed, and `tokens` are all: what is left of the draft is for the next round."""
         left = EMPTY_TREE if self._tree is None else self._tree.descend(token_ids)
-        self._tree, self._is_fresh = (left if len(left) else None), False
+        self._tree, self._is_fresh, self._origin = (left if len(left) else None), False, DraftOrigin.LEFT_OVER
         for length in sorted(length for length in self._later if length <= len(tokens)):
             self.put(length, self._later.pop(length), tokens)
+        if self._is_fresh:
+            self._origin = DraftOrigin.AHEAD
 
     def take_stale(self) -> int:
         """How many drafts were of no use since the last call."""
@@ -70,7 +78,7 @@ class Mailbox:
             self._num_stale += 1
             self._counts.stale_left += 1
         elif self._tree is None or (not self._is_fresh and rerooted.expected_tokens > self._tree.expected_tokens):
-            self._tree = rerooted
+            self._tree, self._origin = rerooted, DraftOrigin.REROOTED
             self._counts.late += 1
         else:
             self._counts.stale_worse += 1
@@ -94,6 +102,11 @@ class ExactMailbox:
     def tree(self) -> TokenTree | None:
         """The draft for the coming round. An empty tree is a draft, too."""
         return self._tree
+
+    @property
+    def origin(self) -> DraftOrigin:
+        """When the draft was made: for the coming round, once that was known."""
+        return DraftOrigin.FRESH
 
     @property
     def is_fresh(self) -> bool:

@@ -48,6 +48,11 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counter("spec_decode_num_drafts", "Rounds that verified a draft.", counts.num_drafts)
     yield _OWN.counter("spec_decode_num_draft_tokens", "Draft nodes verified.", counts.num_draft_nodes)
     yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", counts.num_accepted_nodes)
+    rounds = {origin.value: count for origin, count in counts.rounds_by_origin.items()}
+    accepted = {origin.value: count for origin, count in counts.accepted_by_origin.items()}
+    yield from _OWN.counters("origin_drafts", "Rounds that verified a draft, by when it was made.", "origin", rounds)
+    text = "Accepted nodes, by when the draft was made."
+    yield from _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
     yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
     stale = {

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from coppice.errors import InvalidRequestError
 from coppice.rpc import error_status
-from coppice.v1 import sampling_pb2, verifier_pb2
+from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2
 from coppice.wire import add_log_probs
+from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.events import CompleteEvent, DraftRejection, DrainEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish, FinishReason
 
@@ -16,6 +17,13 @@ _FINISH_REASONS = {
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
     FinishReason.CONTEXT_LENGTH: sampling_pb2.FINISH_REASON_CONTEXT_LENGTH,
+}
+_ORIGINS = {
+    None: tree_pb2.DRAFT_ORIGIN_UNSPECIFIED,
+    DraftOrigin.FRESH: tree_pb2.DRAFT_ORIGIN_FRESH,
+    DraftOrigin.LEFT_OVER: tree_pb2.DRAFT_ORIGIN_LEFT_OVER,
+    DraftOrigin.REROOTED: tree_pb2.DRAFT_ORIGIN_REROOTED,
+    DraftOrigin.AHEAD: tree_pb2.DRAFT_ORIGIN_AHEAD,
 }
 
 
@@ -58,6 +66,8 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         linger_us=microseconds(outcome.linger_s),
         stale_drafts=outcome.stale_drafts,
         near_ties=outcome.near_ties,
+        draft_origin=_ORIGINS[outcome.draft_origin],
+        bubble_us=microseconds(event.bubble_s),
     )
     add_log_probs(message, outcome.log_probs)
     return message

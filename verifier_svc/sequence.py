@@ -12,7 +12,7 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
-from verifier_svc.draft_counts import DraftCounts
+from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
@@ -91,6 +91,8 @@ class RoundOutcome:
     log_probs: tuple[TokenLogProbs, ...] = ()
     # Tokens chosen at a near-tie, where these are counted.
     near_ties: int = 0
+    # When the verified draft was made; None without one.
+    draft_origin: DraftOrigin | None = None
 
 
 class Sequence:
@@ -136,6 +138,7 @@ class Sequence:
         # Running mean of the nodes that rounds with a draft of their own accept.
         self._mean_accepted = 0.0
         self._round_is_fresh = False
+        self._origin: DraftOrigin | None = None
         self._round_is_drafted = False
         self._end = OutputEnd(
             spec.stopping,
@@ -265,6 +268,7 @@ class Sequence:
             # In a synchronous sequence, neither is an empty one a vain wait.
             self._round_is_drafted = len(draft) > 0 or (self._synchronous and self.mailbox.is_fresh)
             self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
+            self._origin = self.mailbox.origin if len(tree) else None
             self._rows = SequenceRows(cache, pending, tree)
         return self._rows
 
@@ -329,6 +333,7 @@ class Sequence:
             finish=finishes[-1],
             log_probs=log_probs,
             near_ties=self._chooser.take_near_ties(),
+            draft_origin=self._origin,
         )
 
     def prepare(self) -> None:

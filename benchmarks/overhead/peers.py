@@ -58,15 +58,16 @@ async def main() -> None:
 async def _run(script: Script, settings: RunSettings) -> None:
     script.num_nodes, script.repeats = settings.num_nodes, settings.repeats
     async with Client(settings.address) as client:
-        await _load(client, settings, settings.warm_up_rounds, first_seed=1)
+        await load(client, settings, settings.warm_up_rounds, first_seed=1)
         _say({"warm": True})
         await _line()
         script.traffic.reset()
-        await _load(client, settings, settings.num_rounds, first_seed=1 + settings.num_requests)
+        await load(client, settings, settings.num_rounds, first_seed=1 + settings.num_requests)
     _say(script.traffic.report())
 
 
-async def _load(client: Client, settings: RunSettings, num_rounds: int, first_seed: int) -> None:
+async def load(client: Client, settings: RunSettings, num_rounds: int, first_seed: int) -> None:
+    """Complete so many requests at once, each of about so many rounds."""
     max_tokens = round(TOKENS_PER_ROUND * num_rounds)
     sources = f"{KIND},{CACHE}" if settings.repeats else KIND
 

@@ -13,6 +13,8 @@ from benchmarks.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, O
 from benchmarks.report import machine_remarks
 from coppice.rpc import run
 
+# Trees whose messages are counted, whatever `num_nodes` is.
+COUNTED_NODES = 64
 PEERS = {"verifier": (OUTCOME_IN, DRAFT_ON), "drafter": (OUTCOME_ON, DRAFT_IN)}
 NOTES = (
     "No model runs. Requests are FORCED in the rounds, so that every round has a draft. Where the planner is measured, "
@@ -110,12 +112,17 @@ async def _add_round_rows(plan: OverheadPlan, rows: list[dict[str, Any]]) -> Non
                     peers, num_requests, num_rounds, max(2, num_rounds // 5), plan.num_nodes, cache
                 )
                 rows.append(_round_row(costs, num_requests, cache))
+        for cache in (False, True):
+            num_rounds = plan.rounds_of_each(plan.requests[-1])
+            costs = await measure_rounds(peers, 1, num_rounds, 2, COUNTED_NODES, cache)
+            rows.append(_round_row(costs, 1, cache, COUNTED_NODES))
 
 
-def _round_row(costs: RoundCosts, num_requests: int, cache: bool) -> dict[str, Any]:
+def _round_row(costs: RoundCosts, num_requests: int, cache: bool, num_nodes: int | None = None) -> dict[str, Any]:
+    nodes = "" if num_nodes is None else f" nodes={num_nodes}"
     ways = [way for of_peer in PEERS.values() for way in of_peer]
     return {
-        "name": f"rounds x{num_requests}{' cache' if cache else ''}",
+        "name": f"rounds x{num_requests}{nodes}{' cache' if cache else ''}",
         "kind": "rounds",
         "requests": num_requests,
         "cache": cache,

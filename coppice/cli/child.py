@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 KEPT_LINES = 20
@@ -25,11 +25,14 @@ class ChildError(Exception):
 class Child:
     """A service's process. Its stderr goes line by line to `echo`; the last lines are kept for errors."""
 
-    def __init__(self, name: str, module: str, env: Mapping[str, str], echo: Echo | None) -> None:
+    def __init__(
+        self, name: str, module: str, env: Mapping[str, str], echo: Echo | None, arguments: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.address = ""
         self._module = module
         self._env = dict(env)
+        self._arguments = tuple(arguments)
         self._echo = echo
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: asyncio.subprocess.Process | None = None
@@ -44,6 +47,7 @@ class Child:
             "coppice.cli.tied_process",
             str(os.getpid()),
             self._module,
+            *self._arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -1,4 +1,5 @@
 from coppice.v1 import sampling_pb2 as _sampling_pb2
+from coppice.v1 import tree_pb2 as _tree_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -136,7 +137,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties")
+    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties", "origins")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +147,7 @@ class SpeculationStats(_message.Message):
     ROUNDS_ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     STALE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NEAR_TIES_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     draft_tokens: int
     accepted_tokens: int
@@ -155,7 +157,20 @@ class SpeculationStats(_message.Message):
     rounds_accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
     stale_drafts: int
     near_ties: int
-    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ...) -> None: ...
+    origins: _containers.RepeatedCompositeFieldContainer[OriginStats]
+    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[OriginStats, _Mapping]]] = ...) -> None: ...
+
+class OriginStats(_message.Message):
+    __slots__ = ("origin", "rounds", "draft_tokens", "accepted_tokens")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    origin: _tree_pb2.DraftOrigin
+    rounds: int
+    draft_tokens: int
+    accepted_tokens: int
+    def __init__(self, origin: _Optional[_Union[_tree_pb2.DraftOrigin, str]] = ..., rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class SourceStats(_message.Message):
     __slots__ = ("source", "proposed", "accepted")
@@ -168,7 +183,7 @@ class SourceStats(_message.Message):
     def __init__(self, source: _Optional[str] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_ms", "ttft_ms", "total_ms", "forward_ms", "linger_ms", "passes", "door_ms", "prompt_ms", "first_pass_ms")
+    __slots__ = ("queue_ms", "ttft_ms", "total_ms", "forward_ms", "linger_ms", "passes", "door_ms", "prompt_ms", "first_pass_ms", "bubble_ms")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +193,7 @@ class Timing(_message.Message):
     DOOR_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PASS_MS_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_MS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     ttft_ms: float
     total_ms: float
@@ -187,7 +203,8 @@ class Timing(_message.Message):
     door_ms: float
     prompt_ms: float
     first_pass_ms: float
-    def __init__(self, queue_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., linger_ms: _Optional[float] = ..., passes: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., door_ms: _Optional[float] = ..., prompt_ms: _Optional[float] = ..., first_pass_ms: _Optional[float] = ...) -> None: ...
+    bubble_ms: float
+    def __init__(self, queue_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., linger_ms: _Optional[float] = ..., passes: _Optional[_Iterable[_Union[PassTiming, _Mapping]]] = ..., door_ms: _Optional[float] = ..., prompt_ms: _Optional[float] = ..., first_pass_ms: _Optional[float] = ..., bubble_ms: _Optional[float] = ...) -> None: ...
 
 class PassTiming(_message.Message):
     __slots__ = ("rows", "count", "total_ms")

@@ -1,10 +1,24 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_ORIGIN_UNSPECIFIED: _ClassVar[DraftOrigin]
+    DRAFT_ORIGIN_FRESH: _ClassVar[DraftOrigin]
+    DRAFT_ORIGIN_LEFT_OVER: _ClassVar[DraftOrigin]
+    DRAFT_ORIGIN_REROOTED: _ClassVar[DraftOrigin]
+    DRAFT_ORIGIN_AHEAD: _ClassVar[DraftOrigin]
+DRAFT_ORIGIN_UNSPECIFIED: DraftOrigin
+DRAFT_ORIGIN_FRESH: DraftOrigin
+DRAFT_ORIGIN_LEFT_OVER: DraftOrigin
+DRAFT_ORIGIN_REROOTED: DraftOrigin
+DRAFT_ORIGIN_AHEAD: DraftOrigin
 
 class TokenTree(_message.Message):
     __slots__ = ("token_ids", "parents", "log_probs", "sources", "source_names", "distribution_sizes", "distribution_token_ids", "distribution_weights")

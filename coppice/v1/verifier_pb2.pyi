@@ -89,7 +89,7 @@ class VerifyResponse(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draft_rejected: _Optional[_Union[DraftRejected, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("base_length", "token_ids", "accepted_nodes", "draft_nodes", "draft_depth", "redraft", "features", "log_probs", "pass_rows", "pass_us", "linger_us", "stale_drafts", "top_token_ids", "top_log_probs", "near_ties")
+    __slots__ = ("base_length", "token_ids", "accepted_nodes", "draft_nodes", "draft_depth", "redraft", "features", "log_probs", "pass_rows", "pass_us", "linger_us", "stale_drafts", "top_token_ids", "top_log_probs", "near_ties", "draft_origin", "bubble_us")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,8 @@ class Outcome(_message.Message):
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     NEAR_TIES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_US_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
@@ -120,7 +122,9 @@ class Outcome(_message.Message):
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_log_probs: _containers.RepeatedScalarFieldContainer[float]
     near_ties: int
-    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., draft_nodes: _Optional[int] = ..., draft_depth: _Optional[int] = ..., redraft: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., features: _Optional[bytes] = ..., log_probs: _Optional[_Iterable[float]] = ..., pass_rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., linger_us: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ..., near_ties: _Optional[int] = ...) -> None: ...
+    draft_origin: _tree_pb2.DraftOrigin
+    bubble_us: int
+    def __init__(self, base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., draft_nodes: _Optional[int] = ..., draft_depth: _Optional[int] = ..., redraft: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., features: _Optional[bytes] = ..., log_probs: _Optional[_Iterable[float]] = ..., pass_rows: _Optional[int] = ..., pass_us: _Optional[int] = ..., linger_us: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probs: _Optional[_Iterable[float]] = ..., near_ties: _Optional[int] = ..., draft_origin: _Optional[_Union[_tree_pb2.DraftOrigin, str]] = ..., bubble_us: _Optional[int] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
     __slots__ = ("reason", "stop_match", "queue_us", "cached_tokens")

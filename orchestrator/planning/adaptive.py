@@ -45,6 +45,8 @@ FEW_CROWDED_PASSES = 2
 DOUBT = 4
 # How far below the threshold a request may stay where drafting pays for all together.
 LEAST_SHARE_OF_THRESHOLD = 0.6
+# Rounds that asked for drafts without one ever being there in time, after which none are expected.
+ENOUGH_IN_VAIN = 32
 # Weight of an observation in running means.
 _RATE = 0.05
 # Fewer rounds of a pass that ask for drafts are the exception.
@@ -93,6 +95,8 @@ class AdaptivePlanner:
         self.num_begun = 0
         self.num_running = 0
         self.num_newcomers = 0
+        # Rounds that asked for drafts while none had ever been verified.
+        self._num_in_vain = 0
         # The value model has time for the trees of each request in one of so many of its rounds.
         self.rounds_per_look = 1
         # Whether a request that has stood aside for long has its turn to draft.
@@ -253,6 +257,8 @@ class AdaptivePlanner:
         self.common = None
         if self._borrowed is not None:
             self._check(self._borrowed, record)
+        if not self.values.has_seen_trees:
+            self._num_in_vain += record.num_asked
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
@@ -292,7 +298,8 @@ class AdaptivePlanner:
 
     def _replan(self, running: int) -> None:
         """Draw conclusions from what is known, for so many running requests."""
-        if not self._costs.is_known or not self.values.has_seen_trees or not running:
+        knows_drafts = self.values.has_seen_trees or self._num_in_vain >= ENOUGH_IN_VAIN
+        if not self._costs.is_known or not knows_drafts or not running:
             return
         self._missed.solve()
         costs = self._costs.costs

@@ -145,7 +145,7 @@ async def deployed(seed: int) -> AsyncIterator[Deployment]:
         await asyncio.gather(*(service.start() for service in back))
         await orchestrator.start()
         proxies["client"] = await _proxy(stack, orchestrator.address, seed)
-        yield Deployment(proxies, lambda: _left_in(services), services, redis)
+        yield Deployment(proxies, lambda: left_in(services), services, redis)
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +187,7 @@ async def _proxy(stack: contextlib.AsyncExitStack, address: str, seed: int) -> F
     return await stack.enter_async_context(FaultProxy(address, seed).running())
 
 
-async def _left_in(services: Mapping[str, Service]) -> Counter[str]:
+async def left_in(services: Mapping[str, Service]) -> Counter[str]:
     """What services hold of requests, as their own metrics have it."""
     left: Counter[str] = Counter()
     for name, service in services.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,14 +20,18 @@ from coppice.cli.bench.options import (
     numbers,
     require_checkpoint,
 )
-from coppice.cli.bench.services import measure_or_exit
+from coppice.cli.bench.services import measure_or_exit, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.openmp import set_spin_count
 
+if TYPE_CHECKING:
+    from benchmarks.forms.form import Form
+
 MAX_NODES_VARIABLE = "MAX_NODES"
 MAX_SWEPT_NODES = 1024
+NO_DELAY = "0"
 
 
 def latency(
@@ -46,9 +50,21 @@ def latency(
     sweep_nodes: Annotated[
         str, typer.Option(metavar="N,N,…", help="Measure speculation with these node budgets as well.")
     ] = "",
+    forms: Annotated[
+        str,
+        typer.Option(
+            metavar="FORM,FORM,…",
+            help="Measure these forms of the deployment as well: asynchronous, synchronous, colocated.",
+        ),
+    ] = "",
+    delays: Annotated[
+        str,
+        typer.Option(metavar="MS,MS,…", help="With --forms: add so much to the way between orchestrator and drafter."),
+    ] = NO_DELAY,
 ) -> None:
     """One stream: transformers, transformers assisted, and us with speculation off and on, in turn.
 
+    With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
     # Before torch is imported: while another contender works, our waiting threads must sleep.
@@ -59,6 +75,7 @@ def latency(
     budgets = _node_budgets(sweep_nodes)
     chosen = choose_prompts(prompts, num_prompts, seed)
     temperatures = choose_temperatures(temperature)
+    chosen_forms = _forms(forms, delays)
 
     from benchmarks.latency import Plan
     from benchmarks.latency_suite import LatencySuite
@@ -69,7 +86,12 @@ def latency(
     num_threads = threads or os.cpu_count() or 1
     default_nodes = _allow_nodes(budgets)
     suite = LatencySuite(target, small_lm, tuple(chosen), plan, num_threads, default_nodes, budgets)
-    _report(measure_or_exit(suite, spec), out)
+    if chosen_forms:
+        from benchmarks.forms.deployment import measure_with_forms
+
+        _report(run_or_exit(measure_with_forms(suite, spec, chosen_forms)), out)
+    else:
+        _report(measure_or_exit(suite, spec), out)
 
 
 def _report(report: dict[str, Any], out: Path) -> None:
@@ -80,9 +102,34 @@ def _report(report: dict[str, Any], out: Path) -> None:
     write_json(report, out / "latency.json")
     plot_latency(report["rows"], out / "latency.png")
     print_report(report)
+    if report["settings"]["forms"]:
+        from benchmarks.forms.plot import plot_forms
+        from benchmarks.forms.table import print_forms
+
+        plot_forms(report, out / "forms.png")
+        print_forms(report)
     typer.echo(f"wrote {out / 'latency.json'} and {out / 'latency.png'}")
     if report["mismatches"]:
         raise typer.Exit(1)
+
+
+def _forms(names: str, delays: str) -> tuple[Form, ...]:
+    """The forms asked for; raises typer.BadParameter where one cannot be had."""
+    if not names.strip():
+        if delays != NO_DELAY:
+            raise typer.BadParameter("--delays: says how far apart the services of --forms are")
+        return ()
+    from benchmarks.contenders import BenchmarkError
+    from benchmarks.forms.deployment import require_options
+    from benchmarks.forms.form import parse_forms
+    from coppice.cli.__main__ import app
+
+    try:
+        forms = parse_forms(names, delays)
+        require_options(forms, app)
+    except BenchmarkError as error:
+        raise typer.BadParameter(str(error)) from error
+    return forms
 
 
 def _allow_nodes(budgets: Sequence[int]) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
-from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2, tree_pb2
 from tests.tiny_checkpoint import tiny_llama
 
 CONTEXT = 96
@@ -87,7 +87,10 @@ def _last_message(num_tokens: int, speculates: bool) -> inference_pb2.GenerateRe
         stats.rounds_drafted_by_depth[:] = [rounds, rounds, rounds]
         stats.rounds_accepted_by_depth[:] = [rounds]
         stats.sources.add(source="small-lm", proposed=3 * rounds, accepted=rounds)
-    timing = inference_pb2.Timing(forward_ms=1.0, linger_ms=0.5)
+        stats.origins.add(
+            origin=tree_pb2.DRAFT_ORIGIN_FRESH, rounds=rounds, draft_tokens=3 * rounds, accepted_tokens=rounds
+        )
+    timing = inference_pb2.Timing(forward_ms=1.0, linger_ms=0.5, bubble_ms=rounds / 4)
     timing.passes.add(rows=4 if speculates else 1, count=rounds, total_ms=1.0)
     finished = inference_pb2.Finished(reason=sampling_pb2.FINISH_REASON_LENGTH)
     return inference_pb2.GenerateResponse(finished=finished, speculation=stats, timing=timing)

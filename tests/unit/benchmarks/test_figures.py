@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import figures
-from benchmarks.contenders import Completion, PassTime, Speculation
+from benchmarks.contenders import Completion, OriginCounts, PassTime, Speculation
 from benchmarks.latency import Sample
 
 
@@ -76,6 +78,19 @@ def test_draft_counts_are_summed_by_source_and_absent_without_speculation() -> N
         "cache": {"proposed": 1, "accepted": 0},
     }
     assert figures.draft_counts([_completion()]) == {}
+
+
+def test_hits_are_rounds_whose_draft_was_there_before_the_outcome() -> None:
+    origins = {"fresh": OriginCounts(4, 3), "left_over": OriginCounts(2, 1), "rerooted": OriginCounts(1, 2)}
+    drafted = [
+        _completion(num_rounds=8, speculation=Speculation(9, 6, 0, 0, origins=origins)),
+        _completion(num_rounds=2, speculation=Speculation(1, 1, 0, 0, origins={"ahead": OriginCounts(1, 1)})),
+    ]
+    assert figures.draft_ahead_hits(drafted) == 0.4
+    assert figures.draft_counts(drafted)["origins"]["rerooted"] == {"rounds": 1, "accepted": 2}
+    assert figures.draft_ahead_hits([_completion(num_rounds=3)]) == 0.0
+    apart = [replace(item, bubble_s=0.02) for item in drafted]
+    assert figures.bubble_ms(apart) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_rows_carry_what_the_server_counted(tiny_target: Path, server: str) -> N
     assert on["acceptance_by_depth"] == [1.0, 0.0, 0.0]
     assert (on["drafted_share"], rows["transformers T=0"]["drafted_share"]) == (1.0, None)
     assert on["ms_per_pass_by_rows"] == {"4": {"count": 16, "mean_ms": 0.25}}
+    assert on["origins"] == {"fresh": {"rounds": 16, "accepted": 16}}
+    assert (on["bubble_ms"], on["draft_ahead_hits"]) == (0.25, 0.0)
     assert on["sources"] == {"small-lm": {"proposed": 48, "accepted": 16}}
     assert (on["identical"], on["num_identical_to_transformers"]) == (True, 2)
     assert rows["coppice-off T=0"]["mean_acceptance_length"] == 1.0

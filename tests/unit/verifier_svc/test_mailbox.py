@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.tree import EMPTY_TREE, TokenTree, chain
-from verifier_svc.draft_counts import DraftCounts
+from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.mailbox import ExactMailbox, Mailbox
 
 TOKENS = [1, 2, 3]
@@ -130,3 +130,26 @@ def test_in_a_synchronous_sequence_a_draft_is_for_its_own_round_alone() -> None:
     mailbox.advance([7], [*TOKENS, 7])
     assert mailbox.tree is None
     assert counts == DraftCounts(in_time=1, stale_missed=1)
+
+
+def test_a_draft_says_whether_it_was_made_before_its_outcome_was_known() -> None:
+    mailbox = Mailbox()
+    tokens = list(TOKENS)
+
+    def commit(*token_ids: int) -> None:
+        tokens.extend(token_ids)
+        mailbox.advance(token_ids, tokens)
+
+    mailbox.put(3, chain([7, 8, 9]), tokens)
+    assert mailbox.origin is DraftOrigin.FRESH
+    commit(7)
+    assert (paths(mailbox.tree), mailbox.origin) == ([(8,), (8, 9)], DraftOrigin.LEFT_OVER)
+    # Grown meanwhile, and better than what was left.
+    mailbox.put(3, chain([7, 8, 9, 1]), tokens)
+    assert (mailbox.tree and len(mailbox.tree), mailbox.origin) == (3, DraftOrigin.REROOTED)
+    mailbox.put(6, chain([4]), tokens)
+    commit(8, 5)
+    assert (paths(mailbox.tree), mailbox.origin) == ([(4,)], DraftOrigin.AHEAD)
+    # One that was made now replaces it.
+    mailbox.put(6, chain([2]), tokens)
+    assert mailbox.origin is DraftOrigin.FRESH
