@@ -81,6 +81,9 @@ def load(directory: Path, kind: str, **settings: Any) -> Drafter:
 async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving_target(pair))
+        for drafter in drafters:
+            # As the service does before it says that it is ready: what is compiled now keeps no round waiting.
+            drafter.warm_up()
         addresses = [await stack.enter_async_context(serving_drafter(drafter)) for drafter in drafters]
         config = Config(
             verifier_address=verifier,
