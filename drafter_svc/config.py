@@ -57,6 +57,9 @@ class DrafterConfig:
     # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
     # on two cores the steps cost the verifier more than the next tree gains.
     draft_ahead_steps: int = 0
+    # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with.
+    diffusion_steps: int = 1
+    diffusion_block: int = 0
     # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
     # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
     niceness: int = 0
@@ -89,6 +92,8 @@ class DrafterConfig:
         _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
+        _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
+        _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
         _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)
         _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)

@@ -74,6 +74,56 @@ def small_lm(
         train_small_lm(corpus or default_roots(), target_dir, out, recipe)
 
 
+TargetDir = Annotated[Path, typer.Option("--target")]
+Start = Annotated[Path, typer.Option(help="The small LM to start from.")]
+Samples = Annotated[int, typer.Option(help="Continuations of the target to train on.")]
+CorpusRows = Annotated[int, typer.Option(help="Rows of corpus text to train on.")]
+
+
+@app.command("semi-ar")
+def semi_ar(
+    corpus: Corpus = None,
+    out: Path = MODELS / "semi-ar",
+    target_dir: TargetDir = MODELS / "target",
+    start: Start = MODELS / "small-lm",
+    steps: int = 3000,
+    samples: Samples = 768,
+    corpus_rows: CorpusRows = 1536,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Teach the small LM to predict a block of tokens in one pass, by masks behind the last token."""
+    set_threads(threads)
+    from drafter_svc.training.semi_ar import semi_ar_recipe, train_semi_ar
+    from training.corpus import default_roots
+
+    with mistakes_as_messages():
+        recipe = semi_ar_recipe(steps, samples, corpus_rows, seed)
+        train_semi_ar(corpus or default_roots(), target_dir, start, out, recipe)
+
+
+@app.command()
+def diffusion(
+    corpus: Corpus = None,
+    out: Path = MODELS / "diffusion",
+    target_dir: TargetDir = MODELS / "target",
+    start: Start = MODELS / "small-lm",
+    steps: int = 3000,
+    samples: Samples = 768,
+    corpus_rows: CorpusRows = 1536,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Train a masked-diffusion drafter from the small LM, and align it with the target."""
+    set_threads(threads)
+    from drafter_svc.training.diffusion import diffusion_recipe, train_diffusion
+    from training.corpus import default_roots
+
+    with mistakes_as_messages():
+        recipe = diffusion_recipe(steps, samples, corpus_rows, seed)
+        train_diffusion(corpus or default_roots(), target_dir, start, out, recipe)
+
+
 @contextlib.contextmanager
 def mistakes_as_messages() -> Iterator[None]:
     """Report what the user can mend in one line, not as a traceback."""

@@ -45,6 +45,20 @@ class Calibration:
         return float(np.interp(temperature, temperatures, sigmas))
 
 
+def choose_device(name: str) -> torch.device:
+    """The device that DEVICE names.
+
+    Raises:
+        IncompatibleError: it is not there.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise IncompatibleError("DEVICE is cuda, but torch finds no CUDA device")
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    return torch.device(name)
+
+
 def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from drafter_svc.config import DrafterConfig
     from drafter_svc.drafters.base import Drafter
 
-KINDS = {"small-lm": "drafter_svc.drafters.small_lm"}
+KINDS = {
+    "small-lm": "drafter_svc.drafters.small_lm",
+    "semi-ar": "drafter_svc.drafters.semi_ar",
+    "diffusion": "drafter_svc.drafters.diffusion",
+}
 
 
 def load_drafter(config: DrafterConfig) -> Drafter:

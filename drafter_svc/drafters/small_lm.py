@@ -11,13 +11,19 @@ from typing import Any
 
 import torch
 
-from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.drafters.checkpoint import Calibration, choose_forward, load_calibration, load_fingerprint, load_model
+from drafter_svc.drafters.checkpoint import (
+    Calibration,
+    choose_device,
+    choose_forward,
+    load_calibration,
+    load_fingerprint,
+    load_model,
+)
 from drafter_svc.drafters.packed_linear import ROW_STEP
 from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
@@ -48,7 +54,7 @@ def load(config: DrafterConfig) -> SmallLm:
         IncompatibleError: the device, tokenizer or calibration file cannot be used.
         OSError, ValueError: the checkpoint cannot be read.
     """
-    device = _device(config.device)
+    device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
     model = load_model(config.model, device)
     calibration = load_calibration(config.model)
@@ -313,12 +319,3 @@ class SmallLmSequence:
             followed = self._cache.follow(self._unread)
             self._root = followed.children
             del self._unread[: followed.num_tokens]
-
-
-def _device(name: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise IncompatibleError("DEVICE is cuda, but torch finds no CUDA device")
-    if name == "auto":
-        name = "cuda" if available else "cpu"
-    return torch.device(name)

@@ -105,6 +105,22 @@ class TreeCache(Generic[Store]):
         num_read = self.read(token_ids, max_pieces=sys.maxsize)
         return self._append(token_ids[num_read:])
 
+    def look(self, token_ids: Sequence[int], block_ids: Sequence[int], *, sees_all: bool) -> FloatArray:
+        """Append committed tokens to the trunk and look at a block of ids behind them, in one pass.
+
+        The block's rows see the trunk and the rows before them or, with `sees_all`, all of the block. They leave
+        nothing behind, and tree rows go. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has
+        any, and of the block's rows.
+        """
+        if self._parents:
+            self._keep([], [])
+        unread = token_ids[self.read(token_ids, max_pieces=sys.maxsize) :]
+        if not unread and not block_ids:
+            return np.empty((0, self._forward.vocab_size), np.float32)
+        logits = self._run(unread, block_ids, sees_all=sees_all)
+        self._forward.keep(self._store, self.trunk_length, [])
+        return logits
+
     def read(self, token_ids: Sequence[int], max_pieces: int) -> int:
         """Append the first of more committed tokens than a piece, in whole pieces; returns how many were appended.
 
@@ -144,14 +160,22 @@ class TreeCache(Generic[Store]):
 
     def _append(self, token_ids: Sequence[int]) -> FloatArray:
         """Append tokens to the trunk in one pass; returns the logits [vocab] behind the last."""
-        count, length = len(token_ids), self.trunk_length
+        row: FloatArray = self._run(token_ids, (), sees_all=False)[-1]
+        return row
+
+    def _run(self, token_ids: Sequence[int], block_ids: Sequence[int], *, sees_all: bool) -> FloatArray:
+        """Append tokens to the trunk and a block to the store; returns the logits of the last token and the block."""
+        width, length = len(block_ids), self.trunk_length
+        count = len(token_ids) + width
         mask = np.zeros((count, length + count), np.float32)
         mask[:, length:][np.triu_indices(count, 1)] = _HIDDEN
+        if sees_all:
+            mask[count - width :] = 0
         positions = np.arange(length, length + count)
-        logits = self._forward.run(self._store, Rows(np.asarray(token_ids, np.int64), positions, mask, 1))
-        self.trunk_length += count
-        row: FloatArray = logits[-1]
-        return row
+        ids = np.asarray([*token_ids, *block_ids], np.int64)
+        logits = self._forward.run(self._store, Rows(ids, positions, mask, width + min(len(token_ids), 1)))
+        self.trunk_length += len(token_ids)
+        return logits
 
     @property
     def num_rows(self) -> int:

@@ -68,7 +68,14 @@ def full_distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total
 
 
 def distillation_loss(student_logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, total_variation: float) -> Tensor:
-    """KL(teacher || student) plus weighted total variation, mean over positions.
+    """The mean over positions of `distillation_terms`."""
+    return distillation_terms(student_logits, top_ids, top_log_probs, total_variation).mean()
+
+
+def distillation_terms(
+    student_logits: Tensor, top_ids: Tensor, top_log_probs: Tensor, total_variation: float
+) -> Tensor:
+    """KL(teacher || student) plus weighted total variation at each position.
 
     Both are taken over the teacher's likeliest tokens and the lump of all others. `student_logits` [..., vocab],
     `top_ids` and `top_log_probs` [..., TOP].
@@ -80,4 +87,5 @@ def distillation_loss(student_logits: Tensor, top_ids: Tensor, top_log_probs: Te
     divergence = (teacher_p * (top_log_probs - student)).sum(-1)
     divergence = divergence + teacher_rest * (teacher_rest.log() - student_rest.log())
     distance = 0.5 * ((teacher_p - student_p).abs().sum(-1) + (teacher_rest - student_rest).abs())
-    return (divergence + total_variation * distance).mean()
+    terms: Tensor = divergence + total_variation * distance
+    return terms

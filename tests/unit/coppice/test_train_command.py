@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.train import app
@@ -18,3 +20,19 @@ def test_the_state_of_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "model.state" in result.output
     assert "other settings" in result.output
+
+
+@pytest.mark.parametrize(("kind", "module"), [("semi-ar", "semi_ar"), ("diffusion", "diffusion")])
+def test_recipes_of_block_drafters_get_the_options(
+    kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    recipes = pytest.importorskip(f"drafter_svc.training.{module}")
+    monkeypatch.setattr(recipes, f"train_{module}", lambda *arguments: calls.append(arguments))
+    sizes = ["--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
+    directories = ["--corpus", str(tmp_path), "--target", "t", "--start", "s", "--out", "o"]
+    result = CliRunner().invoke(app, [kind, *sizes, *directories])
+    assert result.exit_code == 0, result.output
+    [(roots, target, start, out, recipe)] = calls
+    assert (roots, target, start, out) == ([tmp_path], Path("t"), Path("s"), Path("o"))
+    assert (recipe.kind, recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (kind, 7, 64, 5, 3)

@@ -33,10 +33,26 @@ def test_every_variable_is_read() -> None:
         "DRAFT_MIN_GAIN": "0.2",
         "METRICS_PORT": "9100",
         "PREFIX_MIB": "7",
+        "DIFFUSION_STEPS": "2",
+        "DIFFUSION_BLOCK": "6",
     }
     config = DrafterConfig.from_env(env)
     assert config == DrafterConfig(
-        "m", "0.0.0.0:50051", "small-lm", "cpu", 2, 32, 9, 1.5, 2, 3, 0.2, metrics_port=9100, prefix_mib=7
+        "m",
+        "0.0.0.0:50051",
+        "small-lm",
+        "cpu",
+        2,
+        32,
+        9,
+        1.5,
+        2,
+        3,
+        0.2,
+        metrics_port=9100,
+        prefix_mib=7,
+        diffusion_steps=2,
+        diffusion_block=6,
     )
     assert config.host == "0.0.0.0"
 
@@ -61,6 +77,8 @@ def test_every_variable_is_read() -> None:
         ("METRICS_PORT", "-1"),
         ("METRICS_PORT", "65536"),
         ("DRAFT_STEPS", "-1"),
+        ("DIFFUSION_STEPS", "0"),
+        ("DIFFUSION_BLOCK", "65"),
         ("DRAFT_MIN_GAIN", "2"),
         ("PREFIX_MIB", "-1"),
         ("PREFIX_MIB", "1048577"),

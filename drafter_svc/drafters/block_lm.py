@@ -1,0 +1,215 @@
+"""Drafters that predict a block of tokens in one pass: what semi-autoregressive and diffusion drafts share.
+
+A pass has the committed tokens that were not read yet, which stay in the cache, and behind them the block's rows, which
+do not. What comes out are marginals: each says what may stand at its depth, whatever stands above. They are coupled to
+the request's noise, position by position, before children are chosen; the tree is the best that they have.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from coppice.errors import IncompatibleError
+from coppice.sampling import SamplingParams
+from coppice.tree import EMPTY_TREE, TokenTree
+from drafter_svc.config import DrafterConfig
+from drafter_svc.coupling import Coupling, top_children
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.block_checkpoint import BlockCalibration
+from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
+from drafter_svc.drafters.hf_forward import PlainForward
+from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.marginal_tree import marginal_tree
+from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
+from drafter_svc.tree_builder import Children, TreeLimits
+
+MIB = 1024 * 1024
+# Most children of one node that are looked at.
+MAX_CHILDREN = 16
+# Tokens that the warm-up commits, enough to reach every path through the code.
+_WARM_UP_ROUNDS = 3
+_ONE = np.float32(1)
+
+# One pass over a block of the given ids; the children of the last committed token, then of each of the block's rows.
+Look = Callable[[Sequence[int]], list[Children]]
+
+
+class BlockKind(Protocol):
+    """How a kind of drafter fills a block."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a block's rows see those behind them."""
+        ...
+
+    @property
+    def max_masks(self) -> int:
+        """Most rows of a block."""
+        ...
+
+    def num_masks(self, max_nodes: int) -> int:
+        """Rows of the block for a tree of at most so many nodes."""
+        ...
+
+    def predict(self, look: Look, num_masks: int) -> list[Children]:
+        """The children at each of 1 + `num_masks` depths."""
+        ...
+
+
+def load_block_lm(
+    config: DrafterConfig,
+    kind: str,
+    calibration: BlockCalibration,
+    make: Callable[[tuple[int, ...]], BlockKind],
+) -> BlockLm:
+    """Load the configured checkpoint; `make` gets the ids of its masks.
+
+    Raises:
+        IncompatibleError: the device, tokenizer or model cannot be used.
+        OSError, ValueError: the checkpoint cannot be read.
+    """
+    device = choose_device(config.device)
+    torch.set_num_threads(config.num_threads)
+    forward = choose_forward(load_model(config.model, device))
+    vocab_size = forward.vocab_size - calibration.num_masks
+    if vocab_size < 1:
+        raise IncompatibleError(f"{config.model} has {forward.vocab_size} embeddings, no more than it says are masks")
+    block = make(tuple(range(vocab_size, forward.vocab_size)))
+    if block.sees_all and isinstance(forward, PlainForward):
+        raise IncompatibleError(f"the model of {config.model} takes no mask, which a block that sees all of it needs")
+    info = DrafterInfo(
+        kind=kind,
+        model=config.model,
+        tokenizer_fingerprint=load_fingerprint(config.model),
+        vocab_size=vocab_size,
+        max_length=forward.max_positions,
+        acceptance_by_rank=calibration.acceptance_by_rank,
+    )
+    limits = TreeLimits(
+        max_nodes=config.max_nodes,
+        min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
+    )
+    return BlockLm(forward, info, calibration, block, limits, PrefixBlocks(config.prefix_mib * MIB))
+
+
+class BlockLm:
+    """A loaded drafter. `limits` bounds every tree; a request's own budget lowers `max_nodes`."""
+
+    def __init__(
+        self,
+        forward: Forward[Any],
+        info: DrafterInfo,
+        calibration: BlockCalibration,
+        block: BlockKind,
+        limits: TreeLimits,
+        prefixes: PrefixBlocks | None = None,
+    ) -> None:
+        """Without `prefixes` nothing of prompts is kept."""
+        self.info = info
+        self.prefixes = prefixes or PrefixBlocks(0)
+        self._forward = forward
+        self._calibration = calibration
+        self._block = block
+        self._limits = limits
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
+        """Start a sequence; nothing is computed before the first draft."""
+        # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
+        coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt)
+        sigmas = self._calibration.sigmas_at(sampling.temperature, 1 + self._block.max_masks)
+        cache = TreeCache(self._forward, Beginning(self.prefixes, cache_salt))
+        return BlockLmSequence(cache, self.info, self._block, coupling, sigmas, self._limits, prompt)
+
+    def warm_up(self) -> None:
+        """Draft a few rounds, greedily and with noise."""
+        for temperature in (0.0, 1.0):
+            sequence = self.open([0], SamplingParams(temperature=temperature))
+            for _ in range(_WARM_UP_ROUNDS):
+                tree = sequence.draft(self._limits.max_nodes)
+                sequence.extend([*tree.token_ids[:1], 0])
+                sequence.prepare()
+
+
+class BlockLmSequence:
+    """One sequence: a cache of the committed tokens alone, the tokens not read yet, and the marginals behind them."""
+
+    def __init__(
+        self,
+        cache: TreeCache[Any],
+        info: DrafterInfo,
+        block: BlockKind,
+        coupling: Coupling,
+        sigmas: FloatArray,
+        limits: TreeLimits,
+        prompt: Sequence[int],
+    ) -> None:
+        self._cache = cache
+        self._info = info
+        self._block = block
+        self._coupling = coupling
+        self._sigmas = sigmas
+        self._limits = limits
+        self._unread = list(prompt)
+        self._length = len(prompt)
+        # Behind the last committed token, once it was read: its children, and those at every depth.
+        self._root: Children | None = None
+        self._marginals: list[Children] = []
+
+    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
+        """Take in committed tokens; features are not needed."""
+        self._coupling.commit(token_ids)
+        self._unread.extend(token_ids)
+        self._length += len(token_ids)
+
+    def read(self, max_pieces: int) -> int:
+        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
+        if len(self._unread) <= PIECE_ROWS or self._length > self._info.max_length:
+            return 0
+        del self._unread[: self._cache.read(self._unread, max_pieces)]
+        return max(0, len(self._unread) - 1) // PIECE_ROWS
+
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+        if max_nodes < 1 or self._length > self._info.max_length:
+            return EMPTY_TREE
+        self.read(max_pieces=sys.maxsize)
+        budget = min(max_nodes, self._limits.max_nodes)
+        # The block's rows stand at the positions behind the last committed token.
+        num_masks = min(self._block.num_masks(budget), self._info.max_length - self._length)
+        if self._unread or len(self._marginals) != 1 + num_masks:
+            self._marginals = self._block.predict(self._look, num_masks)
+        limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
+        return marginal_tree(self._marginals, limits, self._info.kind)
+
+    def prepare(self) -> bool:
+        """Compute noise and read a piece of a long prompt; whether there is more to read."""
+        self._coupling.prepare(self._length, 2 * (1 + self._block.max_masks))
+        return self.read(max_pieces=1) > 0
+
+    def ahead(self) -> TokenTree | None:
+        """Nothing: a block is predicted whole, and the next one needs the outcome."""
+        return None
+
+    def _look(self, block: Sequence[int]) -> list[Children]:
+        """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
+        logits = self._cache.look(self._unread, block, sees_all=self._block.sees_all)
+        self._unread.clear()
+        # The root's own row is there when it was read just now.
+        first = 1 + len(block) - len(logits)
+        depths = np.arange(first, 1 + len(block))
+        children: list[Children] = []
+        if len(logits):
+            scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._length + depths).tolist())
+            children = top_children(scores / self._sigmas[depths, None], _ONE, MAX_CHILDREN)
+        if first == 0:
+            self._root = children.pop(0)
+        if self._root is None:
+            raise RuntimeError("a sequence without tokens was asked for a draft")
+        return [self._root, *children]

@@ -1,0 +1,87 @@
+"""How a block drafter is trained on whole rows of text: the row, and behind it groups of masks that see parts of it.
+
+This is SPACE's second layout (Yi et al. 2402.11809, `mask_efficient_train`), with many groups that do not see each
+other. A group stands behind an anchor, the token that would be the last committed one: it sees the text up to there.
+
+Axes: R rows, L tokens of a row, G groups, K rows of a group (masks), N = L + G * K, V vocabulary. A block has 1 + K
+tokens: the first is predicted by the anchor's own row, the token behind by each of the K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Groups of `num_masks` behind `anchors` [G], which all rows share, in text of `length` tokens.
+
+    `sees_all`: whether a group's rows see those behind them in the group.
+    """
+
+    length: int
+    anchors: Tensor
+    num_masks: int
+    sees_all: bool
+
+    @property
+    def predicted(self) -> Tensor:
+        """Where the tokens stand [G, 1 + K] whose logits `run` returns."""
+        return self.anchors[:, None] + 1 + torch.arange(1 + self.num_masks)
+
+    @property
+    def visible(self) -> Tensor:
+        """Which rows see which [N, N]."""
+        count = len(self.anchors)
+        total = self.length + count * self.num_masks
+        visible = torch.zeros(total, total, dtype=torch.bool)
+        visible[: self.length, : self.length] = torch.ones(self.length, self.length, dtype=torch.bool).tril()
+        behind = self.anchors.repeat_interleave(self.num_masks)
+        visible[self.length :, : self.length] = torch.arange(self.length) <= behind[:, None]
+        block = torch.ones(self.num_masks, self.num_masks)
+        visible[self.length :, self.length :] = torch.kron(torch.eye(count), block if self.sees_all else block.tril())
+        return visible
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions [N]."""
+        return torch.cat([torch.arange(self.length), self.predicted[:, :-1].flatten()])
+
+    def run(self, model: nn.Module, token_ids: Tensor, groups: Tensor) -> Tensor:
+        """Logits [R, G, 1 + K, V] of the blocks' tokens.
+
+        Args:
+            model: a causal language model of transformers.
+            token_ids: the text [R, L].
+            groups: ids of the groups' rows [R, G, K].
+        """
+        rows, count = len(token_ids), len(self.anchors)
+        wanted = torch.cat([self.anchors, self.length + torch.arange(count * self.num_masks)])
+        model_: Any = model
+        logits: Tensor = model_(
+            input_ids=torch.cat([token_ids, groups.flatten(1)], 1),
+            attention_mask=self.visible[None, None].expand(rows, 1, -1, -1),
+            position_ids=self.positions[None].expand(rows, -1),
+            use_cache=False,
+            logits_to_keep=wanted,
+        ).logits
+        first, later = logits[:, :count, None], logits[:, count:].unflatten(1, (count, self.num_masks))
+        return torch.cat([first, later], 2)
+
+
+def random_layout(length: int, groups: int, num_masks: int, sees_all: bool, generator: torch.Generator) -> BlockLayout:
+    """Anchors at random places that have a whole block behind them."""
+    last = length - num_masks - 2
+    anchors = torch.randperm(last + 1, generator=generator)[:groups].sort().values
+    return BlockLayout(length, anchors, num_masks, sees_all)
+
+
+def even_layout(length: int, first: int, groups: int, num_masks: int, sees_all: bool) -> BlockLayout:
+    """The same evenly spaced anchors every time, from `first` on."""
+    last = length - num_masks - 2
+    anchors = torch.linspace(first, last, groups).long()
+    return BlockLayout(length, anchors, num_masks, sees_all)

@@ -1,0 +1,59 @@
+"""The model that a block drafter starts from: the small LM, with masks in its vocabulary and perhaps more layers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from coppice.errors import IncompatibleError
+
+# Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
+_MASK_SPREAD = 0.1
+
+
+def load_start(directory: Path) -> LlamaForCausalLM:
+    """The Llama to start from, in float32.
+
+    Raises:
+        IncompatibleError: it is no Llama.
+        OSError, ValueError: it cannot be read.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    if not isinstance(model, LlamaForCausalLM):
+        raise IncompatibleError(f"{directory} is a {type(model).__name__}; block drafters start from a Llama")
+    return model
+
+
+def new_block_model(start: LlamaForCausalLM, num_masks: int, extra_layers: int, seed: int) -> LlamaForCausalLM:
+    """A model that says at every token what `start` says, with `num_masks` more embeddings at the vocabulary's end.
+
+    Further layers are copies of the last one that add nothing at first: their last matrices are zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = copy.deepcopy(start.config)
+    config.vocab_size += num_masks
+    config.num_hidden_layers += extra_layers
+    model = LlamaForCausalLM(config)
+    state = start.state_dict()
+    last = start.config.num_hidden_layers - 1
+    for layer in range(last + 1, config.num_hidden_layers):
+        for name in [name for name in state if name.startswith(f"model.layers.{last}.")]:
+            value = torch.zeros_like(state[name]) if "o_proj" in name or "down_proj" in name else state[name].clone()
+            state[name.replace(f".{last}.", f".{layer}.", 1)] = value
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        known = state[name]
+        noise = torch.randn(num_masks, known.shape[1], generator=generator) * known.std() * _MASK_SPREAD
+        state[name] = torch.cat([known, known.mean(0) + noise])
+    model.load_state_dict(state)
+    return model
+
+
+def mask_ids(model: LlamaForCausalLM, num_masks: int) -> torch.Tensor:
+    """The ids of the masks [num_masks]: the vocabulary's last."""
+    size: int = model.config.vocab_size
+    return torch.arange(size - num_masks, size)

@@ -1,0 +1,157 @@
+"""How often the target's tokens are among a block drafter's first children, by their place in the block, and how sure
+the drafter may be of them.
+
+The text is the target's own. Above temperature 0 the target drew it with noise that nobody has written down, so that
+noise is drawn anew from what it can have been: Gumbel noise, given that the text's token is the largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafter_svc.training.acceptance_report import RANKS
+from drafter_svc.training.block_layout import BlockLayout
+
+# Scales that are tried, in even ratios, and the fewest tokens that one is chosen by.
+_SIGMAS = np.geomspace(0.3, 5.0, 24).round(2).tolist()
+_FEWEST = 20
+_ROWS_PER_PART = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    """Per temperature and place in the block: shares of blocks, and the calibrated sigma.
+
+    `within_rank[T][j][k]`: the target's j-th token is among the first k + 1 children at depth j, whatever stands before
+    it. `sigmas[T][j]`: the scale at which softmax((log q + T * G) / sigma) best predicts the j-th token, where the
+    tokens before it were among the first RANKS children, as those of a tree are. `streaks[T]`: mean number of tokens
+    from the block's first on that are first children.
+    """
+
+    within_rank: dict[float, list[list[float]]]
+    sigmas: dict[float, list[float]]
+    streaks: dict[float, float]
+    blocks: int
+
+    @property
+    def by_rank(self) -> list[float]:
+        """Probability that a child of the root is right, by its rank, at the highest temperature."""
+        within = self.within_rank[max(self.within_rank)][0]
+        return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
+
+    def table(self) -> str:
+        """A Markdown table."""
+        places = range(1, 1 + len(next(iter(self.sigmas.values()))))
+        lines = ["| temperature | | " + " | ".join(f"j={place}" for place in places) + " | streak |"]
+        lines.append("|---" * (len(places) + 3) + "|")
+        for temperature, shares in self.within_rank.items():
+            for rank, name in ((0, "first child"), (RANKS - 1, f"first {RANKS}")):
+                cells = [f"{by_rank[rank]:.3f}" for by_rank in shares]
+                streak = f"{self.streaks[temperature]:.2f}" if rank == 0 else ""
+                lines.append(f"| {temperature} | {name} | " + " | ".join(cells) + f" | {streak} |")
+            cells = [f"{sigma:.2f}" for sigma in self.sigmas[temperature]]
+            lines.append(f"| {temperature} | sigma | " + " | ".join(cells) + " | |")
+        return "\n".join(lines)
+
+
+@torch.inference_mode()
+def measure_blocks(
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+    rows: dict[float, Tensor],
+    layout: BlockLayout,
+    mask_ids: Tensor,
+    seed: int,
+) -> BlockReport:
+    """Predict blocks, all of them masks, within the target's own text.
+
+    Args:
+        target: the target, vocabulary V.
+        drafter: the drafter, whose vocabulary begins with the target's.
+        rows: per temperature, text that the target said at it, at least behind the layout's first anchor.
+        layout: where the blocks are.
+        mask_ids: what the rows of a block hold [K].
+        seed: seed of the noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    within_rank: dict[float, list[list[float]]] = {}
+    sigmas: dict[float, list[float]] = {}
+    streaks: dict[float, float] = {}
+    blocks = 0
+    for temperature, text in rows.items():
+        tally = _Tally(1 + layout.num_masks)
+        for part in text.split(_ROWS_PER_PART):
+            groups = mask_ids.expand(len(part), len(layout.anchors), -1)
+            right = part[:, layout.predicted]
+            said = target(input_ids=part, use_cache=False).logits[:, layout.predicted - 1].float()
+            scores = layout.run(drafter, part, groups)[..., : said.shape[-1]].float().log_softmax(-1)
+            if temperature > 0:
+                scores += temperature * posterior_noise(said / temperature, right, generator)
+            tally.add(scores.flatten(0, 1), right.flatten(0, 1))
+        within_rank[temperature], sigmas[temperature] = tally.within_rank(), tally.sigmas()
+        streaks[temperature] = tally.streak()
+        blocks += tally.blocks
+    return BlockReport(within_rank, sigmas, streaks, blocks)
+
+
+def posterior_noise(logits: Tensor, drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Gumbel noise [..., V] as it was where the largest of logits + noise was at `drawn` [...].
+
+    The largest sum has a Gumbel law of its own, and the others have theirs, cut off there.
+    """
+    log_probs = logits.log_softmax(-1)
+    largest = _gumbel(drawn[..., None].shape, generator)
+    others = log_probs + _gumbel(log_probs.shape, generator)
+    sums = -torch.logaddexp(-largest, -others)
+    return sums.scatter(-1, drawn[..., None], largest) - log_probs
+
+
+def _gumbel(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
+
+
+class _Tally:
+    """Counts over the blocks of one temperature."""
+
+    def __init__(self, block: int) -> None:
+        self.blocks = 0
+        self._hits = torch.zeros(block, RANKS)
+        self._streak = 0.0
+        # Log-likelihood of every sigma [block, sigmas], over tokens whose predecessors were among the first children.
+        self._likelihood = np.zeros((block, len(_SIGMAS)))
+        self._counts = np.zeros(block)
+
+    def add(self, scores: Tensor, right: Tensor) -> None:
+        """Blocks' scores [blocks, block, V] and the tokens that were right [blocks, block]."""
+        ranks = (scores > scores.gather(-1, right[..., None])).sum(-1)
+        self.blocks += len(ranks)
+        self._hits += torch.stack([(ranks <= rank).sum(0) for rank in range(RANKS)], -1)
+        self._streak += float((ranks == 0).int().cumprod(-1).sum())
+        near = (ranks < RANKS).int().cumprod(-1)
+        reached = torch.cat([torch.ones_like(near[:, :1]), near[:, :-1]], -1).bool()
+        for place in range(scores.shape[1]):
+            chosen, tokens = scores[reached[:, place], place], right[reached[:, place], place, None]
+            self._counts[place] += len(tokens)
+            self._likelihood[place] += [
+                float((chosen / sigma).log_softmax(-1).gather(1, tokens).sum()) for sigma in _SIGMAS
+            ]
+
+    def within_rank(self) -> list[list[float]]:
+        shares: list[list[float]] = (self._hits / self.blocks).tolist()
+        return shares
+
+    def streak(self) -> float:
+        return self._streak / self.blocks
+
+    def sigmas(self) -> list[float]:
+        """The likeliest sigma of each place; that of the place before where too few blocks came so far."""
+        found: list[float] = []
+        for place, likelihood in enumerate(self._likelihood):
+            enough = self._counts[place] >= _FEWEST or not found
+            found.append(_SIGMAS[int(likelihood.argmax())] if enough else found[-1])
+        return found

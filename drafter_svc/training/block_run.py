@@ -1,0 +1,173 @@
+"""What recipes of block drafters share: text that the target has looked at, loop, report and checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+
+from coppice.errors import IncompatibleError
+from drafter_svc.training.acceptance_report import TEMPERATURES
+from drafter_svc.training.block_layout import even_layout
+from drafter_svc.training.block_losses import token_terms
+from drafter_svc.training.block_model import load_start, mask_ids, new_block_model
+from drafter_svc.training.block_report import BlockReport, measure_blocks
+from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
+from drafter_svc.training.teacher import TaughtRows, teach
+from training.checkpoint import save_checkpoint
+from training.corpus import read_corpus
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
+from training.token_store import TokenStore
+
+EVALUATION_ROWS = 48
+EVALUATION_GROUPS = 8
+EVALUATION_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecipe:
+    """Everything that decides the result of a run, beside the target and the model that it starts from.
+
+    A block has `block` tokens; in every step, `groups` blocks of each of `rows` rows are predicted. `position_decay` is
+    the number of places over which a token's weight falls by a factor of e. `diffusion_share` of the steps are on the
+    diffusion objective alone; it is 0 for drafts that are not denoised.
+    """
+
+    kind: str
+    steps: int
+    rows: int = 6
+    sample_rows: int = 768
+    corpus_rows: int = 1536
+    block: int = 8
+    groups: int = 24
+    learning_rate: float = 1e-3
+    cooldown_share: float = 0.6
+    total_variation: float = 0.5
+    position_decay: float = 4.0
+    extra_layers: int = 0
+    diffusion_share: float = 0.0
+    seed: int = 0
+
+
+class Objective(Protocol):
+    """What a kind is trained for."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a block's rows see those behind them."""
+        ...
+
+    @property
+    def num_masks(self) -> int:
+        """Ids that are added to the vocabulary."""
+        ...
+
+    def loss(self, model: nn.Module, batch: TaughtRows, masks: Tensor, step: int) -> Tensor:
+        """The loss of a step, a function of model, batch, seed and step; `masks` are the ids of the vocabulary's."""
+        ...
+
+
+def train_block_drafter(
+    roots: Sequence[Path],
+    target_dir: Path,
+    start_dir: Path,
+    out: Path,
+    recipe: BlockRecipe,
+    objective: Objective,
+    story: str,
+) -> None:
+    """Train, measure, and write the checkpoint with its card and `drafter.json`. `story` is what the card says of it.
+
+    Raises:
+        IncompatibleError: the model to start from is not the target's, or the state there is another run's.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+    ).eval()
+    start = load_start(start_dir)
+    if start.config.vocab_size != target.config.vocab_size:
+        raise IncompatibleError(
+            f"{start_dir} has {start.config.vocab_size} tokens and {target_dir} {target.config.vocab_size}"
+        )
+    state_dir = open_state(out, recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    shape = SampleShape(rows=recipe.sample_rows)
+    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
+    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
+    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
+    model = new_block_model(start, objective.num_masks, recipe.extra_layers, recipe.seed).train()
+    masks = mask_ids(model, objective.num_masks)
+    # A block's rows hold the masks in order, or the only one again and again.
+    filling = masks[torch.arange(recipe.block - 1) % len(masks)]
+    held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
+    layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, len(filling), objective.sees_all)
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        return objective.loss(runner, taught.batch(recipe.rows, recipe.seed, step), masks, step)
+
+    def evaluate(runner: nn.Module) -> float:
+        losses = []
+        for rows in held_out:
+            logits = layout.run(runner, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
+            losses.append(float(token_terms(logits[..., : masks[0]], rows[:, layout.predicted]).mean()))
+        return sum(losses) / len(losses)
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
+    loop.run()
+    text = held_out_text(target, store, shape, recipe.seed)
+    report = measure_blocks(target.float(), model.eval(), text, layout, filling, recipe.seed)
+    extra = f"{story}\n{_card_extra(report, samples.numel(), windows.numel(), target_dir, start_dir)}"
+    title = f"Drafter of the kind {recipe.kind}"
+    save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
+    write_calibration(out, recipe, model, objective.num_masks, report)
+
+
+def held_out_text(target: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int) -> dict[float, Tensor]:
+    """Per temperature, the target's continuations of held-out prompts [rows, tokens]."""
+    rows = {}
+    target = target.float()
+    for number, temperature in enumerate(TEMPERATURES):
+        torch.manual_seed(seed + number)
+        (windows,) = store.held_out_batches(EVALUATION_ROWS, EVALUATION_ROWS, shape.prompt_tokens)
+        continued = continue_prompts(target, windows, shape.new_tokens, temperature)
+        rows[temperature] = torch.from_numpy(continued.astype("int64"))
+    return rows
+
+
+def write_calibration(
+    out: Path, recipe: BlockRecipe, model: LlamaForCausalLM, num_masks: int, report: BlockReport
+) -> None:
+    """Write `drafter.json`, without which the checkpoint is none of a drafter."""
+    calibration = {
+        "kind": recipe.kind,
+        "num_masks": num_masks,
+        "block": recipe.block,
+        "sigmas": report.sigmas,
+        "acceptance_by_rank": report.by_rank,
+        "within_rank": report.within_rank,
+        "streaks": report.streaks,
+    }
+    (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
+
+
+def _card_extra(report: BlockReport, sample_tokens: int, corpus_tokens: int, target_dir: Path, start_dir: Path) -> str:
+    return f"""
+Started from `{start_dir.name}` and trained against `{target_dir.name}` on {sample_tokens:,} tokens of its own
+continuations and {corpus_tokens:,} tokens of corpus text. The held-out figure above is that of whole blocks, every
+token predicted without those before it in the block: it does not compare with that of a model that sees them.
+
+Share of {report.blocks:,} blocks in the target's continuations of held-out prompts whose j-th token is the first child,
+or among the first four, at depth j, both models adding the same noise; the calibrated sigma; and the mean number of
+tokens from the block's first on that are first children:
+
+{report.table()}
+"""
