@@ -83,10 +83,10 @@ class _PassTimes(EngineCounts):
         super().__init__()
         self._passes: list[tuple[float, float, int]] = []
 
-    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> None:
-        """A forward pass has ended."""
-        super().pass_over(num_rows, started_s, ended_s)
+    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
+        """A forward pass has ended; returns the bubble before it."""
         self._passes.append((started_s, ended_s, num_rows))
+        return super().pass_over(num_rows, started_s, ended_s)
 
     def take(self) -> list[tuple[float, float, int]]:
         """The passes since: when the model began and ended, and rows."""

@@ -119,8 +119,10 @@ class BlockLm:
         self._block = block
         self._limits = limits
 
-    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
-        """Start a sequence; nothing is computed before the first draft."""
+    def open(
+        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
+    ) -> BlockLmSequence:
+        """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
         # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt)
         sigmas = self._calibration.sigmas_at(sampling.temperature, 1 + self._block.max_masks)
