@@ -193,8 +193,8 @@ def _violations(deployment: Killable, kind: str, result: Kills) -> list[str]:
         found.append(f"{result.resumed} requests were interrupted though only the {kind} was killed")
     for name, service in deployment.services.items():
         found += [f"{name} has crashed"] if service.has_crashed else []
-        found += ["\n".join([f"{name} logged:", *lines]) for lines in service.alarms[:3]]
-        service.alarms.clear()
+        found += ["\n".join([f"{name} logged:", *alarm.lines]) for alarm in service.alarms.heard[:3]]
+        service.alarms.heard.clear()
     return found
 
 

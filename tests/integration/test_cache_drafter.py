@@ -157,7 +157,9 @@ async def test_with_drafters_in_time_there_is_one_message_of_its_own_at_the_begi
             for _ in range(3):
                 completion = await client.generate(PROMPT, OPTIONS)
                 assert completion.token_ids == said(OPTIONS)
-        assert len(verifier.drafts) <= drafter.num_trees + 3 * cached
+        # Without nodes are those that tell the verifier not to wait for a last token.
+        with_nodes = sum(len(draft.tree.token_ids) > 0 for draft in verifier.drafts)
+        assert with_nodes <= drafter.num_trees + 3 * cached
 
 
 async def test_beside_a_drafter_that_errs_it_adds_what_is_right(start_fakes: StartFakes) -> None:

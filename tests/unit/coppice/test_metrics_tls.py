@@ -20,7 +20,7 @@ from coppice.metric import Metric
 from coppice.metrics_tls import MUTUAL, ON
 from coppice.telemetry import MetricsServer
 from coppice.tls import ServerTls
-from drafter_svc import __main__ as drafter_app
+from drafter_svc import app as drafter_app
 from drafter_svc.config import DrafterConfig
 from tests.certificates import Directory, directory, issue
 from verifier_svc import app as verifier_app
@@ -132,8 +132,8 @@ def test_back_ends_serve_metrics_as_they_are_told(
     asked: dict[str, Any] = {"model": "m", "metrics_port": 9100, "metrics_tls": MUTUAL, **tls}
     certificates = Certificates(files.mutual())
     if service == "verifier":
-        verifier_app._metrics(VerifierConfig(**asked), Mock(), Mock(), certificates)
+        verifier_app.serving_metrics(VerifierConfig(**asked), Mock(), Mock(), certificates)
     else:
-        drafter_app._metrics(DrafterConfig(**asked), Mock(), certificates)
+        drafter_app.serving_metrics(DrafterConfig(**asked), Mock(), certificates)
     [(_, _, *rest)] = given
     assert rest == [9100, certificates, MUTUAL]

@@ -50,12 +50,16 @@ def test_every_variable_is_read() -> None:
         "METRICS_PORT": "9100",
         "TOKENS_FILE": "/tokens",
         "OPEN_REFLECTION": "true",
+        "ROUNDS": "synchronous",
+        "SYNCHRONOUS_WAIT_S": "3.5",
     }
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
     tokens = {"tokens_file": "/tokens", "open_reflection": True}
     queue = (8, 0.5, 25.0, (("a", 2), ("b", 3)))
-    assert Config.from_env(env) == Config(*edge, *cache, *queue, "fixed", 9100, **tokens)
+    rounds = {"rounds": "synchronous", "synchronous_wait_s": 3.5}
+    expected = Config(*edge, *cache, *queue, "fixed", metrics_port=9100, **tokens, **rounds)
+    assert Config.from_env(env) == expected
 
 
 def test_secrets_do_not_show() -> None:

@@ -12,7 +12,8 @@ from simulator.policies import Policy
 from simulator.scenario import Scenario
 from tests.unit.simulator.machines import right_trace, usual_machine
 
-LOAD = ClosedLoad(1, 10.0)
+# A planner that knows nothing spends about half a second on finding out, once. That is in it.
+LOAD = ClosedLoad(1, 40.0)
 
 
 def speed(policy: str, message_ms: float, depth: int) -> float:
