@@ -185,7 +185,9 @@ def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
     peak = logits.max(-1, keepdims=True)
     if not np.isfinite(peak).all():
         return logits
-    weights = np.exp((logits - peak) / np.float32(sampling.temperature))
+    with np.errstate(over="ignore"):
+        # At a temperature next to nothing, others than the likeliest are infinitely far away.
+        weights = np.exp((logits - peak) / np.float32(sampling.temperature))
     likeliest = -np.partition(-weights, min(NUCLEUS_TOKENS, vocab_size - 1), axis=-1)[:, :NUCLEUS_TOKENS]
     likeliest = -np.sort(-likeliest, axis=-1)
     share = likeliest.cumsum(-1) / weights.sum(-1, keepdims=True)

@@ -97,6 +97,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float) -> None:
     assert set(children.token_ids) == set(order[:count].tolist())
 
 
+def test_a_temperature_next_to_nothing_leaves_the_likeliest_and_warns_of_nothing() -> None:
+    logits = random_logits(5)
+    [children] = Coupling(SamplingParams(temperature=1e-39, top_p=0.9), VOCAB, 1.0, [1]).children(logits, [2], VOCAB)
+    assert list(children.token_ids) == [int(logits[0].argmax())]
+
+
 def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest() -> None:
     logits = random_logits(6)
     [children] = Coupling(SamplingParams(temperature=1.3, min_p=0.1), VOCAB, 1.0, [1]).children(logits, [2], VOCAB)
