@@ -6,11 +6,14 @@ BIN := $(VENV)/bin
 # Results of another machine than the committed ones'.
 GPU_RESULTS ?= benchmarks/results/gpu
 
+# Before a release, 30.
+SOAK_MINUTES ?= 10
+
 export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults kills images conformance chart lock
+.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills images conformance chart lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +67,10 @@ load: setup ## Measure load and overload through the public API, about 40 minute
 
 faults: setup ## Disturb a whole deployment under load and fuzz its doors, about 15 minutes
 	@$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+# Nothing is killed, so that every process lives to the end: does its memory grow?
+soak: setup ## Faults for SOAK_MINUTES (10): nothing wrong, nothing hangs, memory stays flat
+	@$(BIN)/python -m tests.faults --faults 1 --messages 0 --no-kills --soak-minutes $(SOAK_MINUTES) $(FAULTS_ARGS)
 
 kills: setup ## Kill drafter, orchestrator and Redis 100 times each under load
 	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
