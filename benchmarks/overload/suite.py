@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import BenchmarkError
 from benchmarks.environment import describe_machine, describe_run
-from benchmarks.latency import fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.load.figures import Targets
 from benchmarks.load.measure import reference_outputs
 from benchmarks.load.policies import OFF, Mode, Policy
-from benchmarks.load.workload import Workload, lognormal_length
+from benchmarks.load.workload import Workload
 from benchmarks.overload.crowd_watch import CrowdWatch
 from benchmarks.overload.figures import LATENCIES, accepted
 from benchmarks.overload.measure import OverloadPlan, OverloadSample, measure_overload, saturating_rate
 from benchmarks.overload.rows import RATIO_NOTE, problems, ratios, remarks, rows, slowest_first_tokens
-from benchmarks.prompts import Prompt
+from benchmarks.overload.sizes import Sizes
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
-
-# A shorter prompt says too little to go on with.
-MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadSuite:
     """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
 
-    target: Path
-    prompts: tuple[Prompt, ...]
+    sizes: Sizes
     plan: OverloadPlan
     threads: int
     max_token_ms: float
     max_queue_wait_s: float
+    # What one request alone took on this machine, where that gave the bound.
+    alone_token_ms: float | None = None
     # Of the orchestrator; without it, nobody sees how many wait.
     metrics_url: str | None = None
-    min_tokens: int = 16
-    max_tokens: int = 128
-    seed: int = 0
     targets: Targets = field(default_factory=Targets)
 
     def run(self, address: str) -> dict[str, Any]:
@@ -62,7 +53,7 @@ class OverloadSuite:
                 info = await client.model_info()
             except RequestFailedError as error:
                 raise BenchmarkError(f"GetModelInfo: {error}") from error
-            workload = self._workload(info.max_context_tokens)
+            workload = self.sizes.workload(info.max_context_tokens)
             references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
             rate_per_s = await saturating_rate(client, workload, self.plan)
             with progress_bar() as progress:
@@ -91,25 +82,10 @@ class OverloadSuite:
             **describe_run(machine),
         }
 
-    def _workload(self, max_context_tokens: int) -> Workload:
-        """Prompts of lognormal lengths, as outputs have: each the end of one that was given."""
-        if self.max_tokens + MIN_PROMPT_TOKENS > max_context_tokens:
-            raise BenchmarkError(
-                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
-            )
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
-        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
-        fitting, _ = fit_context(encoded, self.max_tokens, max_context_tokens)
-        longest = max(map(len, fitting))
-        rng = random.Random(self.seed)
-        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
-        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
-        return Workload(cut, self.min_tokens, self.max_tokens, 0.0, self.seed, lognormal=True)
-
     def _settings(self, workload: Workload, rate_per_s: float) -> dict[str, Any]:
         plan = self.plan
         return {
-            "target": shown(self.target),
+            "target": shown(self.sizes.target),
             "threads": self.threads,
             "factors": list(plan.factors),
             "num_runs": plan.num_runs,
@@ -119,14 +95,15 @@ class OverloadSuite:
             "share_leaving": plan.visitors.leaving,
             "share_slow": plan.visitors.slow,
             "max_token_ms": self.max_token_ms,
+            "alone_token_ms": self.alone_token_ms,
             "max_queue_wait_s": self.max_queue_wait_s,
             "saturation_requests_per_s": round(rate_per_s, 3),
             "ttft_target_ms": 1000 * self.targets.ttft_s,
             "tpot_target_ms": 1000 * self.targets.tpot_s,
-            "output_tokens": [self.min_tokens, self.max_tokens],
+            "output_tokens": [self.sizes.min_tokens, self.sizes.max_tokens],
             "mean_output_tokens": round(workload.mean_tokens, 1),
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
-            "seed": self.seed,
+            "seed": self.sizes.seed,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,14 @@ def overload(
     ] = 20.0,
     recovery: Annotated[float, typer.Option(min=0.25, help="Seconds of calm load after each overload.")] = 10.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once that saturate the server.")] = 32,
-    max_token_ms: Annotated[float, typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound.")] = 12.0,
+    max_token_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound. Default: by --token-ratio."),
+    ] = None,
+    token_ratio: Annotated[
+        float,
+        typer.Option(min=1, help="How much longer than alone a request may take per token; alone is measured first."),
+    ] = 3.5,
     max_queue_wait_s: Annotated[
         float, typer.Option(min=0, help="MAX_QUEUE_WAIT_S of the orchestrator; 0: no bound.")
     ] = 0.15,
@@ -71,32 +79,37 @@ def overload(
 
     from benchmarks.html_report import write_html
     from benchmarks.load.figures import Targets
+    from benchmarks.overload.alone import AloneSuite
     from benchmarks.overload.measure import OverloadPlan
     from benchmarks.overload.plot import plot_overload
+    from benchmarks.overload.sizes import Sizes
     from benchmarks.overload.suite import OverloadSuite
     from benchmarks.overload.table import print_overload
     from benchmarks.overload.visitors import Visitors
     from benchmarks.report import write_json
 
     plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
+    sizes = Sizes(target, tuple(chosen), shortest, longest, seed)
+    spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads)
+    alone_ms = None
+    if max_token_ms is None:
+        alone_ms = float(measure_or_exit(AloneSuite(sizes, duration / 2), spec)["token_ms"])
+        max_token_ms = round(token_ratio * alone_ms, 3)
+        typer.echo(f"a request alone takes {alone_ms:g} ms per token; bound: {max_token_ms:g} ms")
     port = _free_port()
     suite = OverloadSuite(
-        target,
-        tuple(chosen),
+        sizes,
         plan,
         threads or os.cpu_count() or 1,
         max_token_ms,
         max_queue_wait_s,
+        alone_ms,
         f"http://{LOCAL}:{port}/metrics",
-        shortest,
-        longest,
-        seed,
         Targets(ttft_ms / 1000, tpot_ms / 1000),
     )
     bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
     settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
-    spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads, settings=settings)
-    report = measure_or_exit(suite, spec)
+    report = measure_or_exit(suite, replace(spec, settings=settings))
     write_json(report, out / "overload.json")
     plot_overload(report, out / "overload.png")
     write_html(report, out / "overload.png", out / "overload.html")

@@ -55,6 +55,22 @@ def test_overload_writes_json_plot_and_page_and_starts_a_server_with_its_bounds(
     assert "Requests by load" in result.output
 
 
+def test_the_bound_is_a_multiple_of_what_a_request_alone_takes(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = serve_at(monkeypatch, server)
+    monkeypatch.setattr(suite, "CrowdWatch", NothingToSee)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--token-ratio", "5"))
+    assert result.exit_code == 0, result.output
+    alone, bounded = specs
+    assert not alone.settings
+    report = json.loads((tmp_path / "out" / "overload.json").read_text())
+    alone_ms, bound_ms = (report["settings"][name] for name in ("alone_token_ms", "max_token_ms"))
+    assert alone_ms > 0
+    assert bound_ms == pytest.approx(5 * alone_ms, abs=1e-3)
+    assert float(dict(bounded.settings)["MAX_TOKEN_MS"]) == pytest.approx(bound_ms, rel=1e-4)
+
+
 def test_changed_tokens_fail_the_command_and_are_still_written(
     tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
