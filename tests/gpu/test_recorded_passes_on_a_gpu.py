@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.tiny_checkpoint import write_tiny_llama
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.oracles import random_tree, tree_around
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.config import VerifierConfig
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.loading import load_probed_target

@@ -12,14 +12,13 @@ import numpy as np
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import TokenTree, chain
-from tests.unit.verifier_svc.conftest import VOCAB
-from tests.unit.verifier_svc.test_engine import byte_tokenizer
+from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetInfo
 
-INFO = TargetInfo("toy", byte_tokenizer(), "", VOCAB, 8, 2000, (), exact=True)
+INFO = TargetInfo("toy", character_tokenizer(), "", VOCAB, 8, 2000, (), exact=True)
 TOKENIZER = TargetTokenizer(INFO.tokenizer_json)
 # Nodes of a draft are right this often, those of the worst drafted sequence and of the best.
 LOWEST_RATE, HIGHEST_RATE = 0.8, 0.97

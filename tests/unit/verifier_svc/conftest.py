@@ -9,10 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coppice.chance import Chance, Purpose
+from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_engine
 from tests.unit.verifier_svc.traversal_door import PROMPT, Door
 from verifier_svc import sequence as sequence_module
+from verifier_svc.engine import Engine
 
-VOCAB = 97
 FAMILIES = {
     "llama": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
@@ -51,6 +52,16 @@ def new_model() -> Callable[[str], PreTrainedModel]:
         return AutoModelForCausalLM.from_config(config).eval()
 
     return build
+
+
+@pytest.fixture
+def engine(new_model: Callable[[str], PreTrainedModel]) -> Iterator[Engine]:
+    engine = tiny_engine(new_model("llama"))
+    engine.start()
+    yield engine
+    engine.stop()
+    cache = engine._target.cache
+    assert cache.num_free_blocks == cache.num_blocks, "a block leaked"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from coppice.tree import EMPTY_TREE, TokenTree
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.oracles import random_tree
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc import compiled_attention, loading
 from verifier_svc.attention_kernel import AttentionKernel, AttentionRule, KernelLimitError
 from verifier_svc.compiled_attention import CompiledKernel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.unit.verifier_svc.conftest import VOCAB
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.cpu_threads import WIDE_PASS_ROWS, CpuThreads
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.packed_linear import pack_linears

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,21 +12,15 @@ from transformers import PreTrainedModel
 from coppice.errors import InvalidRequestError, OverloadedError
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree, chain
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.engine_harness import Harness
-from tests.unit.verifier_svc.oracles import plain_logits, tree_around
-from verifier_svc.compiled_attention import CompiledKernel
+from tests.unit.verifier_svc.oracles import plain_logits
+from tests.unit.verifier_svc.tiny_engine import CONTEXT, VOCAB, oracle_drafter
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, LoadEvent
 from verifier_svc.output_end import FinishReason
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.scheduler import SchedulerLimits, SequenceKey
+from verifier_svc.scheduler import SequenceKey
 from verifier_svc.sequence import Draft, SequenceSpec
-from verifier_svc.target_model import TargetInfo, TargetModel
 
-EOS = 2
-CONTEXT = 200
-LIMITS = SchedulerLimits(max_sequences=8, max_queued=16, prefill_chunk=32)
 PROMPTS = [list(range(10, 15)), list(range(20, 90)), [7], list(range(40, 60))]
 
 SAMPLING = {
@@ -35,55 +29,6 @@ SAMPLING = {
     "T=1 top_k": SamplingParams(temperature=1.0, top_k=20, seed=2),
     "T=1 penalties": SamplingParams(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
 }
-
-
-def byte_tokenizer() -> bytes:
-    """A tokenizer whose token i is the character with code 32 + i."""
-    from tokenizers import Tokenizer, decoders, models
-
-    vocab = {chr(32 + index): index for index in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=chr(32)))
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer.to_str().encode()
-
-
-@pytest.fixture
-def engine(new_model: Callable[[str], PreTrainedModel]) -> Iterator[Engine]:
-    model = new_model("llama")
-    pack_linears(model)
-    target = TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
-    info = TargetInfo(
-        name="tiny",
-        tokenizer_json=byte_tokenizer(),
-        tokenizer_fingerprint="",
-        vocab_size=VOCAB,
-        hidden_size=64,
-        max_context_tokens=CONTEXT,
-        eos_token_ids=(EOS,),
-        exact=True,
-    )
-    engine = Engine(target, info, LIMITS, max_nodes=16)
-    engine.start()
-    yield engine
-    engine.stop()
-    assert target.cache.num_free_blocks == target.cache.num_blocks, "a block leaked"
-
-
-def oracle_drafter(outputs: Sequence[Sequence[int]], seed: int) -> Callable[..., TokenTree | None]:
-    """Drafts the true continuation among decoys, sometimes nothing, sometimes nonsense."""
-    generator = np.random.default_rng(seed)
-
-    def draft(index: int, generated: Sequence[int], base: int) -> TokenTree | None:
-        kind = generator.integers(6)
-        if kind == 0:
-            return EMPTY_TREE
-        # Longer than a round accepts at times: what is left over serves the next round.
-        path = outputs[index][len(generated) :][: int(generator.integers(1, 12))]
-        if kind == 1:
-            path = [(token + 1) % VOCAB for token in path]
-        return tree_around(generator, path, VOCAB, num_decoys=2)
-
-    return draft
 
 
 @pytest.mark.parametrize("name", SAMPLING)

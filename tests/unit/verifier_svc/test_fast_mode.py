@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import TokenTree
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.crowd import Clock
 from tests.unit.verifier_svc.oracles import tree_around
 from tests.unit.verifier_svc.test_preemption import INFO
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc import tensor_attention
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.cut_edges import has_cuts

@@ -17,9 +17,9 @@ from coppice.grammar import Grammar, GrammarKind
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import TokenTree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits, tree_around
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, OutcomeEvent

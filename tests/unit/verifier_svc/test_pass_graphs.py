@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.oracles import random_tree
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc import loading
 from verifier_svc.attention_kernel import AttentionRule
 from verifier_svc.compiled_attention import CompiledKernel

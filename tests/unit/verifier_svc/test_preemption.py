@@ -11,10 +11,9 @@ import pytest
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import chain
 from tests.tiny_checkpoint import tiny_llama
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.crowd import MAX_NODES, Case, Crowd
 from tests.unit.verifier_svc.engine_harness import Harness
-from tests.unit.verifier_svc.test_engine import EOS, byte_tokenizer
+from tests.unit.verifier_svc.tiny_engine import EOS, VOCAB, character_tokenizer
 from verifier_svc import scheduler
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
@@ -30,7 +29,7 @@ LIMITS = SchedulerLimits(max_sequences=8, max_queued=1000, prefill_chunk=48)
 SMALL = 8
 INFO = TargetInfo(
     name="tiny",
-    tokenizer_json=byte_tokenizer(),
+    tokenizer_json=character_tokenizer(),
     tokenizer_fingerprint="",
     vocab_size=VOCAB,
     hidden_size=32,

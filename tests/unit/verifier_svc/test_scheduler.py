@@ -10,8 +10,7 @@ import pytest
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import chain
-from tests.unit.verifier_svc.conftest import VOCAB
-from tests.unit.verifier_svc.test_engine import byte_tokenizer
+from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_shares import PROMPT_SHARE, SHARED_ROWS, Share
 from verifier_svc.scheduler import MARGIN_TOKENS, Scheduler, SchedulerLimits
@@ -19,7 +18,7 @@ from verifier_svc.sequence import Draft, RoundOutcome, Sequence, SequenceKey, Se
 from verifier_svc.target_model import TargetInfo
 
 MAX_NODES = 16
-INFO = TargetInfo("toy", byte_tokenizer(), "", VOCAB, 8, 2000, (), exact=True)
+INFO = TargetInfo("toy", character_tokenizer(), "", VOCAB, 8, 2000, (), exact=True)
 TOKENIZER = TargetTokenizer(INFO.tokenizer_json)
 # A sequence of one token asks for one block: itself, the margin behind it, and a tree, as far as its output goes.
 SHORT = BLOCK_SIZE - MAX_NODES - 1

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
 from coppice.tree import TokenTree
-from tests.unit.verifier_svc.conftest import VOCAB
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.pass_message import PassStep, decode, encode

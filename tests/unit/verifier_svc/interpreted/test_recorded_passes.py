@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from coppice.tree import TokenTree
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.interpreted.tape import TapeCapture
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import SequenceRows

@@ -1,0 +1,65 @@
+"""A real engine over a tiny random model, and what drafts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from coppice.tree import EMPTY_TREE, TokenTree
+from tests.unit.verifier_svc.oracles import tree_around
+from verifier_svc.compiled_attention import CompiledKernel
+from verifier_svc.engine import Engine
+from verifier_svc.packed_linear import pack_linears
+from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.target_model import TargetInfo, TargetModel
+
+VOCAB = 97
+EOS = 2
+CONTEXT = 200
+LIMITS = SchedulerLimits(max_sequences=8, max_queued=16, prefill_chunk=32)
+
+
+def character_tokenizer() -> bytes:
+    """A tokenizer whose token i is the character with code 32 + i."""
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {chr(32 + index): index for index in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=chr(32)))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer.to_str().encode()
+
+
+def tiny_engine(model: PreTrainedModel) -> Engine:
+    """An engine that was not started."""
+    pack_linears(model)
+    target = TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
+    info = TargetInfo(
+        name="tiny",
+        tokenizer_json=character_tokenizer(),
+        tokenizer_fingerprint="",
+        vocab_size=VOCAB,
+        hidden_size=64,
+        max_context_tokens=CONTEXT,
+        eos_token_ids=(EOS,),
+        exact=True,
+    )
+    return Engine(target, info, LIMITS, max_nodes=16)
+
+
+def oracle_drafter(outputs: Sequence[Sequence[int]], seed: int) -> Callable[..., TokenTree | None]:
+    """Drafts the true continuation among decoys, sometimes nothing, sometimes nonsense."""
+    generator = np.random.default_rng(seed)
+
+    def draft(index: int, generated: Sequence[int], base: int) -> TokenTree | None:
+        kind = generator.integers(6)
+        if kind == 0:
+            return EMPTY_TREE
+        # Longer than a round accepts at times: what is left over serves the next round.
+        path = outputs[index][len(generated) :][: int(generator.integers(1, 12))]
+        if kind == 1:
+            path = [(token + 1) % VOCAB for token in path]
+        return tree_around(generator, path, VOCAB, num_decoys=2)
+
+    return draft
