@@ -50,7 +50,7 @@ def overload(
     token_ratio: Annotated[
         float,
         typer.Option(min=1, help="How much longer than alone a request may take per token; alone is measured first."),
-    ] = 3.5,
+    ] = 3.0,
     max_queue_wait_s: Annotated[
         float, typer.Option(min=0, help="MAX_QUEUE_WAIT_S of the orchestrator; 0: no bound.")
     ] = 0.15,
