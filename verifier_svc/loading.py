@@ -38,6 +38,9 @@ _PROBE_BLOCKS = 16
 # What rounding can do to the distance of two logits: in single precision ten times the most that was seen, in the other
 # formats a few times that.
 _NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
+# Passes of up to so many rows are met while loading, as far as the time goes: those of large models stay short.
+_MET_ROWS = 256
+_MEETING_LIMIT_S = 5.0
 # Rows for all of the probe's passes.
 _PROBE_BUCKET = 128
 # For models whose configuration names no longest position.
@@ -84,6 +87,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
+    if device.type == "cpu":
+        logger.info("met %d sizes of passes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
     text_config = model.config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
     info = TargetInfo(

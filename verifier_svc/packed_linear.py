@@ -61,6 +61,19 @@ def pack_linears(model: nn.Module) -> int:
 
 
 @torch.inference_mode()
+def prepare_rows(model: nn.Module, num_rows: int) -> None:
+    """Have oneDNN's machine code for so many rows: one product for every shape of packed weights."""
+    layers = {(layer.in_features, layer.out_features, layer.bias is None): layer for layer in packed_layers(model)}
+    for layer in layers.values():
+        layer(layer.weight.new_zeros(num_rows, layer.in_features))
+
+
+def packed_layers(model: nn.Module) -> list[PackedLinear]:
+    """The layers of `model` that are packed."""
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+
+
+@torch.inference_mode()
 def _try_pack(linear: nn.Linear) -> PackedLinear | None:
     rows = torch.linspace(-1, 1, 4 * linear.in_features).reshape(4, linear.in_features)
     try:

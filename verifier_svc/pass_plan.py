@@ -17,6 +17,9 @@ from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 
 # In strict mode passes have a multiple of this many rows: matrix kernels treat fewer rows differently.
 ROW_MULTIPLE = 4
+# Up to so many rows, a pass has any such multiple; for every doubling beyond, the steps between sizes double, too.
+# Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
+FINE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,22 @@ def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_
     return visible
 
 
+def padded_size(num_rows: int, row_multiple: int) -> int:
+    """Rows of a pass with its padding, which is less than a sixteenth of them where it is more than a multiple's."""
+    step = row_multiple << max(0, (num_rows - 1).bit_length() - (FINE_ROWS - 1).bit_length())
+    return -(-num_rows // step) * step
+
+
+def padded_sizes(max_rows: int, row_multiple: int) -> list[int]:
+    """All sizes of passes of up to `max_rows` rows, in order."""
+    sizes = []
+    size = 0
+    while size < max_rows:
+        size = padded_size(size + 1, row_multiple)
+        sizes.append(size)
+    return sizes
+
+
 def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
     """Lay out a pass over every sequence's rows.
 
@@ -117,9 +136,9 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
             logit_rows += range(start + num_pending - 1, stop)
         logit_ranges.append((first, len(logit_rows)))
     num_rows = len(token_ids)
-    padding = [0] * (-num_rows % row_multiple)
+    padding = [0] * (padded_size(num_rows, row_multiple) - num_rows)
     # Padded logit rows repeat a real one: the output layer, too, wants a fixed multiple of rows.
-    logit_padding = logit_rows[-1:] * (-len(logit_rows) % row_multiple)
+    logit_padding = logit_rows[-1:] * (padded_size(len(logit_rows), row_multiple) - len(logit_rows))
     positions = np.array(places + padding, np.int64)
     segments = [
         Segment(

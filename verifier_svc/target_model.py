@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,9 @@ from coppice.errors import IncompatibleError
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
+from verifier_svc.packed_linear import prepare_rows
 from verifier_svc.pass_graphs import PassGraphs
-from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, plan_pass
+from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
 from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
 
@@ -96,7 +98,7 @@ class TargetModel:
     def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
         """As `forward`, with the slots that move before the pass given."""
         if self._threads is not None:
-            self._threads.set_for(plan.num_rows)
+            self._threads.set_for(len(plan.token_ids))
         padded = None if self._graphs is None else self._graphs.padded(plan)
         self._attention.begin(padded or plan, sources, destinations)
         try:
@@ -121,6 +123,22 @@ class TargetModel:
         for bucket in reversed(self._graphs.buckets):
             self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
         rows.cache.release()
+
+    def prepare_sizes(self, max_rows: int, limit_s: float) -> int:
+        """Meet the sizes of passes up to `max_rows` rows, the smallest first, until `limit_s` have passed.
+
+        Afterwards no request waits for their machine code, and memory does not grow by it; returns how many were met.
+        """
+        started_s = time.monotonic()
+        num_met = 0
+        for size in padded_sizes(max_rows, self.row_multiple):
+            if time.monotonic() - started_s > limit_s:
+                break
+            if self._threads is not None:
+                self._threads.set_for(size)
+            prepare_rows(self._model, size)
+            num_met += 1
+        return num_met
 
     def _run_eagerly(self, plan: PassPlan) -> Tensor:
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
