@@ -18,6 +18,7 @@ from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.mask_rows import MaskRows
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, plan_pass
+from verifier_svc.redraft import RedraftSettings
 from verifier_svc.space_adapter import SpaceAdapter
 from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
@@ -44,6 +45,8 @@ class TargetInfo:
     bit_exact: bool = False
     # Choices are counted whose two best scores are less than this apart; 0 counts none, as where bits are promised.
     near_tie_gap: float = 0.0
+    # What it drafts for itself in its own passes; None without an adapter for that.
+    redraft: RedraftSettings | None = None
 
 
 class TargetModel:
