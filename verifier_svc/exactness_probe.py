@@ -56,7 +56,7 @@ def masks_leave_rows_alone(target: TargetModel, vocab_size: int, num_masks: int,
     prompt, path = (generator.integers(0, vocab_size, size).tolist() for size in (_PROMPT, _PATH))
     tree, _ = _tree_around(path, vocab_size)
     groups = tuple(MaskGroup(node, num_masks) for node in range(ROOT, len(tree)))
-    cache = SequenceCache(target.cache, 256)
+    cache = SequenceCache(target.cache, 512)
     expected = _last_logits(target, [SequenceRows(cache, prompt, tree)])
     for count in range(len(groups) + 1):
         logits = _last_logits(target, [SequenceRows(cache, prompt, tree, masks=groups[:count])])

@@ -74,7 +74,7 @@ class Mailbox:
 
     def put_redraft(self, tree: TokenTree) -> None:
         """Take the target's own draft behind all committed tokens, unless what is there is better."""
-        if not self._is_fresh and (self._tree is None or tree.expected_tokens > self._tree.expected_tokens):
+        if not self._tree or (not self._is_fresh and tree.expected_tokens > self._tree.expected_tokens):
             self._tree, self._origin = tree, DraftOrigin.REDRAFT
 
     def take_stale(self) -> int:

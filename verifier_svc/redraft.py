@@ -102,7 +102,11 @@ class Redrafter:
             return EMPTY_TREE
         first = 1 + len(rows.tree)
         scores = chooser.guess_scores(logits[first + found.start : first + found.stop], position)
-        return redraft_tree(scores, self._settings, self._temperature, self._max_nodes)
+        tree = redraft_tree(scores, self._settings, self._temperature, self._max_nodes)
+        if not len(tree):
+            # Masks that say nothing gain nothing.
+            self._pace.verified(0)
+        return tree
 
 
 def redraft_tree(scores: FloatArray, settings: RedraftSettings, temperature: float, max_nodes: int) -> TokenTree:

@@ -195,6 +195,33 @@ def test_a_better_draft_takes_a_re_drafts_place() -> None:
     assert mailbox.origin is DraftOrigin.REDRAFT
 
 
+def test_a_drafter_with_nothing_to_say_leaves_the_round_to_a_re_draft() -> None:
+    mailbox = Mailbox()
+    mailbox.put(3, EMPTY_TREE, [1, 2])
+    mailbox.advance([3], [1, 2, 3])
+    mailbox.put_redraft(chain([5]))
+    assert (mailbox.tree, mailbox.is_fresh, mailbox.origin) == (chain([5]), True, DraftOrigin.REDRAFT)
+
+
+def test_masks_that_say_nothing_are_given_up_too(target: TargetModel, engine: Engine) -> None:
+    """Every token is as likely as any other: no node is worth a row."""
+    harness = Harness(engine)
+    forward = target.forward
+
+    def flat(plan: PassPlan) -> Tensor:
+        logits = forward(plan).clone()
+        if plan.mask_places is not None:
+            # Of the one sequence: its root's row comes first, then masks alone, for there is never a draft.
+            logits[1 : plan.logit_ranges[0][1]] = 0.0
+        return logits
+
+    target.forward = flat  # type: ignore[method-assign]
+    harness.generate([PROMPTS[0]], stopping=StoppingOptions(max_tokens=60, ignore_eos=True), redraft_nodes=7)
+    assert engine.counts.num_redraft_nodes == 0
+    # Three masks in each of the first sixteen rounds, and in one of about 32 further ones.
+    assert engine.counts.num_masks in range(48, 58)
+
+
 def test_an_ahead_draft_is_kept_before_a_re_draft() -> None:
     mailbox = Mailbox()
     ahead: TokenTree = chain([4])
