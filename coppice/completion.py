@@ -55,7 +55,7 @@ class Speculation:
     rounds_drafted_by_depth: tuple[int, ...] = ()
     rounds_accepted_by_depth: tuple[int, ...] = ()
     near_ties: int = 0
-    # By when drafts were made: "fresh", "left_over", "rerooted" or "ahead".
+    # By when drafts were made: "fresh", "left_over", "rerooted", "ahead" or "redraft".
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
 
 

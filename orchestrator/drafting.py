@@ -8,7 +8,7 @@ from dataclasses import replace
 from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
-from coppice.v1 import sampling_pb2
+from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire import samples_drafts
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
@@ -25,6 +25,9 @@ SendDraft = Callable[[int, TokenTree, int, int | None], None]
 
 # Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
 BUDGETS_SENT = 4
+
+# The source of the target's own drafts, as the verifier names it.
+REDRAFT = "redraft"
 
 # Why a draft that comes late is of no use: the committed tokens have left it, none is wanted, it was sampled, or rounds
 # are synchronous.
@@ -56,10 +59,14 @@ class Drafting:
         request_id: str = "",
         cache_salt: str = "",
         synchronous: bool = False,
+        max_redraft_nodes: int = 0,
     ) -> None:
         self.synchronous = synchronous
         self.request_id = request_id
         self._cache_salt = cache_salt
+        # Nodes of the target's own draft that a round may have at most, and its draft for the current round.
+        self.max_redraft_nodes = max_redraft_nodes
+        self._redraft = EMPTY_TREE
         # The span that drafters' sequences belong to; empty where nobody traces.
         self.traceparent = ""
         self._clients = tuple(clients)
@@ -170,7 +177,7 @@ class Drafting:
         """Tell the drafters what was committed; returns the trees that had been sent for that round."""
         if self._transcript.room == 1:
             # The pass itself fills the last place, so there is nothing to draft and nothing to wait for.
-            sent = self.round_ended()
+            sent = self.round_ended(outcome)
             if self._told_linger_us:
                 self._forward(EMPTY_TREE)
             return sent
@@ -178,7 +185,7 @@ class Drafting:
         self._in_time = bool(self._trees)
         self._replan()
         self._tell_drafters(outcome)
-        sent = self.round_ended()
+        sent = self.round_ended(outcome)
         self._asked_before = asked
         # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
         if sent and not self._serves_one_round and len(left := sent[-1].descend(outcome.token_ids)):
@@ -196,12 +203,13 @@ class Drafting:
         """Let the planner learn from the round that is over now."""
         self._planner.round_over(outcome, sent, self._asked_before)
 
-    def round_ended(self) -> list[TokenTree]:
-        """Forget the round's trees; returns those that had been sent."""
+    def round_ended(self, outcome: Outcome) -> list[TokenTree]:
+        """Forget the round's trees; returns those that the verifier may have taken: what it was sent, or its own."""
         self._asked_before = self._asked
         sent, self._sent = self._sent, []
         self._trees.clear()
-        return sent
+        redraft, self._redraft = self._redraft, outcome.redraft
+        return [redraft] if outcome.draft_origin == tree_pb2.DRAFT_ORIGIN_REDRAFT else sent
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None:
         """Use a drafter's tree if it hangs behind the committed tokens.
@@ -229,6 +237,9 @@ class Drafting:
                 drafted, plan.max_nodes, self.load.batch_size, plan.row_price, plan.row_multiple
             )
             drafted = merge([drafted, beside])
+        if len(drafted) and len(self._redraft):
+            # Without nodes of others it is at the verifier already.
+            drafted = merge([drafted, self._redraft])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
             # What no next round may use need not travel.
@@ -249,6 +260,8 @@ class Drafting:
             return
         else:
             tree = self._cache.draft_before(nodes, batch_size, plan.row_price)
+        if len(tree) and len(self._redraft):
+            tree = merge([tree, self._redraft])
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
         if len(tree) and (not self._sent or tree != self._sent[-1]):
             self._sent.append(tree)

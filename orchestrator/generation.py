@@ -137,6 +137,7 @@ class Generation:
             request_id=self._request.request_id,
             traceparent=self._drafting.traceparent,
             synchronous=self._drafting.synchronous,
+            max_redraft_nodes=self._drafting.max_redraft_nodes,
         )
 
     def on_opened(self, place: Place) -> None:
@@ -164,7 +165,7 @@ class Generation:
         self._transcript.append(outcome.token_ids)
         self._drafting.load = load
         ended = self._transcript.end() is not None
-        sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
+        sent = self._drafting.round_ended(outcome) if ended else self._drafting.round_done(outcome)
         if outcome.token_ids:
             self.clock.tokens_came(outcome.pass_us)
         self._output.push(outcome.token_ids, outcome.log_probs)

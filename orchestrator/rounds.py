@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 
 
@@ -28,6 +29,8 @@ class Opening:
     # The span that it belongs to; empty where nobody traces.
     traceparent: str = ""
     synchronous: bool = False
+    # Most nodes of the target's own drafts; 0 for none.
+    max_redraft_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Outcome:
     near_ties: int = 0
     draft_origin: tree_pb2.DraftOrigin = tree_pb2.DRAFT_ORIGIN_UNSPECIFIED
     bubble_us: int = 0
+    # The target's own draft for the next round, of `redraft_nodes` nodes.
+    redraft: TokenTree = EMPTY_TREE
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket
 from orchestrator.authentication import Authentication, calling_tenant
 from orchestrator.drafter_client import DrafterPool
-from orchestrator.drafting import Drafting
+from orchestrator.drafting import REDRAFT, Drafting
 from orchestrator.fair_queue import Claim
 from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
@@ -195,7 +195,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     def _own_sources(self) -> frozenset[str]:
-        return frozenset({CACHE} if self._cache is not None else ())
+        own = {CACHE} if self._cache is not None else set()
+        return frozenset(own | {REDRAFT} if self._verifiers.info.redraft_nodes else own)
 
     def _sources(self) -> list[str]:
         return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
@@ -239,6 +240,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         sampled = request.sampling.temperature > 0
         return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
 
+    def _redraft_nodes(self, request: GenerationRequest) -> int:
+        """Most nodes of the target's own drafts: they are no samples, and made for no round that waits for its own."""
+        if not request.speculates or request.samples_drafts or self._limits.synchronous:
+            return 0
+        if request.sources and REDRAFT not in request.sources:
+            return 0
+        offered = self._verifiers.info.redraft_nodes
+        return offered if request.max_nodes is None else min(request.max_nodes, offered)
+
     def _generation(
         self, request: GenerationRequest, clock: Clock, wake: asyncio.Event, trace: OutputTrace | None
     ) -> Generation:
@@ -258,6 +268,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request_id=request.request_id,
             cache_salt=request.cache_salt,
             synchronous=self._limits.synchronous,
+            max_redraft_nodes=self._redraft_nodes(request),
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)

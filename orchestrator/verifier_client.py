@@ -23,7 +23,7 @@ from coppice.errors import (
     UnsupportedError,
 )
 from coppice.logs import of_request
-from coppice.tree import TokenTree
+from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.unreadable import received
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from orchestrator.peer_channel import Dial, PeerChannel, dial
@@ -61,6 +61,8 @@ class VerifierInfo:
     # What its passes run on, in words, and which process it is; empty where it does not say.
     hardware: str = ""
     instance_id: str = ""
+    # Most nodes of the target's own drafts; 0 where it makes none.
+    redraft_nodes: int = 0
 
 
 class VerifierHandler(Protocol):
@@ -178,7 +180,8 @@ class VerifierClient:
         """Open a sequence."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
-        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening)))
+        offered = self._info.redraft_nodes if self._info is not None else 0
+        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, offered)))
         handler.on_opened(Place(self, sequence_id))
 
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
@@ -302,6 +305,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         acceptance_rules=tuple(described.acceptance_rules) or VerifierInfo.acceptance_rules,
         hardware=described.hardware,
         instance_id=described.instance_id,
+        redraft_nodes=described.redraft_nodes,
     )
 
 
@@ -309,7 +313,7 @@ def _load(load: verifier_pb2.Load) -> Load:
     return Load(load.batch_size, load.rows, load.pass_us, load.queued_sequences, load.free_kv_blocks)
 
 
-def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
+def _open_message(opening: Opening, offered_redraft_nodes: int) -> verifier_pb2.OpenSequence:
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,
         sampling=wire.sampling_to_proto(opening.sampling),
@@ -325,6 +329,7 @@ def _open_message(opening: Opening) -> verifier_pb2.OpenSequence:
         request_id=opening.request_id,
         traceparent=opening.traceparent,
         synchronous=opening.synchronous,
+        max_redraft_nodes=min(opening.max_redraft_nodes, offered_redraft_nodes),
     )
 
 
@@ -345,6 +350,7 @@ def _outcome(message: verifier_pb2.Outcome) -> Outcome:
         near_ties=message.near_ties,
         draft_origin=message.draft_origin,
         bubble_us=message.bubble_us,
+        redraft=wire.tree_from_proto(message.redraft) if message.redraft.token_ids else EMPTY_TREE,
     )
 
 

@@ -139,7 +139,7 @@ class SimulatedRequest:
         if self.first_s is None:
             self.first_s = self._clock.now_s
         ended = self._transcript.end() is not None
-        sent = self._drafting.round_ended() if ended else self._drafting.round_done(outcome)
+        sent = self._drafting.round_ended(outcome) if ended else self._drafting.round_done(outcome)
         if not ended:
             self._drafting.round_passed(outcome)
         self._drafting.learn(outcome, sent)

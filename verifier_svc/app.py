@@ -42,7 +42,8 @@ def new_servicer(
     make_engine: type[Engine] = Engine,
 ) -> tuple[Engine, VerifierServicer]:
     """An engine, which is to be started, and the service in front of it."""
-    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows)
+    free_rows = info.redraft.free_rows if info.redraft is not None else 0
+    limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows, free_rows)
     engine = make_engine(target, info, limits, config.max_nodes, timeline=timeline)
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:

@@ -72,6 +72,16 @@ class VerifierConfig:
     # Health alone is served there in plaintext, on the host of LISTEN_ADDRESS, for probes without a certificate; 0
     # serves none.
     health_port: int = 0
+    # A directory with an adapter that lets the target draft for itself in its own passes, see space_adapter.py; empty:
+    # it does not.
+    space_adapter: str = ""
+    # At most: masks behind each likely end of the accepted path, 0 for as many as the adapter has; ends in a round;
+    # nodes of a re-draft.
+    redraft_tokens: int = 0
+    redraft_groups: int = 3
+    redraft_nodes: int = 7
+    # Masks are computed while a pass has no more rows than this with them; 0 means what fits the device.
+    redraft_rows: int = 0
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -81,7 +91,10 @@ class VerifierConfig:
                 raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         self._require(1, "max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel")
         self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap")
-        self._require(0, "metrics_port", "health_port")
+        self._require(0, "metrics_port", "health_port", "redraft_tokens", "redraft_rows")
+        self._require(1, "redraft_groups", "redraft_nodes")
+        if self.space_adapter and self.tensor_parallel > 1:
+            raise ValueError("SPACE_ADAPTER needs a target that one process holds: TENSOR_PARALLEL must be 1")
         if 0 < self.max_rows < MIN_ROWS:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
         if self.collective_timeout_s <= 0:
@@ -112,6 +125,11 @@ class VerifierConfig:
             tensor_parallel=_integer(env, "TENSOR_PARALLEL", cls.tensor_parallel),
             collective_timeout_s=_number(env, "COLLECTIVE_TIMEOUT_S", cls.collective_timeout_s),
             near_tie_gap=_number(env, "NEAR_TIE_GAP", cls.near_tie_gap),
+            space_adapter=env.get("SPACE_ADAPTER", cls.space_adapter),
+            redraft_tokens=_integer(env, "REDRAFT_TOKENS", cls.redraft_tokens),
+            redraft_groups=_integer(env, "REDRAFT_GROUPS", cls.redraft_groups),
+            redraft_nodes=_integer(env, "REDRAFT_NODES", cls.redraft_nodes),
+            redraft_rows=_integer(env, "REDRAFT_ROWS", cls.redraft_rows),
             metrics_port=_integer(env, "METRICS_PORT", cls.metrics_port),
             metrics_tls=env.get("METRICS_TLS", cls.metrics_tls),
             tls_cert=env.get("TLS_CERT", cls.tls_cert),

@@ -82,14 +82,17 @@ class Door:
             top_log_probs=message.top_log_probs if message.HasField("top_log_probs") else None,
             traverses=traverses,
             synchronous=message.synchronous,
+            max_redraft_nodes=message.max_redraft_nodes,
             request_id=message.request_id,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:
         if message.exactness == sampling_pb2.EXACTNESS_STRICT and not self._info.exact:
             raise UnsupportedError("exactness: this verifier runs in fast mode")
-        if message.want_features or message.max_redraft_nodes:
-            raise UnsupportedError("want_features and max_redraft_nodes are not offered by this version")
+        if message.want_features:
+            raise UnsupportedError("want_features is not offered by this version")
+        if message.max_redraft_nodes and self._info.redraft is None:
+            raise UnsupportedError("max_redraft_nodes: this verifier has no adapter to re-draft with")
 
     def _submit(self, key: SequenceKey, message: verifier_pb2.Draft) -> None:
         linger_s = message.linger_us / 1e6 if message.HasField("linger_us") else None

@@ -16,6 +16,8 @@ class DraftOrigin(enum.Enum):
     REROOTED = "rerooted"
     # For a length that was not reached yet.
     AHEAD = "ahead"
+    # By the target itself, in the pass that committed the tokens before.
+    REDRAFT = "redraft"
 
 
 @dataclass(slots=True)

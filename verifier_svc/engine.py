@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
 from coppice.grammar import Grammar
 from coppice.logs import of_request
@@ -21,6 +23,7 @@ from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event
 from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.output_end import Finish, FinishReason
 from verifier_svc.pass_shares import Share
+from verifier_svc.redraft import redraft_tree
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.sequence import Draft, RoundOutcome, SequenceKey, SequenceSpec
 from verifier_svc.sequence import Sequence as RunningSequence
@@ -150,6 +153,8 @@ class Engine:
         """Start the model thread."""
         # Compiled at its first use, which should not be a request's.
         gumbel(0, 0, 1, self._info.vocab_size)
+        if self._info.redraft is not None:
+            redraft_tree(np.zeros((1, self._info.vocab_size), np.float32), self._info.redraft, 0.0, 1)
         self._thread.start()
 
     def stop(self) -> None:
@@ -287,7 +292,7 @@ class Engine:
         if not shares:
             return
         try:
-            work = [share.sequence.next_rows(share.num_pending, share.max_nodes) for share in shares]
+            work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in shares]
             plan = self._target.plan(work)
             forward_s = self._clock()
             logits = self._target.forward(plan).numpy()
@@ -321,6 +326,7 @@ class Engine:
             if outcome.finish is not None:
                 self._count_end(outcome.finish)
                 self._scheduler.remove(key)
+        self.counts.masks_over(plan)
         self.counts.rounds_over(outcomes)
         self._unprepared = [share.sequence for share in shares if share.sequence.may_linger]
         self._scheduler.pass_over(shares, plan.num_rows, ended_s)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from coppice.histogram import Histogram
 from verifier_svc.draft_counts import DraftOrigin
+from verifier_svc.pass_plan import PassPlan
 from verifier_svc.sequence import RoundOutcome
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -31,6 +32,9 @@ class EngineCounts:
         self.accepted_by_origin = dict.fromkeys(DraftOrigin, 0)
         # Seconds that rounds waited for drafts, added up.
         self.linger_s = 0.0
+        # Masks computed, and nodes of the target's own drafts that came of them.
+        self.num_masks = 0
+        self.num_redraft_nodes = 0
         self._last_end_s: float | None = None
 
     def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
@@ -53,6 +57,11 @@ class EngineCounts:
         """The time until the next pass is no bubble: there is nothing to compute."""
         self._last_end_s = None
 
+    def masks_over(self, plan: PassPlan) -> None:
+        """A pass has ended, perhaps one with masks."""
+        if plan.mask_places is not None:
+            self.num_masks += int((plan.mask_places >= 0).sum())
+
     def rounds_over(self, outcomes: Sequence[RoundOutcome]) -> None:
         """The rounds of a pass have ended."""
         self.num_rounds += len(outcomes)
@@ -65,3 +74,4 @@ class EngineCounts:
                 self.rounds_by_origin[outcome.draft_origin] += 1
                 self.accepted_by_origin[outcome.draft_origin] += len(outcome.accepted_nodes)
             self.linger_s += outcome.linger_s
+            self.num_redraft_nodes += len(outcome.redraft)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.kv_cache import SequenceCache
+from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.target_model import TargetModel
 
@@ -43,6 +44,26 @@ def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> boo
         if not same:
             return False
     return True
+
+
+def masks_leave_rows_alone(target: TargetModel, vocab_size: int, num_masks: int, seed: int = 0) -> bool:
+    """Whether masks behind the root and every node change no bit of any other row, for a target that has an adapter.
+
+    Raises:
+        IncompatibleError: the target cannot run with masks at all.
+    """
+    generator = np.random.default_rng(seed)
+    prompt, path = (generator.integers(0, vocab_size, size).tolist() for size in (_PROMPT, _PATH))
+    tree, _ = _tree_around(path, vocab_size)
+    groups = tuple(MaskGroup(node, num_masks) for node in range(ROOT, len(tree)))
+    cache = SequenceCache(target.cache, 512)
+    expected = _last_logits(target, [SequenceRows(cache, prompt, tree)])
+    for count in range(len(groups) + 1):
+        logits = _last_logits(target, [SequenceRows(cache, prompt, tree, masks=groups[:count])])
+        if not torch.equal(logits[: 1 + len(tree)], expected):
+            break
+    cache.release()
+    return torch.equal(logits[: 1 + len(tree)], expected)
 
 
 def _one_by_one(target: TargetModel, prompt: Sequence[int], path: Sequence[int]) -> Tensor:

@@ -22,11 +22,14 @@ from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.cuda_capture import CudaCapture
 from verifier_svc.even_activations import even_activations
-from verifier_svc.exactness_probe import rows_stand_alone
+from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
+from verifier_svc.mask_groups import MaskShape
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.pass_graphs import Capture, PassGraphs
+from verifier_svc.redraft import RedraftSettings
 from verifier_svc.sharded_target import Ranks, ShardedTarget
+from verifier_svc.space_adapter import load_adapter
 from verifier_svc.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ _MET_ROWS = 256
 _MEETING_LIMIT_S = 5.0
 # Rows for all of the probe's passes.
 _PROBE_BUCKET = 128
+# Rows of a pass that take about as long as one does, see packed_linear.py and pass_shares.py.
+_FREE_ROWS = {"cpu": 16, "cuda": 64}
 # For models whose configuration names no longest position.
 _NO_POSITION_LIMIT = 1 << 20
 
@@ -85,6 +90,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     near_tie_gap = 0.0 if exact else config.near_tie_gap or _NEAR_TIE_GAPS[dtype]
     if not exact:
         logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
+    redraft = adapted(target, config, vocab_size, exact=exact)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
     if device.type == "cpu":
@@ -104,6 +110,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         row_multiple=target.row_multiple,
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
+        redraft=redraft,
     )
     return target, info
 
@@ -170,6 +177,25 @@ def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKe
     else:
         # Where nothing could be recorded, the log says so already.
         target.record_passes(PassGraphs(kernel, capture) if graphs.num_recordings else None)
+
+
+def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool) -> RedraftSettings | None:
+    """Have the target draft for itself, where there is an adapter for that; returns how.
+
+    Raises:
+        IncompatibleError: the adapter is not one for this target; or strict mode would not keep its promise.
+    """
+    if not config.space_adapter:
+        return None
+    adapter = load_adapter(Path(config.space_adapter))
+    target.adapt(adapter)
+    num_masks = min(config.redraft_tokens or adapter.num_masks, adapter.num_masks)
+    if not masks_leave_rows_alone(target, vocab_size, num_masks) and exact:
+        raise IncompatibleError(f"with masks, rows of {config.model} have other bits than without: use EXACTNESS=fast")
+    free_rows = config.redraft_rows or _FREE_ROWS[target.device.type]
+    shape = MaskShape(num_masks, config.redraft_groups)
+    logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
+    return RedraftSettings(shape, min(config.redraft_nodes, config.max_nodes), free_rows, adapter.sigmas)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

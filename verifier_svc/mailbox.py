@@ -54,6 +54,10 @@ class Mailbox:
                 self._num_stale += 1
                 self._counts.stale_ahead += 1
         elif base_length == len(tokens):
+            if len(tree) == 0 and self._tree is not None and self._origin is DraftOrigin.REDRAFT:
+                # Nobody else has anything to say: there is nothing to wait for, and the target's own draft stays.
+                self._is_fresh = True
+                return
             self._tree, self._is_fresh, self._origin = tree, True, DraftOrigin.FRESH
             self._counts.in_time += len(tree) > 0
         else:
@@ -67,6 +71,11 @@ class Mailbox:
             self.put(length, self._later.pop(length), tokens)
         if self._is_fresh:
             self._origin = DraftOrigin.AHEAD
+
+    def put_redraft(self, tree: TokenTree) -> None:
+        """Take the target's own draft behind all committed tokens, unless what is there is better."""
+        if not self._tree or (not self._is_fresh and tree.expected_tokens > self._tree.expected_tokens):
+            self._tree, self._origin = tree, DraftOrigin.REDRAFT
 
     def take_stale(self) -> int:
         """How many drafts were of no use since the last call."""

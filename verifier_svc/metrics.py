@@ -53,6 +53,8 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield from _OWN.counters("origin_drafts", "Rounds that verified a draft, by when it was made.", "origin", rounds)
     text = "Accepted nodes, by when the draft was made."
     yield from _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
+    yield _OWN.counter("masks", "Rows of masks computed for re-drafts.", counts.num_masks)
+    yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
     yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
     stale = {

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 # Rows of the sizes. Beyond the last, computing takes longer than starting the kernels.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
-# Token ids and positions [1, N] and logit rows [K] to logits [K, vocab], all on the device.
-Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to logits [K, vocab], all on
+# the device.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Capture(Protocol):
@@ -50,7 +51,8 @@ class _Recording:
 class PassGraphs:
     """Recordings of one model's forward. Used by one thread at a time, between the kernel's `begin` and the pass's end.
 
-    `inputs` of a recording [3, N] are token ids, positions and logit rows. Padded logit rows repeat row 0.
+    `inputs` of a recording [3, N] are token ids, positions and logit rows, and of one with masks [4, N] their places.
+    Padded logit rows repeat row 0.
     """
 
     def __init__(self, kernel: StaticKernel, capture: Capture, buckets: Sequence[int] = BUCKETS) -> None:
@@ -77,12 +79,15 @@ class PassGraphs:
             return None
         padding = np.zeros(size - len(plan.token_ids), np.int64)
         token_ids, positions = (np.concatenate([array, padding]) for array in (plan.token_ids, plan.positions))
-        return replace(plan, token_ids=token_ids, positions=positions)
+        mask_places = plan.mask_places
+        if mask_places is not None:
+            mask_places = np.concatenate([mask_places, padding - 1])
+        return replace(plan, token_ids=token_ids, positions=positions, mask_places=mask_places)
 
     def run(self, plan: PassPlan, forward: Forward) -> Tensor | None:
         """Logits [K, vocab] of a padded pass, valid until the next one; None if it cannot be recorded."""
         size = len(plan.token_ids)
-        key = size, self._kernel.layout(plan)
+        key = size, self._kernel.layout(plan), plan.mask_places is not None
         if (recording := self._recordings.get(key)) is None:
             try:
                 recording = self._recordings[key] = self._record(plan, forward)
@@ -97,7 +102,8 @@ class PassGraphs:
 
     def _record(self, plan: PassPlan, forward: Forward) -> _Recording:
         inputs = _inputs(plan).to(self._kernel.device)
-        replay, logits = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2]))
+        mask_places = None if plan.mask_places is None else inputs[3]
+        replay, logits = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2], mask_places))
         logger.info("recorded a pass of %d rows", len(plan.token_ids))
         return _Recording(inputs, logits, replay)
 
@@ -105,4 +111,5 @@ class PassGraphs:
 def _inputs(plan: PassPlan) -> Tensor:
     rows = np.zeros(len(plan.token_ids), np.int64)
     rows[: len(plan.logit_rows)] = plan.logit_rows
-    return torch.from_numpy(np.stack([plan.token_ids, plan.positions, rows]))
+    masks = () if plan.mask_places is None else (plan.mask_places,)
+    return torch.from_numpy(np.stack([plan.token_ids, plan.positions, rows, *masks]))

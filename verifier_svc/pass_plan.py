@@ -1,7 +1,9 @@
 """What one pass computes: the rows of many sequences packed into one, with who may see whom.
 
 A sequence's rows are its pending tokens (committed, not yet in the cache; the last of them is the root), then its
-tree. Plain decoding is the same thing with an empty tree, a prompt is the same thing with many pending tokens.
+tree, then its masks. Plain decoding is the same thing with an empty tree, a prompt is the same thing with many pending
+tokens. To attention masks are nodes, which nothing hangs behind but masks; their keys and values lie where the next
+pass writes, since no path that is kept has any.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
+from verifier_svc.mask_groups import MaskGroup, mask_depths, mask_parents
 
 # In strict mode passes have a multiple of this many rows: matrix kernels treat fewer rows differently.
 ROW_MULTIPLE = 4
@@ -24,7 +27,7 @@ FINE_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """One sequence's share of a pass: pending tokens, then the tree behind the last of them.
+    """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
 
     `wants_logits` is false for a part of a prompt that has more to come.
     """
@@ -33,9 +36,15 @@ class SequenceRows:
     pending: Sequence[int]
     tree: TokenTree = EMPTY_TREE
     wants_logits: bool = True
+    masks: tuple[MaskGroup, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.pending) + len(self.tree)
+        return len(self.pending) + len(self.tree) + self.num_masks
+
+    @property
+    def num_masks(self) -> int:
+        """Rows of all masks."""
+        return sum([group.num_masks for group in self.masks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,9 @@ class Segment:
     """Rows [start, stop) of a pass, and the keys that they may see.
 
     A row sees the sequence's first `num_context` tokens, which are in the cache, and of the segment's own rows: a
-    pending token all up to itself, a node all pending ones, its ancestors and itself. Row i is written to position
-    `num_context` + i of the sequence, whose blocks are `table`; `positions` are the places in the text that the model
-    is told.
+    pending token all up to itself, a node all pending ones, its ancestors and itself. `parents` are those of the tree's
+    nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`;
+    `positions` are the places in the text that the model is told.
     """
 
     start: int
@@ -67,6 +76,7 @@ class PassPlan:
 
     `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row.
     `logit_rows` [K] are the rows whose logits are computed; `logit_ranges[i]` is where sequence i finds its own.
+    `mask_places` [N] are the places of masks in their groups, from 0 on, and -1 for all other rows; None without masks.
     """
 
     token_ids: IntArray
@@ -76,6 +86,7 @@ class PassPlan:
     logit_rows: IntArray
     logit_ranges: tuple[tuple[int, int], ...]
     num_rows: int
+    mask_places: IntArray | None = None
 
 
 def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -129,6 +140,9 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         token_ids += rows.tree.token_ids
         places += range(context, context + num_pending)
         places += [context + num_pending - 1 + depth for depth in rows.tree.depths]
+        if rows.masks:
+            token_ids += [0] * rows.num_masks
+            places += [context + num_pending - 1 + depth for depth in mask_depths(rows.masks, rows.tree.depths)]
         write_slots += slot_list(rows.cache.table, context, context + len(rows))
         bounds.append((start, stop))
         first = len(logit_rows)
@@ -146,7 +160,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
             stop=stop,
             num_context=rows.cache.length,
             num_pending=len(rows.pending),
-            parents=rows.tree.parents,
+            parents=rows.tree.parents + mask_parents(rows.masks, len(rows.tree)),
             positions=positions[start:stop],
             table=rows.cache.table,
         )
@@ -160,4 +174,15 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         logit_rows=np.array(logit_rows + logit_padding, np.int64),
         logit_ranges=tuple(logit_ranges),
         num_rows=num_rows,
+        mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
     )
+
+
+def _mask_places(work: Sequence[SequenceRows], bounds: Sequence[tuple[int, int]], num_rows: int) -> IntArray | None:
+    if not any(rows.masks for rows in work):
+        return None
+    places = np.full(num_rows, -1, np.int64)
+    for rows, (_, stop) in zip(work, bounds, strict=True):
+        own = [place for group in rows.masks for place in range(group.num_masks)]
+        places[stop - len(own) : stop] = own
+    return places

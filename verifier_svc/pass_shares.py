@@ -31,17 +31,26 @@ Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sequence brings to a pass: its next `num_pending` tokens, and at most `max_nodes` of its draft."""
+    """What one sequence brings to a pass: its next `num_pending` tokens, and at most `max_nodes` of its draft.
+
+    Behind these, at most `max_masks` masks.
+    """
 
     key: SequenceKey
     sequence: RunningSequence
     num_pending: int
     max_nodes: int
+    max_masks: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows at most."""
+        return self.num_pending + self.max_nodes + self.max_masks
 
     @property
     def num_missing_blocks(self) -> int:
         """Free blocks that it takes."""
-        return self.sequence.residence.cache.num_missing(self.num_pending + self.max_nodes)
+        return self.sequence.residence.cache.num_missing(self.num_rows)
 
     def within_blocks(self) -> Share:
         """The share with a tree that takes no block of its own."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from coppice.errors import InvalidRequestError
 from coppice.rpc import error_status
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2
-from coppice.wire import add_log_probs
+from coppice.wire import add_log_probs, put_tree
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.events import CompleteEvent, DraftRejection, DrainEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish, FinishReason
@@ -24,6 +24,7 @@ _ORIGINS = {
     DraftOrigin.LEFT_OVER: tree_pb2.DRAFT_ORIGIN_LEFT_OVER,
     DraftOrigin.REROOTED: tree_pb2.DRAFT_ORIGIN_REROOTED,
     DraftOrigin.AHEAD: tree_pb2.DRAFT_ORIGIN_AHEAD,
+    DraftOrigin.REDRAFT: tree_pb2.DRAFT_ORIGIN_REDRAFT,
 }
 
 
@@ -69,6 +70,8 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         draft_origin=_ORIGINS[outcome.draft_origin],
         bubble_us=microseconds(event.bubble_s),
     )
+    if len(outcome.redraft):
+        put_tree(outcome.redraft, message.redraft)
     add_log_probs(message, outcome.log_probs)
     return message
 

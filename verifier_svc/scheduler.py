@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coppice.logs import of_request
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
+from verifier_svc.mask_shares import deal_masks
 from verifier_svc.pass_cost import PassCost
 from verifier_svc.pass_shares import Share, cut_trees, share_rows
 from verifier_svc.sequence import Sequence, SequenceKey
@@ -24,12 +25,16 @@ _MAX_DOUBLINGS = 24
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much may run at once; `max_rows` is per pass, and 0 sets no limit."""
+    """How much may run at once; `max_rows` is per pass, and 0 sets no limit.
+
+    `free_rows`: masks are computed while a pass has no more rows than this with them; 0 where there are none.
+    """
 
     max_sequences: int
     max_queued: int
     prefill_chunk: int
     max_rows: int = 0
+    free_rows: int = 0
 
 
 class Scheduler:
@@ -151,7 +156,7 @@ class Scheduler:
         sampled = [share for share in shares if share.sequence.traverses]
         if not all(share.max_nodes for share in sampled):
             self._take_turns(share for share in sampled if share.max_nodes)
-        return shares if self._have_room(shares) else self._make_room(shares)
+        return self._with_masks(shares if self._have_room(shares) else self._make_room(shares))
 
     def pass_over(self, shares: list[Share], num_rows: int, now_s: float) -> None:
         """Learn from how long a pass over these shares took, and those who wait for drafts held it up.
@@ -161,6 +166,18 @@ class Scheduler:
         if len(shares) > 1:
             self._cost.add(num_rows, now_s - self._free_s)
         self._ended_s = now_s
+
+    def _with_masks(self, shares: list[Share]) -> list[Share]:
+        """The shares with masks, where nobody waits and nobody would have to make room for these."""
+        if not self._limits.free_rows or self._waiting.first() is not None:
+            return shares
+        dealt = deal_masks(
+            shares,
+            free_rows=self._limits.free_rows,
+            own_rows=self._cost.own_rows,
+            max_rows=self._limits.max_rows,
+        )
+        return dealt if self._have_room(dealt) else shares
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         """Whether a sequence may start.

@@ -17,8 +17,10 @@ from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
 from verifier_svc.mailbox import ExactMailbox, Mailbox
+from verifier_svc.mask_groups import MaskShape
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.redraft import Redrafter
 from verifier_svc.residence import Residence
 from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
 from verifier_svc.target_model import TargetInfo
@@ -61,6 +63,9 @@ class SequenceSpec:
     traverses: bool = False
     # Whether each round waits for the draft that is made for it, and no other is used.
     synchronous: bool = False
+    # Nodes of the target's own draft that a round may have at most; 0 without one. Not with sampled trees, and not in
+    # synchronous sequences.
+    max_redraft_nodes: int = 0
     # Of the request, for logs.
     request_id: str = ""
 
@@ -93,6 +98,8 @@ class RoundOutcome:
     near_ties: int = 0
     # When the verified draft was made; None without one.
     draft_origin: DraftOrigin | None = None
+    # The target's own draft for the next round.
+    redraft: TokenTree = EMPTY_TREE
 
 
 class Sequence:
@@ -139,6 +146,10 @@ class Sequence:
         self._mean_accepted = 0.0
         self._round_is_fresh = False
         self._origin: DraftOrigin | None = None
+        redrafts = not spec.traverses and not spec.synchronous
+        self._redrafter = Redrafter(
+            info.redraft if redrafts else None, spec.max_redraft_nodes, spec.sampling.temperature
+        )
         self._round_is_drafted = False
         self._end = OutputEnd(
             spec.stopping,
@@ -162,7 +173,7 @@ class Sequence:
         self.residence = Residence(
             self.tokens,
             max_tokens=len(self.tokens) + self._end.room,
-            max_nodes=max_nodes,
+            max_nodes=max_nodes + self._redrafter.max_rows,
             salt=spec.cache_salt,
         )
         self._rounds_since_start = 0
@@ -190,6 +201,11 @@ class Sequence:
         if tree is None or (self.traverses and len(tree) > self._budget):
             return 0
         return min(len(tree), self._budget)
+
+    @property
+    def mask_shape(self) -> MaskShape | None:
+        """The masks that the coming round could use; None when it has no use for any."""
+        return self._redrafter.shape
 
     @property
     def node_log_probs(self) -> list[float]:
@@ -249,8 +265,11 @@ class Sequence:
         # What is beyond the budget may become the next round's draft.
         self.mailbox.put(draft.base_length, self._cut(draft.tree, KEPT_BUDGETS * self._max_nodes), self.tokens)
 
-    def next_rows(self, num_pending: int, max_nodes: int) -> SequenceRows:
-        """The rows of the coming pass: the next pending tokens, and behind the last of all at most so many nodes."""
+    def next_rows(self, num_pending: int, max_nodes: int, max_masks: int = 0) -> SequenceRows:
+        """The rows of the coming pass: the next pending tokens, and behind the last of all at most so many nodes.
+
+        Behind these, at most `max_masks` masks.
+        """
         cache = self.residence.cache
         pending = self.tokens[cache.length : cache.length + num_pending]
         if cache.length + num_pending < len(self.tokens):
@@ -266,14 +285,19 @@ class Sequence:
                 self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
             # In a synchronous sequence, neither is an empty one a vain wait.
-            self._round_is_drafted = len(draft) > 0 or (self._synchronous and self.mailbox.is_fresh)
+            # And the target's own is none that was waited for.
+            is_redraft = self.mailbox.origin is DraftOrigin.REDRAFT
+            self._round_is_drafted = (len(draft) > 0 and not is_redraft) or (
+                self._synchronous and self.mailbox.is_fresh
+            )
             self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
             self._origin = self.mailbox.origin if len(tree) else None
-            self._rows = SequenceRows(cache, pending, tree)
+            masks = self._redrafter.groups(tree, max_masks, self._end.room)
+            self._rows = SequenceRows(cache, pending, tree, masks=masks)
         return self._rows
 
     def finish_round(self, logits: Logits, now_s: float, waited_s: float) -> RoundOutcome | None:
-        """Commit a pass's result. `logits` [1 + nodes, vocab] are the root's and the tree's rows.
+        """Commit a pass's result. `logits` [1 + nodes + masks, vocab] are the root's, the tree's and the masks' rows.
 
         Returns None when the pass was a part of the prompt.
 
@@ -314,13 +338,16 @@ class Sequence:
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
         self.tokens += accepted.token_ids
         rows.cache.publish(self.tokens)
-        # The first round did not wait, nor the first after a preemption: they say nothing of whether waiting pays.
-        if self._rounds_since_start > 0:
-            self.linger.round_over(drafted=self._round_is_drafted)
+        self._learn_from_wait(waited_s)
         self._rounds_since_start += 1
         if self._round_is_fresh:
             self._mean_accepted += MEAN_RATE * (len(accepted.nodes) - self._mean_accepted)
         self.mailbox.advance(accepted.token_ids, self.tokens)
+        redraft = self._redrafter.round_over(
+            rows, accepted, logits, self._chooser, len(self.tokens), verified=self._origin is DraftOrigin.REDRAFT
+        )
+        if len(redraft) and isinstance(self.mailbox, Mailbox):
+            self.mailbox.put_redraft(redraft)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -334,7 +361,17 @@ class Sequence:
             log_probs=log_probs,
             near_ties=self._chooser.take_near_ties(),
             draft_origin=self._origin,
+            redraft=redraft,
         )
+
+    def _learn_from_wait(self, waited_s: float) -> None:
+        """The first round did not wait, nor the first after a preemption: they say nothing of whether waiting pays.
+
+        Nor does one that had the target's own draft to start with at once.
+        """
+        if self._rounds_since_start == 0 or (self._origin is DraftOrigin.REDRAFT and waited_s < self.linger.limit_s):
+            return
+        self.linger.round_over(drafted=self._round_is_drafted)
 
     def prepare(self) -> None:
         """Do what the next round needs, before it starts."""

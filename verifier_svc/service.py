@@ -84,6 +84,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             acceptance_rules=ACCEPTANCE_RULES,
             hardware=self._hardware,
             instance_id=self._instance_id,
+            redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
         )
 
     @unary

@@ -11,12 +11,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from coppice.tree import ROOT
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
+from verifier_svc.mask_groups import MaskGroup
+from verifier_svc.mask_rows import MaskRows
 from verifier_svc.packed_linear import prepare_rows
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
+from verifier_svc.redraft import RedraftSettings
+from verifier_svc.space_adapter import SpaceAdapter
 from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
 
@@ -42,6 +47,8 @@ class TargetInfo:
     bit_exact: bool = False
     # Choices are counted whose two best scores are less than this apart; 0 counts none, as where bits are promised.
     near_tie_gap: float = 0.0
+    # What it drafts for itself in its own passes; None without an adapter for that.
+    redraft: RedraftSettings | None = None
 
 
 class TargetModel:
@@ -62,6 +69,7 @@ class TargetModel:
         self._model = model
         self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
         self._graphs: PassGraphs | None = None
+        self._masks: MaskRows | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -109,7 +117,17 @@ class TargetModel:
                 logits = self._run_eagerly(padded or plan)
         finally:
             self._attention.end()
+            if self._masks is not None:
+                self._masks.end()
         return logits.float().cpu()
+
+    def adapt(self, adapter: SpaceAdapter) -> None:
+        """From now on passes may have masks.
+
+        Raises:
+            IncompatibleError: the adapter is not one for this model.
+        """
+        self._masks = MaskRows(self._model, adapter)
 
     def record_passes(self, graphs: PassGraphs | None) -> None:
         """From now on, passes of the sizes that `graphs` has are recorded and replayed; none are without it."""
@@ -119,10 +137,13 @@ class TargetModel:
         """Record every size, the largest first, so that no request has to wait for it; sequences may not run yet."""
         if self._graphs is None:
             return
-        rows = SequenceRows(SequenceCache(self.cache, BLOCK_SIZE), [0])
+        cache = SequenceCache(self.cache, BLOCK_SIZE)
+        masks = [()] if self._masks is None else [(), (MaskGroup(ROOT, 1),)]
         for bucket in reversed(self._graphs.buckets):
-            self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
-        rows.cache.release()
+            for groups in masks[:bucket]:
+                rows = SequenceRows(cache, [0], masks=groups)
+                self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
+        cache.release()
 
     def prepare_sizes(self, max_rows: int, limit_s: float) -> int:
         """Meet the sizes of passes up to `max_rows` rows, the smallest first, until `limit_s` have passed.
@@ -142,12 +163,18 @@ class TargetModel:
 
     def _run_eagerly(self, plan: PassPlan) -> Tensor:
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
-        return self._logits(token_ids, positions, self._on_device(plan.logit_rows))
+        mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
+        return self._logits(token_ids, positions, self._on_device(plan.logit_rows), mask_places)
 
-    def _logits(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
-        """Logits [K, vocab] of some rows; ids and positions are [1, N]."""
+    def _logits(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, mask_places: Tensor | None) -> Tensor:
+        """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N]."""
         keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
-        output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **keep)
+        inputs = {"input_ids": token_ids}
+        if mask_places is not None:
+            if self._masks is None:
+                raise IncompatibleError("a pass has masks, and the target has no adapter for them")
+            inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
+        output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
         return logits if self._keeps_rows else logits.index_select(0, logit_rows)
 

@@ -123,6 +123,23 @@ class TokenChooser:
         if self._noise is not None:
             self._noise.prepare(position)
 
+    def guess_scores(self, logits: Logits, position: int) -> Logits:
+        """Scores [rows, vocab] of guesses for consecutive positions from `position` on, made from the rows of `logits`.
+
+        They are what `choose` would take the best of, in units of logits; the output's form is left out, which says
+        nothing of tokens further on.
+        """
+        kept, self.constraint = self.constraint, None
+        scores = np.empty_like(logits)
+        for offset, row in enumerate(logits):
+            if self._noise is None:
+                scores[offset] = self._processed(row)
+            else:
+                noisy = self._scaled(self._processed(row)) + self._noise.at(position + offset)
+                scores[offset] = noisy * self._params.temperature
+        self.constraint = kept
+        return scores
+
     def push(self, token: int) -> None:
         """Make a token part of the output's history."""
         self._num_output += 1

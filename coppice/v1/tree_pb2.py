@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63oppice/v1/tree.proto\x12\ncoppice.v1\"\xc3\x01\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x11\n\tlog_probs\x18\x03 \x03(\x02\x12\x0f\n\x07sources\x18\x04 \x03(\r\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x1a\n\x12\x64istribution_sizes\x18\x06 \x03(\r\x12\x1e\n\x16\x64istribution_token_ids\x18\x07 \x03(\r\x12\x1c\n\x14\x64istribution_weights\x18\x08 \x03(\x02*\x92\x01\n\x0b\x44raftOrigin\x12\x1c\n\x18\x44RAFT_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_ORIGIN_FRESH\x10\x01\x12\x1a\n\x16\x44RAFT_ORIGIN_LEFT_OVER\x10\x02\x12\x19\n\x15\x44RAFT_ORIGIN_REROOTED\x10\x03\x12\x16\n\x12\x44RAFT_ORIGIN_AHEAD\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63oppice/v1/tree.proto\x12\ncoppice.v1\"\xc3\x01\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x11\n\tlog_probs\x18\x03 \x03(\x02\x12\x0f\n\x07sources\x18\x04 \x03(\r\x12\x14\n\x0csource_names\x18\x05 \x03(\t\x12\x1a\n\x12\x64istribution_sizes\x18\x06 \x03(\r\x12\x1e\n\x16\x64istribution_token_ids\x18\x07 \x03(\r\x12\x1c\n\x14\x64istribution_weights\x18\x08 \x03(\x02*\xac\x01\n\x0b\x44raftOrigin\x12\x1c\n\x18\x44RAFT_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_ORIGIN_FRESH\x10\x01\x12\x1a\n\x16\x44RAFT_ORIGIN_LEFT_OVER\x10\x02\x12\x19\n\x15\x44RAFT_ORIGIN_REROOTED\x10\x03\x12\x16\n\x12\x44RAFT_ORIGIN_AHEAD\x10\x04\x12\x18\n\x14\x44RAFT_ORIGIN_REDRAFT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coppice.v1.tree_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTORIGIN']._serialized_start=236
-  _globals['_DRAFTORIGIN']._serialized_end=382
+  _globals['_DRAFTORIGIN']._serialized_end=408
   _globals['_TOKENTREE']._serialized_start=38
   _globals['_TOKENTREE']._serialized_end=233
 # @@protoc_insertion_point(module_scope)

@@ -14,11 +14,13 @@ class DraftOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFT_ORIGIN_LEFT_OVER: _ClassVar[DraftOrigin]
     DRAFT_ORIGIN_REROOTED: _ClassVar[DraftOrigin]
     DRAFT_ORIGIN_AHEAD: _ClassVar[DraftOrigin]
+    DRAFT_ORIGIN_REDRAFT: _ClassVar[DraftOrigin]
 DRAFT_ORIGIN_UNSPECIFIED: DraftOrigin
 DRAFT_ORIGIN_FRESH: DraftOrigin
 DRAFT_ORIGIN_LEFT_OVER: DraftOrigin
 DRAFT_ORIGIN_REROOTED: DraftOrigin
 DRAFT_ORIGIN_AHEAD: DraftOrigin
+DRAFT_ORIGIN_REDRAFT: DraftOrigin
 
 class TokenTree(_message.Message):
     __slots__ = ("token_ids", "parents", "log_probs", "sources", "source_names", "distribution_sizes", "distribution_token_ids", "distribution_weights")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coppice.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
 from coppice.errors import IncompatibleError
 from drafter_svc.drafters.checkpoint import CALIBRATION_FILE
 
@@ -24,12 +24,12 @@ class BlockCalibration:
     """What was measured about a checkpoint, and which of its embeddings are masks.
 
     Masks are the last `num_masks` ids of its vocabulary, which no tokenizer gives. A block has `block` tokens. `sigmas`
-    are pairs of a temperature, coldest first, and the scales of the log-probability errors there, in nats, by depth.
+    are the scales of the log-probability errors.
     """
 
     num_masks: int
     block: int
-    sigmas: tuple[tuple[float, tuple[float, ...]], ...]
+    sigmas: ErrorScales
     acceptance_by_rank: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -37,17 +37,11 @@ class BlockCalibration:
             raise ValueError(f"num_masks must be in 1..{MAX_BLOCK - 1}, got {self.num_masks}")
         if not 1 <= self.block <= MAX_BLOCK:
             raise ValueError(f"block must be in 1..{MAX_BLOCK}, got {self.block}")
-        if not self.sigmas or len({len(scales) for _, scales in self.sigmas}) > 1:
-            raise ValueError(f"sigmas must be as many at every temperature, got {self.sigmas}")
-        if not all(scales and all(s > 0 and math.isfinite(s) for s in scales) for _, scales in self.sigmas):
-            raise ValueError(f"sigmas must be finite numbers above 0, got {self.sigmas}")
+        check_error_scales(self.sigmas)
 
     def sigmas_at(self, temperature: float, num_depths: int) -> FloatArray:
         """Sigmas [num_depths] at a temperature; where none was measured, those of the nearest depth or temperature."""
-        temperatures = [measured for measured, _ in self.sigmas]
-        by_depth = np.asarray([scales for _, scales in self.sigmas])
-        depths = np.minimum(np.arange(num_depths), by_depth.shape[1] - 1)
-        return np.asarray([np.interp(temperature, temperatures, by_depth[:, depth]) for depth in depths], np.float32)
+        return error_scales_at(self.sigmas, temperature, num_depths)
 
 
 def load_block_calibration(reference: str, kind: str) -> BlockCalibration:
@@ -69,6 +63,7 @@ def load_block_calibration(reference: str, kind: str) -> BlockCalibration:
 
 
 def _calibration(content: dict[str, Any]) -> BlockCalibration:
-    sigmas = sorted((float(key), tuple(map(float, scales))) for key, scales in content["sigmas"].items())
     shares = tuple(map(float, content.get("acceptance_by_rank", ())))
-    return BlockCalibration(int(content["num_masks"]), int(content["block"]), tuple(sigmas), shares)
+    return BlockCalibration(
+        int(content["num_masks"]), int(content["block"]), read_error_scales(content["sigmas"]), shares
+    )

@@ -17,18 +17,19 @@ import numpy as np
 import torch
 
 from coppice.errors import IncompatibleError
+from coppice.likeliest_tokens import top_children
+from coppice.marginal_tree import marginal_tree
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import DrafterConfig
-from drafter_svc.coupling import Coupling, top_children
+from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
-from drafter_svc.marginal_tree import marginal_tree
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
-from drafter_svc.tree_builder import Children, TreeLimits
 
 MIB = 1024 * 1024
 # Most children of one node that are looked at.

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.compiler import compiled
+from coppice.top_scores import top_scores
+from coppice.tree_limits import Children
 from drafter_svc.drafters.few_rows import FewRowsPass, FewRowsWeights, run_rows
 from drafter_svc.drafters.whole_search import Found, WholeSearch
-from drafter_svc.top_scores import top_scores
-from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
 PathArray = npt.NDArray[np.float64]

@@ -10,10 +10,10 @@ from coppice.chance import Purpose, seeded_chance
 from coppice.draft_distribution import DraftDistribution, truncated
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.tree_limits import TreeLimits
 from drafter_svc.coupling import Coupling
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning
-from drafter_svc.tree_builder import TreeLimits
 from drafter_svc.tree_sampler import Path, sample_tree
 from drafter_svc.tree_shape import MAX_WIDTH, tree_widths
 

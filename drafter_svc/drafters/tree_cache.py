@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.tree import ROOT
+from coppice.tree_limits import Children
 from drafter_svc.drafters.whole_search import Found, WholeSearch
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, KvBlock
-from drafter_svc.tree_builder import Children
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

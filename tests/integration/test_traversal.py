@@ -21,6 +21,7 @@ from coppice.draft_distribution import DraftDistribution
 from coppice.sampled_tree import SampledTree
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from coppice.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2_grpc
 from coppice.wire import tree_from_proto
 from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
@@ -30,7 +31,6 @@ from drafter_svc.drafters.small_lm import SmallLm
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME as DRAFTER_SERVICE
 from drafter_svc.service import DrafterService
-from drafter_svc.tree_builder import TreeLimits
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter

@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from coppice.marginal_tree import marginal_tree
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_lm import BlockKind, BlockLm, BlockLmSequence
@@ -20,9 +22,7 @@ from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.semi_ar import SemiAr
 from drafter_svc.drafters.tree_cache import Rows, TreeCache
-from drafter_svc.marginal_tree import marginal_tree
 from drafter_svc.prefix_blocks import PIECE_ROWS, PrefixBlocks
-from drafter_svc.tree_builder import Children, TreeLimits
 from tests.tiny_checkpoint import tiny_llama
 
 MODEL_VOCAB = 61

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from coppice.tree import ROOT
+from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.compiled_search import CompiledLlama
@@ -19,7 +20,6 @@ from drafter_svc.drafters.small_lm import NO_DRAFT_AHEAD, DraftAhead, SmallLm
 from drafter_svc.drafters.tree_cache import Rows, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import PIECE_ROWS, PrefixBlocks
-from drafter_svc.tree_builder import Children, TreeLimits
 from tests.tiny_checkpoint import tiny_llama
 
 VOCAB = 61

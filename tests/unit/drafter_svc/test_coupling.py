@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coppice.likeliest_tokens import library_top_scores, top_children
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
-from drafter_svc.coupling import Coupling, FloatArray, library_top_scores, top_children
-from drafter_svc.top_scores import top_scores
+from coppice.top_scores import top_scores
+from drafter_svc.coupling import Coupling, FloatArray
 
 VOCAB = 300
 
@@ -151,10 +152,10 @@ import subprocess
 import sys
 
 import numpy as np
-from drafter_svc import coupling
-assert "drafter_svc.top_scores" not in sys.modules
+from coppice import likeliest_tokens
+assert "coppice.top_scores" not in sys.modules
 scores = np.random.default_rng(5).normal(0, 5, (2, 300)).astype(np.float32)
-print(json.dumps(coupling.top_children(scores, np.float32(0.7), 6)))
+print(json.dumps(likeliest_tokens.top_children(scores, np.float32(0.7), 6)))
 """
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     scores = np.random.default_rng(5).normal(0, 5, (2, VOCAB)).astype(np.float32)

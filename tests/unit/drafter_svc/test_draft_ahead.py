@@ -11,13 +11,13 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from coppice.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import DraftAhead, SmallLm
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.session import Opening, Outcome, Session
-from drafter_svc.tree_builder import TreeLimits
 
 VOCAB = 61
 PROMPT = (5, 9, 2, 44, 17)

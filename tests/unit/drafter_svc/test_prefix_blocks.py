@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from coppice.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo, DraftSequence
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
@@ -19,7 +20,6 @@ from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import SmallLm
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, Rows
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, KvBlock, PrefixBlocks
-from drafter_svc.tree_builder import TreeLimits
 from tests.tiny_checkpoint import tiny_llama
 
 VOCAB = 61

@@ -12,12 +12,12 @@ from transformers import LlamaForCausalLM
 from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from coppice.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, load_calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import SmallLm
-from drafter_svc.tree_builder import TreeLimits
 
 VOCAB = 61
 CONTEXT = 64

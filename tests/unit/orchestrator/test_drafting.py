@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coppice.draft_distribution import DraftDistribution
@@ -9,7 +11,7 @@ from coppice.errors import InvalidTreeError
 from coppice.sampled_tree import SampledTree
 from coppice.sampling import SamplingParams
 from coppice.tree import ROOT, TokenTree, chain
-from coppice.v1 import sampling_pb2
+from coppice.v1 import sampling_pb2, tree_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
@@ -182,3 +184,36 @@ def test_a_tree_that_had_to_be_sampled_and_is_not_is_refused() -> None:
     outside = DraftDistribution((7, VOCAB), (1.0, 1.0))
     with pytest.raises(InvalidTreeError, match="outside the vocabulary of 50"):
         Round(sampled=True).tree("a", SampledTree((7,), (ROOT,), (outside, None)).token_tree("a"))
+
+
+def redrafted(base: int, tokens: tuple[int, ...], tree: TokenTree, **fields: int) -> Outcome:
+    return replace(outcome(base, tokens), redraft=tree.labelled("redraft"), **fields)  # type: ignore[arg-type]
+
+
+def test_the_targets_own_draft_is_merged_with_what_drafters_say() -> None:
+    one = Round()
+    one.transcript.append((7,))
+    one.drafting.round_done(redrafted(3, (7,), chain([5, 6])))
+    assert one.sent == []
+    one.tree("a", chain([5, 8]), base=4)
+    [(base, tree)] = one.sent
+    assert (base, set(tree.paths())) == (4, {(5,), (5, 8), (5, 6)})
+    assert tree.sources_of(0) == ("a", "redraft")
+    # What holds for one round does not for the next.
+    one.transcript.append((9,))
+    one.drafting.round_done(outcome(4, (9,)))
+    one.tree("a", chain([3]), base=5)
+    assert one.sent[-1] == (5, chain([3]).labelled("a"))
+
+
+def test_a_round_of_the_targets_own_draft_is_counted_as_that() -> None:
+    one, statistics = Round(), Statistics()
+    one.transcript.append((7,))
+    first = redrafted(3, (7,), chain([5, 6]))
+    statistics.record(first, one.drafting.round_done(first))
+    one.transcript.append((5, 9))
+    second = replace(outcome(4, (5, 9), accepted=1, nodes=2), draft_origin=tree_pb2.DRAFT_ORIGIN_REDRAFT)
+    statistics.record(second, one.drafting.round_done(second))
+    counts = statistics.sources["redraft"]
+    assert (counts.proposed, counts.accepted) == (2, 1)
+    assert statistics.origins[tree_pb2.DRAFT_ORIGIN_REDRAFT].accepted_tokens == 1

@@ -55,6 +55,7 @@ class Harness:
         salt: str = "",
         top_log_probs: int | None = None,
         synchronous: bool = False,
+        redraft_nodes: int = 0,
     ) -> list[Result]:
         """Open every prompt at once and serve drafts until all are finished."""
         results = [Result() for _ in prompts]
@@ -68,6 +69,7 @@ class Harness:
                 cache_salt=salt,
                 top_log_probs=top_log_probs,
                 synchronous=synchronous,
+                max_redraft_nodes=redraft_nodes,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))

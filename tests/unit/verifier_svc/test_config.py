@@ -39,10 +39,31 @@ def test_every_setting_is_read() -> None:
     assert VerifierConfig.from_env(env) == expected
 
 
+def test_settings_of_re_drafts_are_read() -> None:
+    env = {
+        "MODEL": "m",
+        "SPACE_ADAPTER": "a",
+        "REDRAFT_TOKENS": "4",
+        "REDRAFT_GROUPS": "2",
+        "REDRAFT_NODES": "9",
+        "REDRAFT_ROWS": "24",
+    }
+    expected = VerifierConfig(
+        "m", space_adapter="a", redraft_tokens=4, redraft_groups=2, redraft_nodes=9, redraft_rows=24
+    )
+    assert VerifierConfig.from_env(env) == expected
+    with pytest.raises(ValueError, match="TENSOR_PARALLEL must be 1"):
+        VerifierConfig.from_env({**env, "TENSOR_PARALLEL": "2"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("MODEL", ""),
+        ("REDRAFT_TOKENS", "-1"),
+        ("REDRAFT_GROUPS", "0"),
+        ("REDRAFT_NODES", "0"),
+        ("REDRAFT_ROWS", "-4"),
         ("DEVICE", "tpu"),
         ("THREADS", "-1"),
         ("THREADS", "many"),

@@ -14,21 +14,12 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree, chain
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits
-from tests.unit.verifier_svc.tiny_engine import CONTEXT, VOCAB, oracle_drafter
+from tests.unit.verifier_svc.tiny_engine import CONTEXT, PROMPTS, SAMPLING, VOCAB, oracle_drafter
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, LoadEvent
 from verifier_svc.output_end import FinishReason
 from verifier_svc.scheduler import SequenceKey
 from verifier_svc.sequence import Draft, SequenceSpec
-
-PROMPTS = [list(range(10, 15)), list(range(20, 90)), [7], list(range(40, 60))]
-
-SAMPLING = {
-    "greedy": SamplingParams(),
-    "T=0.7 top_p": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
-    "T=1 top_k": SamplingParams(temperature=1.0, top_k=20, seed=2),
-    "T=1 penalties": SamplingParams(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
-}
 
 
 @pytest.mark.parametrize("name", SAMPLING)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
+from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import tree_around
 from verifier_svc.compiled_attention import CompiledKernel
@@ -19,6 +20,14 @@ VOCAB = 97
 EOS = 2
 CONTEXT = 200
 LIMITS = SchedulerLimits(max_sequences=8, max_queued=16, prefill_chunk=32)
+PROMPTS = [list(range(10, 15)), list(range(20, 90)), [7], list(range(40, 60))]
+
+SAMPLING = {
+    "greedy": SamplingParams(),
+    "T=0.7 top_p": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
+    "T=1 top_k": SamplingParams(temperature=1.0, top_k=20, seed=2),
+    "T=1 penalties": SamplingParams(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=3),
+}
 
 
 def character_tokenizer() -> bytes:
@@ -31,11 +40,15 @@ def character_tokenizer() -> bytes:
     return tokenizer.to_str().encode()
 
 
-def tiny_engine(model: PreTrainedModel) -> Engine:
-    """An engine that was not started."""
+def tiny_target(model: PreTrainedModel) -> TargetModel:
+    """A target with a cache that is soon full."""
     pack_linears(model)
-    target = TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
-    info = TargetInfo(
+    return TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
+
+
+def tiny_info() -> TargetInfo:
+    """What is said of a tiny target."""
+    return TargetInfo(
         name="tiny",
         tokenizer_json=character_tokenizer(),
         tokenizer_fingerprint="",
@@ -45,7 +58,11 @@ def tiny_engine(model: PreTrainedModel) -> Engine:
         eos_token_ids=(EOS,),
         exact=True,
     )
-    return Engine(target, info, LIMITS, max_nodes=16)
+
+
+def tiny_engine(model: PreTrainedModel) -> Engine:
+    """An engine that was not started."""
+    return Engine(tiny_target(model), tiny_info(), LIMITS, max_nodes=16)
 
 
 def oracle_drafter(outputs: Sequence[Sequence[int]], seed: int) -> Callable[..., TokenTree | None]:

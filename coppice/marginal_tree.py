@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 
 from coppice.tree import ROOT, TokenTree
-from drafter_svc.tree_builder import Children, TreeLimits
+from coppice.tree_limits import Children, TreeLimits
 
 
 def marginal_tree(marginals: Sequence[Children], limits: TreeLimits, source: str) -> TokenTree:

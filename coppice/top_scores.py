@@ -16,7 +16,7 @@ _NEGLIGIBLE = 20.0
 def top_scores(
     scores: FloatArray, sigma: np.float32, limit: int
 ) -> tuple[npt.NDArray[np.int64], FloatArray, npt.NDArray[np.int64]]:
-    """The `limit` largest scores of each row, as `coupling.top_children` defines them.
+    """The `limit` largest scores of each row, as `likeliest_tokens.top_children` defines them.
 
     Args:
         scores: [rows, vocab]; -inf is never among the largest.

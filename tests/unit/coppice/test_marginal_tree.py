@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from coppice.marginal_tree import marginal_tree
 from coppice.tree import TokenTree
-from drafter_svc.marginal_tree import marginal_tree
-from drafter_svc.tree_builder import Children, TreeLimits, build_tree
+from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.tree_builder import build_tree
 
 
 def random_marginals(seed: int, num_depths: int = 4, vocab: int = 5) -> list[Children]:

@@ -1,0 +1,144 @@
+"""In-pass re-draft: the target's own draft for the next round, from the masks behind the accepted path's end (SPACE).
+
+Masks behind the end predict what follows the round's own next token, one place each: marginals, whose best tree is the
+draft. The request's noise is added first, as drafters do it. Nothing of this decides on a token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from coppice.error_scales import ErrorScales, error_scales_at
+from coppice.likeliest_tokens import FloatArray, top_children
+from coppice.marginal_tree import marginal_tree
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.tree_limits import TreeLimits
+from verifier_svc.acceptance import Acceptance
+from verifier_svc.mask_groups import MaskGroup, MaskShape, choose_groups, rows_behind
+from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.token_choice import Logits, TokenChooser
+
+SOURCE = "redraft"
+# A node whose path is less likely is not worth a row of the next pass.
+_MIN_PATH_LOG_PROB = math.log(0.1)
+# A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so
+# many tries again.
+_LEAST_GAIN = 0.2
+_PAUSE = 32
+# Weight of a round in the running mean; before it is known better, a re-draft is taken to gain this.
+_MEAN_RATE = 0.1
+_FIRST_GAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RedraftSettings:
+    """What re-drafts a target offers: masks per round, and nodes of a tree at most.
+
+    `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
+    log-probabilities are off.
+    """
+
+    shape: MaskShape
+    max_nodes: int
+    free_rows: int
+    sigmas: ErrorScales
+
+
+class Redrafter:
+    """One sequence's re-drafts, at most `max_nodes` nodes each; without `settings` there are none."""
+
+    def __init__(self, settings: RedraftSettings | None, max_nodes: int, temperature: float) -> None:
+        self._settings = settings if max_nodes > 0 else None
+        self._max_nodes = max_nodes
+        self._temperature = temperature
+        self._pace = RedraftPace()
+
+    @property
+    def shape(self) -> MaskShape | None:
+        """The masks that the coming round could use; None when it has no use for any."""
+        return self._settings.shape if self._settings is not None and self._pace.pays else None
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of a round's masks at most."""
+        return self._settings.shape.max_rows if self._settings is not None else 0
+
+    def groups(self, tree: TokenTree, max_masks: int, room: int) -> tuple[MaskGroup, ...]:
+        """The masks of a round that verifies `tree`, at most so many, where the output has `room` for more tokens."""
+        if not max_masks or self._settings is None:
+            return ()
+        return choose_groups(tree, self._settings.shape, max_masks, room)
+
+    def round_over(
+        self,
+        rows: SequenceRows,
+        accepted: Acceptance,
+        logits: Logits,
+        chooser: TokenChooser,
+        position: int,
+        *,
+        verified: bool,
+    ) -> TokenTree:
+        """What the masks behind the accepted path's end say of the next round; empty where they say nothing.
+
+        Args:
+            rows: the round's.
+            accepted: what came of it.
+            logits: [1 + nodes + masks, vocab].
+            chooser: the sequence's, which knows the accepted tokens.
+            position: the next token's.
+            verified: whether the round's draft was a re-draft.
+        """
+        if self._settings is None:
+            return EMPTY_TREE
+        if verified:
+            self._pace.verified(len(accepted.nodes))
+        elif not rows.masks:
+            self._pace.round_over()
+        end = accepted.nodes[-1] if accepted.nodes else ROOT
+        found = rows_behind(rows.masks, end)
+        if not found:
+            return EMPTY_TREE
+        first = 1 + len(rows.tree)
+        scores = chooser.guess_scores(logits[first + found.start : first + found.stop], position)
+        tree = redraft_tree(scores, self._settings, self._temperature, self._max_nodes)
+        if not len(tree):
+            # Masks that say nothing gain nothing.
+            self._pace.verified(0)
+        return tree
+
+
+def redraft_tree(scores: FloatArray, settings: RedraftSettings, temperature: float, max_nodes: int) -> TokenTree:
+    """The best tree of at most `max_nodes` nodes, from scores [depths, vocab] with the request's noise in them."""
+    sigmas = error_scales_at(settings.sigmas, temperature, len(scores))
+    nodes = min(max_nodes, settings.max_nodes)
+    marginals = [
+        children
+        for row, sigma in zip(scores, sigmas, strict=True)
+        for children in top_children(row[None], sigma, max(1, nodes))
+    ]
+    return marginal_tree(marginals, TreeLimits(nodes, min_path_log_prob=_MIN_PATH_LOG_PROB), SOURCE)
+
+
+class RedraftPace:
+    """One sequence's judgement of whether re-drafts pay: an adapter of no use here soon costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._gain = _FIRST_GAIN
+        self._pause = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the coming round should have masks."""
+        return self._pause == 0
+
+    def round_over(self) -> None:
+        """A round without masks that could have had them."""
+        self._pause = max(0, self._pause - 1)
+
+    def verified(self, num_accepted: int) -> None:
+        """A round has verified a re-draft."""
+        self._gain += _MEAN_RATE * (num_accepted - self._gain)
+        if self._gain < _LEAST_GAIN:
+            self._pause = _PAUSE

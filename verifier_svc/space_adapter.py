@@ -1,0 +1,95 @@
+"""What makes a target draft for itself: embeddings of masks, and low-rank additions to its layers for them alone.
+
+A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], an embedding for each place
+behind the last token, and for layers of the target, by their names, `NAME.down` [rank, in] and `NAME.up` [out, rank].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from coppice.error_scales import ErrorScales, check_error_scales, read_error_scales
+from coppice.errors import IncompatibleError
+
+DESCRIPTION_FILE = "space.json"
+TENSOR_FILE = "space.safetensors"
+KIND = "space"
+# More than any round pays for.
+MAX_MASKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to a layer's output: up [out, rank] times down [rank, in] times its input."""
+
+    down: Tensor
+    up: Tensor
+
+    def __post_init__(self) -> None:
+        if self.down.dim() != 2 or self.up.dim() != 2 or self.down.shape[0] != self.up.shape[1]:
+            raise ValueError(f"down {tuple(self.down.shape)} and up {tuple(self.up.shape)} do not fit together")
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
+        """The same elsewhere."""
+        return LowRank(self.down.to(device, dtype), self.up.to(device, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceAdapter:
+    """`masks` [K, hidden]; `low_rank` by the name of the layer; `sigmas` by temperature and place, see `error_scales`.
+
+    Raises:
+        ValueError: a part does not fit.
+    """
+
+    masks: Tensor
+    low_rank: Mapping[str, LowRank]
+    sigmas: ErrorScales
+
+    def __post_init__(self) -> None:
+        if self.masks.dim() != 2 or not 1 <= len(self.masks) <= MAX_MASKS:
+            raise ValueError(f"masks must be 1 to {MAX_MASKS} rows of numbers, got {tuple(self.masks.shape)}")
+        check_error_scales(self.sigmas)
+
+    @property
+    def num_masks(self) -> int:
+        """Most masks of a group."""
+        return len(self.masks)
+
+
+def load_adapter(directory: Path) -> SpaceAdapter:
+    """The adapter in a directory.
+
+    Raises:
+        IncompatibleError: there is none, or it is damaged.
+    """
+    try:
+        content = json.loads((directory / DESCRIPTION_FILE).read_text())
+        if content.get("kind") != KIND:
+            raise IncompatibleError(f"{directory / DESCRIPTION_FILE} is not that of an adapter of the kind {KIND!r}")
+        tensors = load_file(directory / TENSOR_FILE)
+        masks = tensors.pop("masks")
+        names = {name.removesuffix(".down").removesuffix(".up") for name in tensors}
+        low_rank = {name: LowRank(tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)}
+        return SpaceAdapter(masks, low_rank, read_error_scales(content["sigmas"]))
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise IncompatibleError(f"{directory} has no adapter that can be used: {error!r}") from error
+
+
+def save_adapter(adapter: SpaceAdapter, directory: Path) -> None:
+    """Write an adapter into a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {"masks": adapter.masks}
+    for name, low_rank in adapter.low_rank.items():
+        tensors |= {f"{name}.down": low_rank.down, f"{name}.up": low_rank.up}
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, directory / TENSOR_FILE)
+    sigmas = {f"{temperature:g}": scales for temperature, scales in adapter.sigmas}
+    (directory / DESCRIPTION_FILE).write_text(json.dumps({"kind": KIND, "sigmas": sigmas}) + "\n")
