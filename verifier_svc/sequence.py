@@ -27,6 +27,8 @@ from verifier_svc.traversal_round import traverse
 
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
+# The same of trees behind likely outcomes, of which there are many.
+AHEAD_BUDGETS = 8
 # An output that is complete when it is cut off there is complete all the same.
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 
@@ -67,12 +69,16 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree for the round that starts at `base_length`; `budget` caps its nodes, `linger_s` replaces the wait."""
+    """A tree for the round that starts at `base_length`; `budget` caps its nodes, `linger_s` replaces the wait.
+
+    With `is_ahead` it holds outcomes of that round, and what may follow them.
+    """
 
     base_length: int
     tree: TokenTree
     budget: int | None = None
     linger_s: float | None = None
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +249,10 @@ class Sequence:
         """
         if self.traverses and len(draft.tree) > 0 and not draft.tree.distributions:
             raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
+        if draft.is_ahead:
+            tree = self._cut(draft.tree, AHEAD_BUDGETS * self._max_nodes)
+            self.mailbox.put_ahead(draft.base_length, tree, self.tokens)
+            return
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
         self._budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)
