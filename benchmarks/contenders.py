@@ -51,6 +51,9 @@ class Speculation:
     sources: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Of rounds with a draft, by when that was made: `DraftOrigin` of the contracts, in a word.
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
+    # Rounds whose tree a drafter was told to expect, and those whose outcome was drafted for, by its rank.
+    expected_outcomes: int = 0
+    draft_ahead_hits_by_rank: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,5 +114,7 @@ def _completion(
             origins={
                 origin_name(item.origin): OriginCounts(item.rounds, item.accepted_tokens) for item in stats.origins
             },
+            expected_outcomes=stats.expected_outcomes,
+            draft_ahead_hits_by_rank=tuple(stats.draft_ahead_hits_by_rank),
         ),
     )

@@ -49,6 +49,13 @@ def bubble_ms(completions: Iterable[Completion]) -> float:
 
 
 def draft_ahead_hits(completions: Iterable[Completion]) -> float:
+    """Share of rounds whose outcome was drafted for before it was known, of those that a drafter was told to expect."""
+    speculations = [item.speculation for item in completions if item.speculation is not None]
+    hits = sum(sum(item.draft_ahead_hits_by_rank) for item in speculations)
+    return _ratio(hits, sum(item.expected_outcomes for item in speculations))
+
+
+def early_drafts(completions: Iterable[Completion]) -> float:
     """Share of rounds that began with a draft that was there when the outcome before was known."""
     completions = list(completions)
     rounds = _by_origin(completions)
@@ -122,6 +129,8 @@ def draft_counts(completions: Iterable[Completion]) -> dict[str, Any]:
     counts["sources"] = {
         name: {"proposed": proposed, "accepted": accepted} for name, (proposed, accepted) in sources.items()
     }
+    counts["expected_outcomes"] = sum(item.expected_outcomes for item in speculations)
+    counts["draft_ahead_hits_by_rank"] = sum_columns(item.draft_ahead_hits_by_rank for item in speculations)
     counts["origins"] = {
         name: {"rounds": one.rounds, "accepted": one.accepted_tokens} for name, one in _by_origin(completions).items()
     }

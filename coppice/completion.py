@@ -57,6 +57,9 @@ class Speculation:
     near_ties: int = 0
     # By when drafts were made: "fresh", "left_over", "rerooted", "ahead" or "redraft".
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
+    # Rounds whose tree a drafter was told to expect, and those whose outcome was drafted for, by its rank.
+    expected_outcomes: int = 0
+    draft_ahead_hits_by_rank: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,8 @@ def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) 
             origin_name(one.origin): OriginCounts(one.rounds, one.draft_tokens, one.accepted_tokens)
             for one in stats.origins
         },
+        expected_outcomes=stats.expected_outcomes,
+        draft_ahead_hits_by_rank=tuple(stats.draft_ahead_hits_by_rank),
     )
 
 

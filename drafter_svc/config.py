@@ -11,6 +11,7 @@ from coppice.tls import ServerTls, server_tls
 from drafter_svc.drafters.registry import KINDS
 
 DEVICES = ("cpu", "cuda", "auto")
+SWITCH = ("auto", "on", "off")
 # More nodes than any target pays for; it bounds what one message can make us compute.
 MAX_NODES_LIMIT = 4096
 # A terabyte: more is a mistyped number.
@@ -54,9 +55,12 @@ class DrafterConfig:
     # 0.4 ms of the target's pass and 0.1 ms of the draft, and a token 4 ms. Rows that would be padding cost nothing:
     # down to a quarter of this, nodes fill them.
     draft_min_probability: float = 0.12
-    # Most forward steps per round that are taken ahead, while the verifier is busy; 0 switches it off. Off by default:
-    # on two cores the steps cost the verifier more than the next tree gains.
-    draft_ahead_steps: int = 0
+    # Whether likely outcomes are drafted for while a tree is being verified: on, off, or auto, which is on where the
+    # drafter has cores of its own, on a GPU or with NICENESS 0. Where it shares them, the steps cost the verifier more
+    # than the next tree gains.
+    draft_ahead: str = "auto"
+    # Most forward steps per round that are taken for it.
+    draft_ahead_steps: int = 12
     # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with.
     diffusion_steps: int = 1
     diffusion_block: int = 0
@@ -91,6 +95,7 @@ class DrafterConfig:
         _require("DRAFT_WIDTH", 1 <= self.draft_width <= 256, "in 1..256", self.draft_width)
         _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
+        _require("DRAFT_AHEAD", self.draft_ahead in SWITCH, f"one of {', '.join(SWITCH)}", self.draft_ahead)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
         _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
@@ -113,6 +118,12 @@ class DrafterConfig:
     def num_threads(self) -> int:
         """Threads that a forward pass on the CPU uses."""
         return self.threads or 1
+
+    def ahead_steps(self, *, on_gpu: bool) -> int:
+        """Forward steps per round that are taken ahead; 0 where nothing is drafted ahead."""
+        has_own_cores = self.niceness == 0 or on_gpu
+        is_on = self.draft_ahead == "on" or (self.draft_ahead == "auto" and has_own_cores)
+        return self.draft_ahead_steps if is_on else 0
 
     @property
     def host(self) -> str:

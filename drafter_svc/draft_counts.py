@@ -19,11 +19,16 @@ class DraftCounts:
         # Tokens that they began with.
         self.num_prompt_tokens = 0
         self.failed = dict.fromkeys(USUAL_FAILURES, 0)
+        # Expectations for sequences that were gone.
+        self.num_gone = 0
         # The model thread's: what a draft waited for its turn and what it took, reading the prompt included; its nodes.
         self.queue_s = Histogram(SECONDS)
         self.draft_s = Histogram(SECONDS)
         self.nodes = Histogram(NODES)
-        # Drafts sent again with what they had grown by since.
+        # Expectations that were drafted ahead for, and those that were not: more was committed, or it is switched off.
+        self.num_expected = 0
+        self.num_dropped = 0
+        # Trees that were sent behind likely outcomes.
         self.num_ahead = 0
 
     def drafted(self, queue_s: float, draft_s: float, num_nodes: int) -> None:

@@ -49,7 +49,7 @@ class SequenceTraces:
             return
         if message.HasField("error"):
             self._end(message.sequence_id, status_code_name(message.error.code).lower())
-        else:
+        elif message.HasField("tree"):
             sequence.drafts += 1
             sequence.draft_tokens += len(message.tree.tree.token_ids)
             sequence.draft_us += message.tree.draft_us

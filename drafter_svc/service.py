@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -17,16 +17,19 @@ from coppice import rpc
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
 from coppice.logs import of_request
 from coppice.message_writer import MessageWriter
+from coppice.sampling import check_token_ids
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import Timeline
+from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire import samples_drafts, sampling_from_proto, tree_to_proto
+from coppice.wire import samples_drafts, sampling_from_proto, tree_from_proto, tree_to_proto
 from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.session import (
+    AheadDrafts,
     Draft,
     DuplicateSequenceError,
     Opening,
@@ -99,6 +102,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             version=VERSION,
             acceptance_rules=_rules(self.drafter),
             shared_block_tokens=self.drafter.prefixes.shared_block_tokens,
+            drafts_ahead=info.drafts_ahead,
         )
 
     def new_session(self, opening: Opening) -> Session:
@@ -194,8 +198,7 @@ class DraftStream:
         elif kind == "open":
             self._open(request.sequence_id, request.open)
         elif kind == "expect":
-            # A hint. The session drafts ahead behind its own tree (`prepare`); others' trees are not looked at yet.
-            self._session(request.sequence_id)
+            self._expect(request.sequence_id, request.expect)
         elif kind == "close":
             # Closing what an error has closed already is no mistake.
             session = self._sessions.pop(request.sequence_id, None)
@@ -227,6 +230,18 @@ class DraftStream:
         multiple = max(1, message.row_multiple) if message.HasField("row_multiple") else None
         session.post(Outcome(message.base_length, tuple(message.token_ids), message.features, budget, multiple))
         self._schedule(sequence_id, session)
+
+    def _expect(self, sequence_id: int, message: pb.Expect) -> None:
+        session = self._sessions.get(sequence_id)
+        if session is None:
+            # A hint that came too late: we have dropped the sequence, and said so.
+            self._service.counts.num_gone += 1
+            return
+        tree = tree_from_proto(message.tree)
+        check_token_ids("expect.tree.token_ids", tree.token_ids, self._service.drafter.info.vocab_size)
+        # What is beyond the largest draft is not looked at; parents come before children.
+        tree = tree.first(min(len(tree), self._service.max_nodes))
+        self._thread.submit(lambda: self._begin_ahead(sequence_id, session, message.base_length, tree))
 
     def _session(self, sequence_id: int) -> Session:
         session = self._sessions.get(sequence_id)
@@ -305,13 +320,24 @@ class DraftStream:
             return 0
         if draft is not None and not session.closed:
             elapsed_s = turn.spent_s + time.perf_counter() - started
-            self._mark("draft", sequence_id, elapsed_s, draft)
+            self._mark("draft", sequence_id, elapsed_s, len(draft.tree))
             self._post(_response(sequence_id, draft, elapsed_s))
             self._service.counts.drafted(started - turn.submitted - turn.spent_s, elapsed_s, len(draft.tree))
+        self._prepare_when_idle(sequence_id, session)
+        return 0
+
+    def _begin_ahead(self, sequence_id: int, session: Session, base_length: int, tree: TokenTree) -> None:
+        """Draft behind likely outcomes of a tree when nothing else waits. On the model thread."""
+        if session.expect(base_length, tree):
+            self._service.counts.num_expected += 1
+            self._prepare_when_idle(sequence_id, session)
+        else:
+            self._service.counts.num_dropped += 1
+
+    def _prepare_when_idle(self, sequence_id: int, session: Session) -> None:
         if not session.preparing:
             session.preparing = True
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
-        return 0
 
     def _prepare(self, sequence_id: int, session: Session) -> None:
         """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""
@@ -319,18 +345,17 @@ class DraftStream:
         session.preparing = session.prepare()
         if session.preparing:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
-        draft = session.ahead()
-        self._mark("ahead", sequence_id, time.perf_counter() - started, draft)
-        if draft is not None:
-            self._service.counts.num_ahead += 1
-            self._post(_response(sequence_id, draft, time.perf_counter() - started))
+        drafts = session.ahead()
+        self._mark("ahead", sequence_id, time.perf_counter() - started, 0 if drafts is None else drafts.num_nodes)
+        if drafts is not None:
+            self._service.counts.num_ahead += len(drafts.drafts)
+            self._post(_ahead_response(sequence_id, drafts))
 
-    def _mark(self, what: str, sequence_id: int, elapsed_s: float, draft: Draft | None) -> None:
+    def _mark(self, what: str, sequence_id: int, elapsed_s: float, num_nodes: int) -> None:
         """Tell the timeline, if any, of work that ends now. On the model thread."""
         if (timeline := self._service.timeline) is not None:
             now_s = time.monotonic()
-            size = 0 if draft is None else len(draft.tree)
-            timeline.took(what, now_s - elapsed_s, now_s, sequence_id, size)
+            timeline.took(what, now_s - elapsed_s, now_s, sequence_id, num_nodes)
 
     def _post(self, response: pb.DraftResponse) -> None:
         """Send a response. On the model thread."""
@@ -350,3 +375,16 @@ def _rules(drafter: Drafter) -> list[sampling_pb2.AcceptanceRule]:
 def _response(sequence_id: int, draft: Draft, elapsed_s: float) -> pb.DraftResponse:
     tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
     return pb.DraftResponse(sequence_id=sequence_id, tree=tree)
+
+
+def _ahead_response(sequence_id: int, ahead: AheadDrafts) -> pb.DraftResponse:
+    response = pb.DraftResponse(sequence_id=sequence_id)
+    for draft in ahead.drafts:
+        response.ahead.trees.add(
+            base_length=ahead.base_length,
+            # The stream's sequence says whose they are; the orchestrator knows their source.
+            tree=tree_to_proto(replace(draft.tree, source_names=())),
+            assumed_token_ids=draft.assumed,
+            outcome_log_prob=draft.log_prob,
+        )
+    return response

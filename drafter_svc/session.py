@@ -11,7 +11,14 @@ from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, check_token_ids
 from coppice.tree import TokenTree
-from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
+from drafter_svc.drafters.base import (
+    AheadDraft,
+    AheadSequence,
+    Drafter,
+    DrafterInfo,
+    DraftSequence,
+    SamplingDrafter,
+)
 
 
 class UnknownSequenceError(CoppiceError):
@@ -79,6 +86,19 @@ class Draft:
     tree: TokenTree
 
 
+@dataclass(frozen=True, slots=True)
+class AheadDrafts:
+    """Trees behind likely outcomes of the round that starts at `base_length`, the likeliest outcome first."""
+
+    base_length: int
+    drafts: tuple[AheadDraft, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all trees."""
+        return sum(len(draft.tree) for draft in self.drafts)
+
+
 class Session:
     """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
 
@@ -138,12 +158,25 @@ class Session:
             return None
         return Draft(self._length, sequence.draft(self._max_nodes, self._row_multiple))
 
-    def ahead(self) -> Draft | None:
-        """The last draft as far as it has grown since, when that is worth sending. On the model thread."""
-        if self.closed or self._sequence is None or self._inbox:
+    def expect(self, base_length: int, tree: TokenTree) -> bool:
+        """Draft ahead behind this tree's outcomes; whether it will. On the model thread.
+
+        Not where more was committed meanwhile, nor where nothing is to be drafted ahead: an expectation is a hint.
+        """
+        sequence = self._sequence
+        if self.closed or self._inbox or base_length != self._length or not isinstance(sequence, AheadSequence):
+            return False
+        if self._opening.is_synchronous or not sequence.drafts_ahead:
+            return False
+        sequence.expect(tree)
+        return True
+
+    def ahead(self) -> AheadDrafts | None:
+        """Trees behind likely outcomes, when they are made. On the model thread."""
+        if self.closed or self._inbox or not isinstance(self._sequence, AheadSequence):
             return None
-        tree = self._sequence.ahead()
-        return None if tree is None else Draft(self._length, tree)
+        drafts = self._sequence.ahead()
+        return AheadDrafts(self._length, drafts) if drafts else None
 
     def prepare(self) -> bool:
         """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
@@ -161,8 +194,7 @@ class Session:
     def _open(self) -> DraftSequence:
         opening = self._opening
         if not opening.is_sampled:
-            drafts_ahead = not opening.is_synchronous
-            return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt, drafts_ahead=drafts_ahead)
+            return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt)
         assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
         return self._drafter.open_sampled(opening.prompt, opening.sampling, opening.cache_salt)
 

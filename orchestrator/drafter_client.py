@@ -17,6 +17,7 @@ from coppice.rpc import status_code_name
 from coppice.tree import TokenTree
 from coppice.unreadable import received
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
+from orchestrator.ahead import MOST_TREES, AheadDraft
 from orchestrator.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peer_stream import PeerStream
 from orchestrator.rounds import DraftOpening, Outcome
@@ -37,6 +38,9 @@ class DraftHandler(Protocol):
         """The sequence as it is now."""
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
+
+    def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
+        """Trees behind likely outcomes of the round that starts at `base_length`."""
 
     def on_drafters_changed(self) -> None:
         """A drafter of this sequence came or went."""
@@ -71,6 +75,7 @@ class DrafterClient:
         self.refused_kind = ""
         self.needs_features = False
         self.samples_trees = False
+        self.drafts_ahead = False
         # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
         self.shared_block_tokens = 0
         self.prefixes = PrefixMemory()
@@ -129,6 +134,16 @@ class DrafterClient:
             )
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
+    def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
+        """Tell which tree is being verified, if that is behind what the drafter knows."""
+        if self._lengths.get(sequence_id) == base_length:
+            request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
+            request.expect.base_length = base_length
+            # The drafter has probabilities of its own.
+            request.expect.tree.token_ids.extend(tree.token_ids)
+            request.expect.tree.parents.extend(tree.parents)
+            self.stream.send(request)
+
     def leave(self, sequence_id: int) -> None:
         """Stop following a sequence."""
         self._lengths.pop(sequence_id, None)
@@ -153,6 +168,7 @@ class DrafterClient:
         self.kind = described.kind
         self.needs_features = described.needs_features
         self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
+        self.drafts_ahead = described.drafts_ahead
         self.shared_block_tokens = described.shared_block_tokens
         self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
 
@@ -184,6 +200,9 @@ class DrafterClient:
             self._drop(message.sequence_id, f"{code}: {message.error.message}")
             return
         try:
+            if message.WhichOneof("event") == "ahead":
+                self._on_ahead(handler, message.ahead.trees[:MOST_TREES])
+                return
             tree = wire.tree_from_proto(message.tree.tree)
             assumed = tuple(message.tree.assumed_token_ids)
             handler.on_tree(self.kind, message.tree.base_length, assumed, tree)
@@ -192,6 +211,14 @@ class DrafterClient:
         except Exception:
             logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
             self._drop(message.sequence_id, "internal error")
+
+    def _on_ahead(self, handler: DraftHandler, messages: Sequence[drafter_pb2.DraftTree]) -> None:
+        drafts: dict[int, list[AheadDraft]] = {}
+        for one in messages:
+            draft = AheadDraft(tuple(one.assumed_token_ids), one.outcome_log_prob, wire.tree_from_proto(one.tree))
+            drafts.setdefault(one.base_length, []).append(draft)
+        for base_length, of_a_round in drafts.items():
+            handler.on_ahead(self.kind, base_length, of_a_round)
 
     def _hand_over(self) -> None:
         """Give each sequence to the least busy replica that is there, if any."""

@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from coppice.errors import InvalidTreeError
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire import samples_drafts
+from orchestrator.ahead import AheadDraft, AheadDrafting, SendAhead, hung
+from orchestrator.draft_check import check_ahead, check_draft
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, RequestPlanner, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.stale_drafts import LEFT, MISSED, SAMPLED, UNASKED, UNWANTED
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
 
 # Base length, tree, budget and, when it changes, the linger in microseconds.
 SendDraft = Callable[[int, TokenTree, int, int | None], None]
 
-
 # Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
 BUDGETS_SENT = 4
-
 # The source of the target's own drafts, as the verifier names it.
 REDRAFT = "redraft"
-
-# Why a draft that comes late is of no use: the committed tokens have left it, none is wanted, it was sampled, or rounds
-# are synchronous.
-LEFT, UNWANTED, SAMPLED, MISSED = STALE = ("left", "unwanted", "sampled", "missed")
 
 
 class Drafting:
@@ -94,6 +90,7 @@ class Drafting:
         # Whether drafters' trees came before the last round was over. A drafter may still be reading the prompt when
         # the verifier, which has seen its beginning before, is long done with it.
         self._in_time = False
+        self.ahead = AheadDrafting()
         self._told_linger_us = 0
         # The current round's plan, and whether drafters were asked for this round and for the one before.
         self._plan = RoundPlan(0, 0)
@@ -131,6 +128,7 @@ class Drafting:
     def close(self, statistics: Statistics | None = None) -> None:
         """Let go of drafters, planner and verifier; an output that has `statistics` is remembered."""
         self._send = None
+        self.ahead.opened(None, 0)
         self._planner.close()
         if self._cache is not None:
             self._cache.close(statistics, self._planner.gain)
@@ -144,12 +142,13 @@ class Drafting:
         self._told_linger_us = self._plan.linger_us
         return self._told_linger_us
 
-    def opened(self, send: SendDraft, verifier: str = "") -> None:
-        """A verifier has the sequence now, and only that; a tree that is there already is sent again."""
+    def opened(self, send: SendDraft, verifier: str = "", send_ahead: SendAhead | None = None) -> None:
+        """A verifier has the sequence now, and only that; trees that are there already are sent again."""
         self._send = send
         self._planner.runs_on(verifier)
         if self._sent:
             self._forward(self._sent[-1])
+        self.ahead.opened(send_ahead, self._transcript.length)
         if self._cache is not None:
             self._cache.on_news = self._draft_alone
             self._cache.on_gain = self._planner.know
@@ -185,11 +184,15 @@ class Drafting:
         self._in_time = bool(self._trees)
         self._replan()
         self._tell_drafters(outcome)
+        ahead = self.ahead.behind(outcome.token_ids)
         sent = self.round_ended(outcome)
         self._asked_before = asked
-        # The verifier does the same: what of the last tree hangs behind the outcome may be verified next.
-        if sent and not self._serves_one_round and len(left := sent[-1].descend(outcome.token_ids)):
-            self._sent.append(left)
+        # The verifier does the same: what of the last tree hangs behind the outcome may be verified next, or what was
+        # drafted ahead for it.
+        left = sent[-1].descend(outcome.token_ids) if sent and not self._serves_one_round else EMPTY_TREE
+        best = max(left, ahead, key=lambda tree: tree.expected_tokens)
+        if len(best):
+            self._sent.append(best)
         self._sync_linger()
         return sent
 
@@ -208,6 +211,7 @@ class Drafting:
         self._asked_before = self._asked
         sent, self._sent = self._sent, []
         self._trees.clear()
+        self.ahead.round_ended()
         redraft, self._redraft = self._redraft, outcome.redraft
         return [redraft] if outcome.draft_origin == tree_pb2.DRAFT_ORIGIN_REDRAFT else sent
 
@@ -217,9 +221,11 @@ class Drafting:
         Raises:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
-        self._check(tree)
+        check_draft(tree, self._vocab_size, is_sampled=self._samples)
         self._planner.tree_arrived()
         if not self._is_current(base_length, assumed):
+            if assumed:
+                tree = hung([AheadDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
@@ -247,6 +253,18 @@ class Drafting:
             best = self._planner.select(best.prune(budgets * self._plan.max_nodes))
         self._sent.append(best)
         self._forward(best)
+        if not self._serves_one_round and self._plan.max_nodes and self._transcript.room > 1:
+            # Those that have drafted are idle now.
+            idle = ((client, number) for client, number in self._members.items() if client.kind in self._trees)
+            self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
+
+    def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
+        """Pass trees behind likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
+        check_ahead(drafts, self._vocab_size)
+        if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
+            self._on_late_tree(source, base_length, hung(drafts, source))
+        elif not self.ahead.add(base_length, drafts, source):
+            self._count_stale(UNASKED)
 
     def _draft_alone(self) -> None:
         """Send the cache's tree where no drafter's may follow in time; else it waits for that, to be merged with it."""
@@ -270,15 +288,6 @@ class Drafting:
     def _has_drafters_tree(self) -> bool:
         """Whether what was sent for the round, or left over for it, has drafters' nodes."""
         return bool(self._sent) and self._sent[-1].source_names != (SOURCE,)
-
-    def _check(self, tree: TokenTree) -> None:
-        named = [tree.token_ids]
-        if self._samples:
-            if len(tree) and not tree.distributions:
-                raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
-            named += [distribution.token_ids for distribution in tree.distributions if distribution is not None]
-        if any(max(token_ids, default=0) >= self._vocab_size for token_ids in named):
-            raise InvalidTreeError(f"a token id is outside the vocabulary of {self._vocab_size}")
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
@@ -325,7 +334,7 @@ class Drafting:
         )
 
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
-        has_drafter = has_drafter or self._has_drafter()
+        has_drafter = has_drafter or bool(self._at_hand())
         self._plan = self._planner.plan(
             # By position, in the order of its fields, which is quicker: every round makes one.
             Situation(
@@ -340,9 +349,6 @@ class Drafting:
         )
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
-
-    def _has_drafter(self) -> bool:
-        return bool(self._at_hand())
 
     def _at_hand(self) -> list[DrafterClient]:
         """Drafters that could be asked for the next round."""
@@ -370,19 +376,14 @@ class Drafting:
         plan = self._plan
         for client, sequence_id in self._members.items():
             if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
-                told = (
-                    self._all_since(self._withheld_from.pop(client), outcome)
-                    if client in self._withheld_from
-                    else outcome
-                )
+                told = outcome
+                if (start := self._withheld_from.pop(client, None)) is not None:
+                    told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
                 client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
             else:
                 self._withheld_from.setdefault(client, outcome.base_length)
         if plan.max_nodes and self._unjoined:
             self._join()
-
-    def _all_since(self, start: int, outcome: Outcome) -> Outcome:
-        return replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
 
     def _sync_linger(self) -> None:
         """Tell the verifier at once whether to wait; how long exactly, it is told with the next tree."""

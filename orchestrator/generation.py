@@ -58,7 +58,7 @@ class Generation:
         self._openings = 0
         self.finish: Finish | None = None
         self.error: CoppiceError | None = None
-        self.statistics = Statistics()
+        self.statistics = Statistics(ahead=drafting.ahead.counts)
         self.clock = clock
         # None where nobody traces, and once the output has ended.
         self._trace = trace
@@ -146,7 +146,7 @@ class Generation:
         self.clock.opened()
         if self._trace is not None:
             self._trace.opened(place.verifier.address)
-        self._drafting.opened(place.draft, place.verifier.address)
+        self._drafting.opened(place.draft, place.verifier.address, place.draft_ahead)
 
     def on_outcome(self, outcome: Outcome, load: Load) -> None:
         """Commit a round. The drafters hear of it first: they are what the next round waits for.

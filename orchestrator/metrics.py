@@ -9,10 +9,10 @@ from coppice.metric import Metric, Prefix
 from orchestrator.admission import Admission
 from orchestrator.authentication import Authentication
 from orchestrator.drafter_client import DrafterClient
-from orchestrator.drafting import STALE
 from orchestrator.latencies import Latencies
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.stale_drafts import STALE
 from orchestrator.tally import Tally
 from orchestrator.verifier_pool import VerifierPool
 
@@ -52,6 +52,12 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
     yield from _OWN.counters("source_accepted_tokens", "Accepted nodes that a source proposed.", "source", right)
     stale = {**dict.fromkeys(STALE, 0), **tally.stale()}
     yield from _OWN.counters("stale_drafts", "Drafts that came too late to be of use, by reason.", "reason", stale)
+    yield _OWN.counter("expected_outcomes", "Rounds whose tree a drafter was told to expect.", total.ahead.expected)
+    hits = dict.fromkeys(map(str, range(MOST_POSITIONS)), 0)
+    for rank, count in enumerate(total.ahead.hits_by_rank):
+        hits[str(min(rank, MOST_POSITIONS - 1))] += count
+    text = "Those of them whose outcome was drafted for, by its rank from 0; the last is that and beyond."
+    yield from _OWN.counters("draft_ahead_hits", text, "rank", hits)
     yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", total.linger_us / 1e6)
     yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", total.near_ties)
     plans = [generation.planned_nodes for generation in tally.generations()]

@@ -77,6 +77,8 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
             )
             for origin, counts in sorted(statistics.origins.items())
         ],
+        expected_outcomes=statistics.ahead.expected,
+        draft_ahead_hits_by_rank=statistics.ahead.hits_by_rank,
     )
 
 

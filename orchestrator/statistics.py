@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from coppice.tree import ROOT, TokenTree
 from coppice.v1 import tree_pb2
+from orchestrator.ahead import AheadCounts
 from orchestrator.latencies import Latencies
 from orchestrator.rounds import Outcome
 
@@ -55,6 +56,7 @@ class Statistics:
     linger_us: int = 0
     bubble_us: int = 0
     passes: dict[int, PassCounts] = field(default_factory=dict)
+    ahead: AheadCounts = field(default_factory=AheadCounts)
 
     def record(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
         """Count a round; `sent` are the trees sent for it, in order, of which the verifier took one or none."""
@@ -90,6 +92,7 @@ class Statistics:
         self.linger_us += other.linger_us
         _add_depths(self.rounds_drafted_by_depth, other.rounds_drafted_by_depth)
         _add_depths(self.rounds_accepted_by_depth, other.rounds_accepted_by_depth)
+        self.ahead.add(other.ahead)
         for name, counts in other.sources.items():
             own = self.sources.setdefault(name, SourceCounts())
             own.proposed += counts.proposed

@@ -114,6 +114,10 @@ class Place:
         """Send the draft for the round that starts at `base_length`; an empty tree means not to wait for one."""
         self.verifier.draft(self.sequence_id, base_length, tree, budget, linger_us)
 
+    def draft_ahead(self, base_length: int, tree: TokenTree) -> None:
+        """Send outcomes of the round that starts at `base_length`, and what may follow them."""
+        self.verifier.draft_ahead(self.sequence_id, base_length, tree)
+
     def leave(self) -> None:
         """Close the sequence, unless it has ended already."""
         self.verifier.leave(self.sequence_id)
@@ -192,6 +196,15 @@ class VerifierClient:
             request.draft.budget = budget
             if linger_us is not None:
                 request.draft.linger_us = linger_us
+            wire.put_tree(tree, request.draft.tree)
+            self.stream.send(request)
+
+    def draft_ahead(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
+        """Send outcomes of a round and what may follow them, unless the sequence has ended."""
+        if sequence_id in self._handlers:
+            request = verifier_pb2.VerifyRequest(sequence_id=sequence_id)
+            request.draft.base_length = base_length
+            request.draft.ahead = True
             wire.put_tree(tree, request.draft.tree)
             self.stream.send(request)
 

@@ -153,6 +153,7 @@ class DrafterLink:
 
     connected = True
     needs_features = False
+    drafts_ahead = False
     kind = KIND
 
     def __init__(self, clock: Clock, message_s: float, drafter: SimulatedDrafter, text: Text, num_prompt: int) -> None:

@@ -13,7 +13,7 @@ from coppice.sampling import SamplingParams
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import Timeline
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
-from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.base import Drafter, DrafterInfo
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.integration.test_drafter_metrics import ChainDrafter, ChainSequence
@@ -40,9 +40,7 @@ class PatientDrafter(ChainDrafter):
 
     info = DrafterInfo("chain", "none", INFO.tokenizer_fingerprint, INFO.vocab_size, INFO.max_context_tokens)
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> PatientSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> PatientSequence:
         return PatientSequence()
 
 
@@ -63,12 +61,14 @@ async def tiny_verifier(observe: Observe, timeline: Timeline | None = None) -> A
 
 
 @contextlib.asynccontextmanager
-async def tiny_drafter(observe: Observe, timeline: Timeline | None = None) -> AsyncIterator[str]:
+async def tiny_drafter(
+    observe: Observe, timeline: Timeline | None = None, drafter: Drafter | None = None
+) -> AsyncIterator[str]:
     """A drafter; the address is the one to call."""
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME])
-    service = DrafterService(PatientDrafter(), thread, MAX_NODES, 8, observe, timeline)
+    service = DrafterService(drafter or PatientDrafter(), thread, MAX_NODES, 8, observe, timeline)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     await server.stop(0)

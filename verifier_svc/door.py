@@ -101,7 +101,7 @@ class Door:
         except InvalidRequestError as error:
             self._tell([DraftRejection(key.sequence_id, message.base_length, error)])
             return
-        self._engine.submit(key, Draft(message.base_length, tree, message.budget or None, linger_s))
+        self._engine.submit(key, Draft(message.base_length, tree, message.budget or None, linger_s, message.ahead))
 
     def _tree(self, message: verifier_pb2.Draft) -> TokenTree:
         tree = tree_from_proto(message.tree)

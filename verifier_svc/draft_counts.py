@@ -14,7 +14,7 @@ class DraftOrigin(enum.Enum):
     LEFT_OVER = "left_over"
     # Late, and behind the tokens committed since.
     REROOTED = "rerooted"
-    # For a length that was not reached yet.
+    # For the committed length, before that was known.
     AHEAD = "ahead"
     # By the target itself, in the pass that committed the tokens before.
     REDRAFT = "redraft"
@@ -28,6 +28,9 @@ class DraftCounts:
     # to another one, behind the tokens committed meanwhile.
     in_time: int = 0
     late: int = 0
+    # Rounds that ended while trees behind likely outcomes of theirs were there: whether theirs was among those.
+    ahead_hits: int = 0
+    ahead_misses: int = 0
     # Those of no use, by reason: the committed tokens had left them; a better tree was there; they were for lengths far
     # ahead, and too many; not for the coming round, where that alone is of use, sampled or in synchronous sequences.
     stale_left: int = 0

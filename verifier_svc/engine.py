@@ -24,8 +24,9 @@ from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.output_end import Finish, FinishReason
 from verifier_svc.pass_shares import Share
 from verifier_svc.redraft import redraft_tree
+from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
-from verifier_svc.sequence import Draft, RoundOutcome, SequenceKey, SequenceSpec
+from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.sequence import Sequence as RunningSequence
 from verifier_svc.target_model import TargetInfo, TargetModel
 from verifier_svc.token_choice import Constraint, Logits

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coppice.histogram import Histogram
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.pass_plan import PassPlan
-from verifier_svc.sequence import RoundOutcome
+from verifier_svc.round_outcome import RoundOutcome
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from coppice.errors import CoppiceError, InvalidRequestError
 from verifier_svc.output_end import Finish
-from verifier_svc.sequence import RoundOutcome
+from verifier_svc.round_outcome import RoundOutcome
 
 
 @dataclass(frozen=True, slots=True)

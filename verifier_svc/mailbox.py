@@ -28,6 +28,8 @@ class Mailbox:
         self._is_fresh = False
         self._origin = DraftOrigin.FRESH
         self._later: dict[int, TokenTree] = {}
+        # What was drafted ahead, behind outcomes of the coming round.
+        self._ahead: TokenTree | None = None
         self._num_stale = 0
 
     @property
@@ -63,10 +65,32 @@ class Mailbox:
         else:
             self._put_late(tree.descend(tokens[base_length:]))
 
+    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Take a tree of outcomes of the round that starts at `base_length`, and of what may follow them.
+
+        It is no draft for that round itself. One that comes behind that round is re-rooted.
+        """
+        if base_length == len(tokens):
+            self._ahead = tree
+        elif base_length < len(tokens):
+            self._put_late(tree.descend(tokens[base_length:]))
+        else:
+            self._num_stale += 1
+            self._counts.stale_ahead += 1
+
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
-        """These `token_ids` were committed, and `tokens` are all: what is left of the draft is for the next round."""
+        """These `token_ids` were committed, and `tokens` are all: what is left of the draft is for the next round.
+
+        So is what was drafted ahead for this outcome, if that promises more.
+        """
         left = EMPTY_TREE if self._tree is None else self._tree.descend(token_ids)
         self._tree, self._is_fresh, self._origin = (left if len(left) else None), False, DraftOrigin.LEFT_OVER
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead.descend(token_ids), None
+            self._counts.ahead_hits += len(ahead) > 0
+            self._counts.ahead_misses += not len(ahead)
+            if ahead.expected_tokens > left.expected_tokens:
+                self._tree, self._origin = ahead, DraftOrigin.AHEAD
         for length in sorted(length for length in self._later if length <= len(tokens)):
             self.put(length, self._later.pop(length), tokens)
         if self._is_fresh:
@@ -131,6 +155,12 @@ class ExactMailbox:
             self._num_stale += 1
             self._counts.stale_sampled += self._is_sampled
             self._counts.stale_missed += not self._is_sampled
+
+    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+        """Drop a tree that was drafted ahead."""
+        self._num_stale += 1
+        self._counts.stale_sampled += self._is_sampled
+        self._counts.stale_missed += not self._is_sampled
 
     def advance(self, token_ids: Sequence[int], tokens: Sequence[int]) -> None:
         """These `token_ids` were committed: the round's draft is used up."""

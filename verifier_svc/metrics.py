@@ -57,6 +57,9 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
     yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
+    ahead = {"hit": drafts.ahead_hits, "miss": drafts.ahead_misses}
+    text = "Outcomes that there were drafts ahead for, by whether for this very one."
+    yield from _OWN.counters("ahead_outcomes", text, "result", ahead)
     stale = {
         "left": drafts.stale_left,
         "worse": drafts.stale_worse,

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 from coppice.chance import Purpose, seeded_chance
 from coppice.errors import InvalidTreeError
-from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
@@ -22,6 +21,7 @@ from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.redraft import Redrafter
 from verifier_svc.residence import Residence
+from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Constraint, Logits, TokenChooser
@@ -29,6 +29,8 @@ from verifier_svc.traversal_round import traverse
 
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
+# The same of trees behind likely outcomes, of which there are many.
+AHEAD_BUDGETS = 8
 # An output that is complete when it is cut off there is complete all the same.
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 
@@ -72,34 +74,16 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree for the round that starts at `base_length`; `budget` caps its nodes, `linger_s` replaces the wait."""
+    """A tree for the round that starts at `base_length`; `budget` caps its nodes, `linger_s` replaces the wait.
+
+    With `is_ahead` it holds outcomes of that round, and what may follow them.
+    """
 
     base_length: int
     tree: TokenTree
     budget: int | None = None
     linger_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
-    """One round's result for one sequence."""
-
-    base_length: int
-    token_ids: tuple[int, ...]
-    accepted_nodes: tuple[int, ...]
-    draft_nodes: int
-    draft_depth: int
-    linger_s: float
-    stale_drafts: int
-    finish: Finish | None
-    # One per token, when asked for.
-    log_probs: tuple[TokenLogProbs, ...] = ()
-    # Tokens chosen at a near-tie, where these are counted.
-    near_ties: int = 0
-    # When the verified draft was made; None without one.
-    draft_origin: DraftOrigin | None = None
-    # The target's own draft for the next round.
-    redraft: TokenTree = EMPTY_TREE
+    is_ahead: bool = False
 
 
 class Sequence:
@@ -259,6 +243,10 @@ class Sequence:
         """
         if self.traverses and len(draft.tree) > 0 and not draft.tree.distributions:
             raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
+        if draft.is_ahead:
+            tree = self._cut(draft.tree, AHEAD_BUDGETS * self._max_nodes)
+            self.mailbox.put_ahead(draft.base_length, tree, self.tokens)
+            return
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
         self._budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)

@@ -1,9 +1,10 @@
 """Named ratios of the forms, and what has to be said beside them.
 
 `async/sync`, `async/off`, `sync/off` and `colocated/async` are ratios of tokens/s; `forward-share-async` and
-`forward-share-sync` shares of the wall time inside the target's forward; `draft-ahead-hits` of the asynchronous
-rounds, those that began with a draft that was there when the outcome before was known; `rerooted-tokens` of the
-asynchronous tokens, those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
+`forward-share-sync` shares of the wall time inside the target's forward; `early-drafts` of the asynchronous rounds,
+those that began with a draft that was there when the outcome before was known; `draft-ahead-hits` of those that a
+drafter was told to expect, the ones whose outcome it had drafted for; `rerooted-tokens` of the asynchronous tokens,
+those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ NOTES = (
     "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added to every message "
     "between orchestrator and drafter, each way, so that a draft takes twice that longer. Asynchronous and co-located "
     "requests leave it to the planner whether to draft (AUTO); synchronous rounds always do (FORCED).",
-    "draft-ahead-hits: rounds whose draft was there when the outcome before was known (left over from the last tree, "
-    "late and re-rooted, or made ahead), of all rounds. bubble: time per round between two passes.",
+    "early-drafts: rounds whose draft was there when the outcome before was known (left over from the last tree, late "
+    "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: outcomes that were drafted for before they were "
+    "known, of those of trees that a drafter was told to expect; 0 where none was. bubble: time per round between two "
+    "passes.",
 )
 SHARES: Mapping[str, tuple[Kind, Callable[[list[Completion]], float]]] = {
     "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),
     "forward-share-sync": (Kind.SYNCHRONOUS, figures.forward_share),
     "draft-ahead-hits": (Kind.ASYNCHRONOUS, figures.draft_ahead_hits),
+    "early-drafts": (Kind.ASYNCHRONOUS, figures.early_drafts),
     "rerooted-tokens": (Kind.ASYNCHRONOUS, figures.rerooted_tokens),
 }
 
@@ -79,4 +83,4 @@ def _at(samples: Samples, delay_ms: int, temperature: float) -> Iterator[tuple[s
 
 def _hits(samples: Samples, form: Form) -> Iterator[float]:
     for temperature in samples.temperatures:
-        yield from figures.by_run(samples.of(form.name, temperature), figures.draft_ahead_hits)
+        yield from figures.by_run(samples.of(form.name, temperature), figures.early_drafts)

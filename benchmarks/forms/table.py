@@ -20,7 +20,7 @@ def print_forms(report: Mapping[str, Any], console: Console | None = None) -> No
     console.width = max(console.width, MIN_WIDTH)
     table = Table(title="Forms: rounds (accepted tokens) by when their draft was made")
     table.add_column("contender", no_wrap=True)
-    for heading in ("tokens/s", "x off", "τ", "forward", "bubble ms", "hits", *ORIGINS):
+    for heading in ("tokens/s", "x off", "τ", "forward", "bubble ms", "early", "hits", *ORIGINS):
         table.add_column(heading, justify="right", no_wrap=True)
     names = {OFF, *(form["contender"] for form in report["settings"]["forms"])}
     for row in report["rows"]:
@@ -39,6 +39,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['mean_acceptance_length']:.2f}",
         f"{row['forward_share']:.0%}",
         f"{row['bubble_ms']:.2f}",
+        f"{row['early_drafts']:.0%}",
         f"{row['draft_ahead_hits']:.0%}",
         *[f"{one['rounds']} ({one['accepted']})" for one in counts],
     ]

@@ -21,6 +21,8 @@ PASS_US = 20_000
 PASS_ROWS = 1024
 # A round that waits for a draft which does not come goes on without it.
 PATIENCE_S = 5.0
+# Outcomes that are drafted for, where the drafter drafts ahead.
+AHEAD_TREES = 16
 MAX_CONTEXT_TOKENS = 1 << 20
 # The four ways of a round's messages.
 OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON = (
@@ -41,6 +43,7 @@ class Script:
     num_nodes: int
     repeats: bool
     traffic: Traffic
+    drafts_ahead: bool = False
 
     def text(self, seed: int) -> ScriptedText:
         """The text of the request with this seed, which names it to both peers."""
@@ -178,6 +181,23 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, script: Script) -> None:
         self._script = script
 
+    def _ahead(
+        self, request: drafter_pb2.DraftRequest, sequences: dict[int, tuple[int, ScriptedText, int]]
+    ) -> drafter_pb2.DraftResponse | None:
+        """Trees of `num_nodes` nodes in all, behind the outcome of each path of the expected tree."""
+        if request.sequence_id not in sequences:
+            return None
+        _, text, length = sequences[request.sequence_id]
+        expected = tree_from_proto(request.expect.tree)
+        response = drafter_pb2.DraftResponse(sequence_id=request.sequence_id)
+        behind = text.draft(length).first(self._script.num_nodes // AHEAD_TREES)
+        for path in sorted(expected.paths(), key=len)[-AHEAD_TREES:]:
+            assumed = (*path, (path[-1] + 1) % self._script.vocab_size)
+            response.ahead.trees.add(
+                base_length=length, tree=tree_to_proto(behind), assumed_token_ids=assumed, outcome_log_prob=-1.0
+            )
+        return response
+
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
         """A drafter for the scripted target."""
         return drafter_pb2.DrafterServiceDescribeResponse(
@@ -185,6 +205,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             model=KIND,
             tokenizer_fingerprint=self._script.tokenizer_fingerprint,
             vocab_size=self._script.vocab_size,
+            drafts_ahead=self._script.drafts_ahead,
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
@@ -194,6 +215,12 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         sequences: dict[int, tuple[int, ScriptedText, int]] = {}
         async for request in requests:
             number = request.sequence_id
+            if request.HasField("expect"):
+                traffic.count(OUTCOME_ON, request)
+                if (response := self._ahead(request, sequences)) is not None:
+                    traffic.count(DRAFT_IN, response)
+                    yield response
+                continue
             if request.HasField("open"):
                 seed = request.open.sampling.seed
                 sequences[number] = (seed, self._script.text(seed), len(request.open.prompt_token_ids))

@@ -71,26 +71,36 @@ class CloseDraft(_message.Message):
     def __init__(self) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("sequence_id", "tree", "error")
+    __slots__ = ("sequence_id", "tree", "error", "ahead")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     tree: DraftTree
     error: DraftError
-    def __init__(self, sequence_id: _Optional[int] = ..., tree: _Optional[_Union[DraftTree, _Mapping]] = ..., error: _Optional[_Union[DraftError, _Mapping]] = ...) -> None: ...
+    ahead: DraftsAhead
+    def __init__(self, sequence_id: _Optional[int] = ..., tree: _Optional[_Union[DraftTree, _Mapping]] = ..., error: _Optional[_Union[DraftError, _Mapping]] = ..., ahead: _Optional[_Union[DraftsAhead, _Mapping]] = ...) -> None: ...
+
+class DraftsAhead(_message.Message):
+    __slots__ = ("trees",)
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
+    def __init__(self, trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ...) -> None: ...
 
 class DraftTree(_message.Message):
-    __slots__ = ("base_length", "tree", "assumed_token_ids", "draft_us")
+    __slots__ = ("base_length", "tree", "assumed_token_ids", "draft_us", "outcome_log_prob")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     ASSUMED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_LOG_PROB_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     tree: _tree_pb2.TokenTree
     assumed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_us: int
-    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., assumed_token_ids: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ...) -> None: ...
+    outcome_log_prob: float
+    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., assumed_token_ids: _Optional[_Iterable[int]] = ..., draft_us: _Optional[int] = ..., outcome_log_prob: _Optional[float] = ...) -> None: ...
 
 class DraftError(_message.Message):
     __slots__ = ("code", "message")
@@ -105,7 +115,7 @@ class DrafterServiceDescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens")
+    __slots__ = ("kind", "model", "tokenizer_fingerprint", "vocab_size", "needs_features", "feature_size", "acceptance_by_rank", "version", "acceptance_rules", "shared_block_tokens", "drafts_ahead")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +126,7 @@ class DrafterServiceDescribeResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_RULES_FIELD_NUMBER: _ClassVar[int]
     SHARED_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     tokenizer_fingerprint: str
@@ -126,4 +137,5 @@ class DrafterServiceDescribeResponse(_message.Message):
     version: str
     acceptance_rules: _containers.RepeatedScalarFieldContainer[_sampling_pb2.AcceptanceRule]
     shared_block_tokens: int
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ...) -> None: ...
+    drafts_ahead: bool
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., needs_features: _Optional[bool] = ..., feature_size: _Optional[int] = ..., acceptance_by_rank: _Optional[_Iterable[float]] = ..., version: _Optional[str] = ..., acceptance_rules: _Optional[_Iterable[_Union[_sampling_pb2.AcceptanceRule, str]]] = ..., shared_block_tokens: _Optional[int] = ..., drafts_ahead: _Optional[bool] = ...) -> None: ...

@@ -137,7 +137,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties", "origins")
+    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties", "origins", "expected_outcomes", "draft_ahead_hits_by_rank")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,8 @@ class SpeculationStats(_message.Message):
     STALE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NEAR_TIES_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_AHEAD_HITS_BY_RANK_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     draft_tokens: int
     accepted_tokens: int
@@ -158,7 +160,9 @@ class SpeculationStats(_message.Message):
     stale_drafts: int
     near_ties: int
     origins: _containers.RepeatedCompositeFieldContainer[OriginStats]
-    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[OriginStats, _Mapping]]] = ...) -> None: ...
+    expected_outcomes: int
+    draft_ahead_hits_by_rank: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[OriginStats, _Mapping]]] = ..., expected_outcomes: _Optional[int] = ..., draft_ahead_hits_by_rank: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OriginStats(_message.Message):
     __slots__ = ("origin", "rounds", "draft_tokens", "accepted_tokens")

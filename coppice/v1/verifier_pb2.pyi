@@ -55,16 +55,18 @@ class OpenSequence(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingOptions, _Mapping]] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., linger_us: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., max_redraft_nodes: _Optional[int] = ..., want_features: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., top_log_probs: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("base_length", "tree", "budget", "linger_us")
+    __slots__ = ("base_length", "tree", "budget", "linger_us", "ahead")
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     LINGER_US_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     base_length: int
     tree: _tree_pb2.TokenTree
     budget: int
     linger_us: int
-    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., budget: _Optional[int] = ..., linger_us: _Optional[int] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, base_length: _Optional[int] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., budget: _Optional[int] = ..., linger_us: _Optional[int] = ..., ahead: _Optional[bool] = ...) -> None: ...
 
 class CloseSequence(_message.Message):
     __slots__ = ()

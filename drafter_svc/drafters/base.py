@@ -16,7 +16,8 @@ class DrafterInfo:
     """What a drafter is and what it needs.
 
     `max_length` is the longest sequence, in tokens, that it can read. `acceptance_by_rank` is the calibrated
-    probability that a child is right, by its rank among its siblings; empty when it was not measured.
+    probability that a child is right, by its rank among its siblings; empty when it was not measured. With
+    `drafts_ahead` its sequences are to be told what is being verified.
     """
 
     kind: str
@@ -26,6 +27,16 @@ class DrafterInfo:
     max_length: int
     feature_size: int = 0
     acceptance_by_rank: tuple[float, ...] = ()
+    drafts_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AheadDraft:
+    """A tree behind an outcome that is not known yet: the tokens that it assumes committed, and how likely they are."""
+
+    assumed: tuple[int, ...]
+    log_prob: float
+    tree: TokenTree
 
 
 class DraftSequence(Protocol):
@@ -51,18 +62,29 @@ class DraftSequence(Protocol):
         """
         ...
 
-    def ahead(self) -> TokenTree | None:
-        """The last draft as far as it has grown in preparation, when there is enough news in it; else None.
-
-        Sent while the first form of it is being verified: what of it hangs behind the outcome is the next draft.
-        """
-        ...
-
     def prepare(self) -> bool:
         """A short piece of work that makes the next draft faster; called after a tree was sent, while nothing waits.
 
         Returns whether there is more to prepare.
         """
+        ...
+
+
+@runtime_checkable
+class AheadSequence(DraftSequence, Protocol):
+    """A sequence that drafts ahead, in `prepare`, once it knows what is being verified."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it does now: it may be switched off."""
+        ...
+
+    def expect(self, tree: TokenTree) -> None:
+        """This tree is being verified behind the committed tokens."""
+        ...
+
+    def ahead(self) -> tuple[AheadDraft, ...]:
+        """Trees behind likely outcomes of the expected tree, likeliest first: once, when all are made; else none."""
         ...
 
 
@@ -73,13 +95,10 @@ class Drafter(Protocol):
     # What it keeps of prompts, for those that begin alike.
     prefixes: PrefixBlocks
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> DraftSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
         """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary.
 
-        What it reads of the prompt is shared with sequences of the same salt alone. Unless it `drafts_ahead`, no search
-        goes on once its tree was sent.
+        What it reads of the prompt is shared with sequences of the same salt alone.
         """
         ...
 

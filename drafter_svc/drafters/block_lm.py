@@ -120,9 +120,7 @@ class BlockLm:
         self._block = block
         self._limits = limits
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> BlockLmSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
         # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt)
@@ -195,10 +193,6 @@ class BlockLmSequence:
         """Compute noise and read a piece of a long prompt; whether there is more to read."""
         self._coupling.prepare(self._length, 2 * (1 + self._block.max_masks))
         return self.read(max_pieces=1) > 0
-
-    def ahead(self) -> TokenTree | None:
-        """Nothing: a block is predicted whole, and the next one needs the outcome."""
-        return None
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""

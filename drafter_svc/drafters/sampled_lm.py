@@ -83,10 +83,6 @@ class SampledLmSequence:
         """Read a piece of a long prompt. A node that is drawn ahead would have to wait for its parent's draw."""
         return self.read(max_pieces=1) > 0
 
-    def ahead(self) -> TokenTree | None:
-        """Nothing: a tree that has been sent is a whole draw."""
-        return None
-
     def _widths(self, max_nodes: int) -> tuple[int, ...]:
         limits = self._limits
         # A node at depth d is read at position length + d - 1; the deepest need no reading.

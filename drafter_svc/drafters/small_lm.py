@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import DrafterConfig
 from drafter_svc.coupling import Coupling
-from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.drafters.checkpoint import (
     Calibration,
     choose_device,
@@ -25,6 +25,7 @@ from drafter_svc.drafters.checkpoint import (
     load_fingerprint,
     load_model,
 )
+from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 from drafter_svc.drafters.packed_linear import ROW_STEP
 from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
@@ -60,6 +61,7 @@ def load(config: DrafterConfig) -> SmallLm:
     model = load_model(config.model, device)
     calibration = load_calibration(config.model)
     forward = choose_forward(model)
+    ahead = DraftAhead(config.ahead_steps(on_gpu=device.type == "cuda"))
     info = DrafterInfo(
         kind=KIND,
         model=config.model,
@@ -67,6 +69,7 @@ def load(config: DrafterConfig) -> SmallLm:
         vocab_size=forward.vocab_size,
         max_length=forward.max_positions,
         acceptance_by_rank=calibration.acceptance_by_rank,
+        drafts_ahead=ahead.max_steps > 0,
     )
     limits = TreeLimits(
         max_nodes=config.max_nodes,
@@ -76,22 +79,7 @@ def load(config: DrafterConfig) -> SmallLm:
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
-    return SmallLm(forward, info, calibration, limits, DraftAhead(config.draft_ahead_steps), prefixes)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAhead:
-    """How far the search goes on while the verifier is busy.
-
-    At most `max_steps` forward passes per round, each worth at least `min_step_gain` expected tokens, towards a tree
-    of `node_factor` times the budget.
-    """
-
-    max_steps: int = 0
-    node_factor: int = 4
-    min_step_gain: float = 0.02
-    # Steps after which the grown tree is worth a message.
-    report_steps: int = 4
+    return SmallLm(forward, info, calibration, limits, ahead, prefixes)
 
 
 NO_DRAFT_AHEAD = DraftAhead()
@@ -117,15 +105,12 @@ class SmallLm:
         self._calibration = calibration
         self._limits = limits
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> SmallLmSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
         sigma = self._calibration.sigma_at(sampling.temperature)
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
         beginning = Beginning(self.prefixes, cache_salt)
-        ahead = self._ahead if drafts_ahead else NO_DRAFT_AHEAD
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt, ahead, beginning)
+        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
@@ -140,6 +125,9 @@ class SmallLm:
             sequence = self.open([0], SamplingParams(temperature=temperature))
             for _ in range(_WARM_UP_ROUNDS):
                 tree = sequence.draft(self._limits.max_nodes)
+                sequence.expect(tree)
+                while sequence.prepare():
+                    pass
                 sequence.extend([*tree.token_ids[:1], 0])
                 sequence.prepare()
         sampled = self.open_sampled([0], SamplingParams(temperature=1.0))
@@ -151,9 +139,9 @@ class SmallLm:
 class SmallLmSequence:
     """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
 
-    Rows that a draft has computed stay, with their children, as long as they may come behind the committed tokens.
-    Drafting ahead is no more than going on with the search while nobody waits: what it computes behind the tokens
-    that are then committed is already there for the next draft.
+    Rows that a draft has computed stay, with their children, as long as they may come behind the committed tokens. So
+    do those that are computed ahead, behind likely outcomes of the tree that is being verified: where one of them
+    comes true, the drafter's own next draft begins with them, too.
     """
 
     def __init__(
@@ -173,10 +161,9 @@ class SmallLmSequence:
         # Those of the last draft: budgets seldom change.
         self._limits = limits
         self._ahead = ahead
-        self._ahead_steps_left = 0
-        # Steps ahead that no tree has shown yet.
-        self._unreported = 0
-        self._last_budget = 0
+        # Steps ahead of a round: fewer once outcomes have come before the trees were done, more while there is time.
+        self._ahead_steps = ahead.max_steps
+        self._outcomes: OutcomeSearch | None = None
         self._unread = list(prompt)
         self._length = len(prompt)
         # Children of the last committed token, once it was read.
@@ -184,6 +171,10 @@ class SmallLmSequence:
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
+        if self._outcomes is not None:
+            in_time = self._outcomes.is_over
+            self._ahead_steps = min(self._ahead_steps + 1, self._ahead.max_steps) if in_time else self._fewer_steps
+            self._outcomes = None
         self._coupling.commit(token_ids)
         self._unread.extend(token_ids)
         self._length += len(token_ids)
@@ -201,12 +192,11 @@ class SmallLmSequence:
         if max_nodes < 1 or self._length > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
-        self._last_budget = min(max_nodes, self._max_nodes)
-        self._ahead_steps_left = self._ahead.max_steps
-        self._unreported = 0
+        self._outcomes = None
+        budget = min(max_nodes, self._max_nodes)
         limits = self._limits
-        if (limits.max_nodes, limits.row_multiple) != (self._last_budget, row_multiple):
-            limits = self._limits = replace(limits, max_nodes=self._last_budget, row_multiple=row_multiple)
+        if (limits.max_nodes, limits.row_multiple) != (budget, row_multiple):
+            limits = self._limits = replace(limits, max_nodes=budget, row_multiple=row_multiple)
         tree = self._whole_search(limits)
         return self._search(limits, max_forwards=limits.max_steps) if tree is None else tree
 
@@ -219,28 +209,46 @@ class SmallLmSequence:
             return True
         if self._unread or self._root is None:
             self._read()
-        elif self._ahead_steps_left > 0 and self._last_budget > 0:
-            rows_before = self._cache.num_rows
-            self._search(self._ahead_limits, max_forwards=1)
-            grew = self._cache.num_rows > rows_before
-            self._ahead_steps_left = self._ahead_steps_left - 1 if grew else 0
-            self._unreported += grew
-        return self._ahead_steps_left > 0
-
-    def ahead(self) -> TokenTree | None:
-        """The last draft as far as it has grown since, after some steps or when it is complete."""
-        if self._unreported == 0 or (self._ahead_steps_left > 0 and self._unreported < self._ahead.report_steps):
-            return None
-        self._unreported = 0
-        return self._search(self._ahead_limits, max_forwards=0)
+        return self._outcomes is not None and not self._outcomes.is_over and self._outcomes.step()
 
     @property
-    def _ahead_limits(self) -> TreeLimits:
-        return TreeLimits(
-            max_nodes=self._ahead.node_factor * self._last_budget,
-            width=self._limits.width,
-            min_step_gain=self._ahead.min_step_gain,
-        )
+    def drafts_ahead(self) -> bool:
+        """Whether steps are taken ahead."""
+        return self._ahead.max_steps > 0
+
+    def expect(self, tree: TokenTree) -> None:
+        """Draft behind likely outcomes of this tree from now on; not before the committed tokens were read."""
+        if not self.drafts_ahead or self._unread or self._root is None or self._length > self._max_positions:
+            return
+        # Rows that are padding are the draft's own to fill, once the outcome is known.
+        limits = replace(self._limits, row_multiple=1, max_depth=self._deepest)
+        self._outcomes = OutcomeSearch(tree, self, limits, self._ahead, self._ahead_steps)
+
+    def ahead(self) -> tuple[AheadDraft, ...]:
+        """The trees behind likely outcomes, once, when all are made."""
+        return () if self._outcomes is None else self._outcomes.take()
+
+    def find(self, parent_row: int, token_id: int) -> int | None:
+        """The row of a node that was read; -1 is the end of the committed tokens."""
+        return self._cache.find(parent_row, token_id)
+
+    def children(self, row: int) -> Children:
+        """What is expected behind a row."""
+        return self._read() if row == ROOT else self._cache.children(row)
+
+    def read_rows(self, rows: Sequence[Row]) -> None:
+        """Read nodes in one forward pass."""
+        depths = [row.depth for row in rows]
+        logits = self._cache.grow([row.token_id for row in rows], [row.parent_row for row in rows], depths)
+        self._cache.note(self._coupling.children(logits, [self._length + depth for depth in depths], MAX_CHILDREN))
+
+    def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
+        """The best tree behind a row at this depth, of what has been read."""
+        return self._search(replace(limits, max_depth=limits.max_depth - depth), 0, row)
+
+    @property
+    def _fewer_steps(self) -> int:
+        return max(1, self._ahead_steps // 2)
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
         """The best tree in one call, where the forward can; the same tree as `_search` finds."""
@@ -274,14 +282,17 @@ class SmallLmSequence:
         # A node at depth d is read at position length + d - 1; its children need no reading.
         return self._max_positions - self._length + 1
 
-    def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
-        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""
+    def _search(self, limits: TreeLimits, max_forwards: int, top: int = ROOT) -> TokenTree:
+        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes.
+
+        It hangs behind the row `top`, where nothing more is read unless that is the end of the committed tokens.
+        """
         rows: list[int] = []
         forwards_left = max_forwards
 
         def expand(frontier: Frontier) -> Sequence[Children]:
             nonlocal forwards_left
-            parents = [ROOT if parent == ROOT else rows[parent] for parent in frontier.parent_rows]
+            parents = [top if parent == ROOT else rows[parent] for parent in frontier.parent_rows]
             nodes = list(zip(parents, frontier.token_ids, strict=True))
             missing = [index for index, node in enumerate(nodes) if self._cache.find(*node) is None]
             if missing and forwards_left > 0:
@@ -292,16 +303,12 @@ class SmallLmSequence:
             rows.extend(_NO_ROW if row is None else row for row in found)
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
-        limits = replace(limits, max_steps=sys.maxsize, max_depth=self._deepest)
-        return build_tree(self._read(), expand, limits, KIND)
+        limits = replace(limits, max_steps=sys.maxsize, max_depth=min(limits.max_depth, self._deepest))
+        return build_tree(self.children(top), expand, limits, KIND)
 
     def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:
         """One forward pass over the frontier's missing nodes."""
-        depths = [frontier.depths[index] for index in missing]
-        logits = self._cache.grow(
-            [frontier.token_ids[index] for index in missing], [parents[index] for index in missing], depths
-        )
-        self._cache.note(self._coupling.children(logits, [self._length + depth for depth in depths], MAX_CHILDREN))
+        self.read_rows([Row(parents[at], frontier.token_ids[at], frontier.depths[at]) for at in missing])
 
     def _read(self) -> Children:
         """Bring the cache up to the last committed token; returns the children behind it."""

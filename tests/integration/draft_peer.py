@@ -43,6 +43,14 @@ class Peer:
         assert not response.tree.assumed_token_ids
         return tree_from_proto(response.tree.tree)
 
+    async def ahead(self, sequence_id: int) -> list[tuple[int, tuple[int, ...], TokenTree]]:
+        """Base length, assumed tokens and tree of each that was drafted ahead."""
+        response = await self.call.read()
+        assert response.WhichOneof("event") == "ahead", response
+        assert response.sequence_id == sequence_id
+        trees = response.ahead.trees
+        return [(one.base_length, tuple(one.assumed_token_ids), tree_from_proto(one.tree)) for one in trees]
+
     async def error(self, sequence_id: int) -> tuple[str, str]:
         response = await self.call.read()
         assert response.WhichOneof("event") == "error", response

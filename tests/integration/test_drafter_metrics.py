@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,8 +13,10 @@ from coppice.errors import InvalidRequestError
 from coppice.histogram import Distribution
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
+from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc
-from drafter_svc.drafters.base import DrafterInfo
+from coppice.wire import tree_to_proto
+from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.prefix_blocks import PrefixBlocks
@@ -27,9 +29,10 @@ INFO = DrafterInfo("chain", "none", "", vocab_size=50, max_length=64)
 
 @dataclass
 class ChainSequence:
-    """Always drafts as many nodes as it may; fails when it is to take in a 49."""
+    """Always drafts as many nodes as it may, and for one outcome ahead; fails when it is to take in a 49."""
 
-    grown: list[TokenTree] = field(default_factory=list)
+    drafts_ahead = True
+    expected: TokenTree | None = None
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         if 49 in token_ids:
@@ -39,11 +42,14 @@ class ChainSequence:
         return 0
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
-        self.grown = [chain([1] * (max_nodes + 1))]
         return chain([1] * max_nodes)
 
-    def ahead(self) -> TokenTree | None:
-        return self.grown.pop() if self.grown else None
+    def expect(self, tree: TokenTree) -> None:
+        self.expected = tree
+
+    def ahead(self) -> tuple[AheadDraft, ...]:
+        tree, self.expected = self.expected, None
+        return () if tree is None else (AheadDraft((*tree.token_ids, 2), -0.5, chain([1, 1])),)
 
     def prepare(self) -> bool:
         return False
@@ -55,9 +61,7 @@ class ChainDrafter:
     info = INFO
     prefixes = PrefixBlocks(0)
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> ChainSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> ChainSequence:
         return ChainSequence()
 
     def warm_up(self) -> None: ...
@@ -86,10 +90,16 @@ async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> Non
     async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
         peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
         await peer.open(1, max_nodes=4)
-        # The draft, and again with what it has grown by.
-        assert [len(await peer.tree(1, 5)) for _ in range(2)] == [4, 5]
+        tree = await peer.tree(1, 5)
+        assert len(tree) == 4
+        # For the newest length it is drafted ahead; what comes late, or for a sequence that is gone, is dropped.
+        await peer.send(7, expect=pb.Expect(base_length=5))
+        await peer.send(1, expect=pb.Expect(base_length=4, tree=tree_to_proto(tree)))
+        await peer.send(1, expect=pb.Expect(base_length=5, tree=tree_to_proto(tree)))
+        [(base, assumed, ahead)] = await peer.ahead(1)
+        assert (base, assumed, len(ahead)) == (5, (1, 1, 1, 1, 2), 2)
         await peer.open(2, max_nodes=2)
-        assert [len(await peer.tree(2, 5)) for _ in range(2)] == [2, 3]
+        assert len(await peer.tree(2, 5)) == 2
         await peer.open(3)
         assert (await peer.error(3))[0] == "RESOURCE_EXHAUSTED"
         assert read(service)["sequences"] == 2
@@ -103,7 +113,9 @@ async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> Non
     values = read(service)
     assert values["info,chain"] == 1
     assert values["prompt_tokens_total"] == 2 * len(PROMPT)
-    assert values["opened_sequences_total"] == values["ahead_drafts_total"] == 2
+    assert values["opened_sequences_total"] == 2
+    assert values["ahead_drafts_total"] == values["expectations_total,drafted_for"] == 1
+    assert values["expectations_total,dropped"] == 2
     assert {key.partition(",")[2]: value for key, value in values.items() if key.startswith("failed") and value} == {
         "resource_exhausted": 1,
         "invalid_argument": 1,

@@ -173,7 +173,7 @@ class LyingSequence:
 
     def __init__(self, sequence: DraftSequence) -> None:
         self._sequence = sequence
-        self.extend, self.prepare, self.ahead = sequence.extend, sequence.prepare, sequence.ahead
+        self.extend, self.prepare = sequence.extend, sequence.prepare
         self.read = sequence.read
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:

@@ -1,22 +1,30 @@
-"""Drafting ahead: what is computed while nobody waits is there when the outcome comes, and changes no complete tree."""
+"""Drafting ahead: trees behind likely outcomes of the tree that is being verified, in short steps, within bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import LlamaForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from coppice.bundled import MODELS
 from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.tree import ROOT, TokenTree, chain
+from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward
-from drafter_svc.drafters.small_lm import DraftAhead, SmallLm
+from drafter_svc.drafters.outcome_search import DraftAhead
+from drafter_svc.drafters.small_lm import SmallLm, SmallLmSequence, load
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
+from drafter_svc.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes
 from drafter_svc.session import Opening, Outcome, Session
 
 VOCAB = 61
@@ -41,96 +49,223 @@ def make_drafter(model: LlamaForCausalLM, ahead_steps: int) -> tuple[SmallLm, Co
     return SmallLm(forward, info, Calibration(((0.0, 0.8),)), COMPLETE, DraftAhead(max_steps=ahead_steps)), forward
 
 
-def prepare_fully(sequence: Any) -> int:
-    steps = 1
+def prepare_fully(sequence: Any) -> None:
     while sequence.prepare():
-        steps += 1
-    return steps
+        pass
 
 
-def likely_outcome(tree: TokenTree, bonus: Sequence[int]) -> list[int]:
-    best = max(range(len(tree)), key=lambda node: tree.path_log_probs[node])
-    return [*(tree.token_ids[node] for node in tree.path(best)), *bonus]
+def random_tree(rng: np.random.Generator, nodes: int, vocab: int) -> TokenTree:
+    chosen: dict[tuple[int, int], None] = {}
+    while len(chosen) < nodes:
+        chosen[int(rng.integers(-1, len(chosen))), int(rng.integers(vocab))] = None
+    parents, tokens = zip(*chosen, strict=True)
+    return TokenTree(tokens, parents, (0.0,) * nodes)
+
+
+def slow_outcomes(tree: TokenTree, law: dict[int, dict[int, float]], fan_out: FanOut) -> list[LikelyOutcome]:
+    """Every accepted path and every token that may follow, by multiplying probabilities along the path."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for end in range(-1, len(tree)):
+        path = [] if end == ROOT else list(tree.path(end))
+        reach = math.prod(law[tree.parents[node]][tree.token_ids[node]] for node in path)
+        followed = {tree.token_ids[node] for node in range(len(tree)) if tree.parents[node] == end}
+        found[end] = sorted((-reach * p, token) for token, p in law[end].items() if token not in followed)
+    by_mass = sorted(found, key=lambda end: (sum(value for value, _ in found[end]), end))
+    return [
+        LikelyOutcome(end, token, math.log(-value))
+        for rank, end in enumerate(by_mass)
+        for value, token in found[end][: fan_out.at(rank)]
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_outcomes_are_those_of_a_slow_enumeration_the_likeliest_first(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree, fan_out = random_tree(rng, 5, 7), FanOut(4, 0.6)
+    law = {node: dict(enumerate(rng.dirichlet([0.5] * 7).clip(1e-6).tolist())) for node in range(-1, len(tree))}
+    children = {}
+    for node, row in law.items():
+        order = sorted(row, key=lambda token: -row[token])
+        children[node] = Children(order, [math.log(row[token]) for token in order])
+    expected = sorted(slow_outcomes(tree, law, fan_out), key=lambda one: -one.log_prob)
+    found = likely_outcomes(tree, children, fan_out, most=99)
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in expected])
+    assert list(likely_outcomes(tree, children, fan_out, most=3)) == list(found[:3])
+
+
+def test_the_fan_out_falls_geometrically_and_no_path_goes_without() -> None:
+    assert [FanOut(8, 0.5).at(rank) for rank in range(5)] == [8, 4, 2, 1, 1]
+
+
+def followed(sequence: SmallLmSequence, tree: TokenTree) -> dict[tuple[int, ...], TokenTree]:
+    sequence.expect(tree)
+    prepare_fully(sequence)
+    return {draft.assumed: draft.tree for draft in sequence.ahead()}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
-def test_trees_are_those_of_a_fresh_sequence_whatever_was_drafted_ahead(
+def test_a_tree_behind_an_outcome_is_one_that_would_be_drafted_once_it_is_known(
     llama: LlamaForCausalLM, temperature: float
 ) -> None:
-    drafter, _ = make_drafter(llama, ahead_steps=6)
+    drafter, _ = make_drafter(llama, ahead_steps=8)
     fresh, _ = make_drafter(llama, ahead_steps=0)
     sampling = SamplingParams(temperature=temperature, seed=4)
-    rng = np.random.default_rng(5)
     committed, sequence = list(PROMPT), drafter.open(PROMPT, sampling)
-    for turn in range(8):
+    for turn in range(4):
         tree = sequence.draft(10)
+        # Whatever was drafted ahead, and whether it came true, drafts are those of a sequence that did not.
         expected = fresh.open(committed, sampling).draft(10)
         assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
-        assert tree.log_probs == pytest.approx(expected.log_probs, abs=1e-4)
-        for _ in range(turn):
-            sequence.prepare()
-        # Sometimes what the drafter expects, sometimes a token that it has never seen.
-        bonus = [] if turn % 3 == 0 else [int(rng.integers(VOCAB))]
-        outcome = likely_outcome(tree, bonus)
+        drafts = followed(sequence, tree)
+        assert drafts
+        for assumed in drafts:
+            # An accepted path, and a token that is no child where it ends.
+            assert len(tree.descend(assumed[:-1])) or assumed[:-1] in set(tree.paths()) or len(assumed) == 1
+            assert assumed not in set(tree.paths())
+        for assumed, ahead in itertools.islice(drafts.items(), 3):
+            behind = fresh.open([*committed, *assumed], sampling)
+            behind.draft(10)
+            known = behind.children(ROOT)
+            expected_log_probs = dict(zip(known.token_ids, known.log_probs, strict=True))
+            for token, parent, log_prob in zip(ahead.token_ids, ahead.parents, ahead.log_probs, strict=True):
+                assert parent != ROOT or log_prob == pytest.approx(expected_log_probs[token], abs=1e-3)
+        # The likeliest comes true, or one that nobody thought of.
+        outcome = next(iter(drafts)) if turn % 2 == 0 else (60, 3)
         sequence.extend(outcome)
         committed += outcome
 
 
-def test_an_outcome_that_was_foreseen_needs_fewer_passes(llama: LlamaForCausalLM) -> None:
-    sampling = SamplingParams(temperature=1.0, seed=4)
+def test_an_outcome_that_was_drafted_for_needs_fewer_passes(llama: LlamaForCausalLM) -> None:
     passes = {}
-    for ahead_steps in (0, 8):
-        drafter, forward = make_drafter(llama, ahead_steps)
-        sequence = drafter.open(PROMPT, sampling)
+    for steps in (0, 8):
+        drafter, forward = make_drafter(llama, 8)
+        sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
         tree = sequence.draft(10)
-        prepare_fully(sequence)
+        outcome = next(iter(followed(drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4)), tree)), None)
+        outcome = next(iter(followed(sequence, tree))) if steps else outcome
         before = forward.passes
-        sequence.extend(likely_outcome(tree, []))
+        sequence.extend(outcome or (1,))
         sequence.draft(10)
-        passes[ahead_steps] = forward.passes - before
+        passes[steps] = forward.passes - before
     assert passes[8] < passes[0]
 
 
-def test_drafting_ahead_is_bounded_and_happens_in_single_passes(llama: LlamaForCausalLM) -> None:
-    drafter, forward = make_drafter(llama, ahead_steps=5)
+def test_steps_are_single_passes_within_the_bound_and_fewer_where_outcomes_come_first(llama: LlamaForCausalLM) -> None:
+    drafter, forward = make_drafter(llama, ahead_steps=8)
+    sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
+    for most in (8, 4, 2):
+        tree = sequence.draft(10)
+        before = forward.passes
+        sequence.expect(tree)
+        at = forward.passes
+        assert sequence.prepare()
+        assert forward.passes - at <= 1
+        # It comes before the trees are made: there was no time for so many steps.
+        sequence.extend(tree.token_ids[:1])
+        assert sequence.ahead() == ()
+        assert sequence._ahead_steps == most // 2
+        assert forward.passes - before <= most
+    before = forward.passes
+    drafts = followed(sequence, sequence.draft(10))
+    assert drafts
+    assert sequence.ahead() == ()
+    assert sum(map(len, drafts.values())) <= DraftAhead().max_nodes
+    sequence.extend((3,))
+    assert sequence._ahead_steps == 2
+
+
+@pytest.mark.parametrize("tree", [chain([60] * 40), chain(range(30)), random_tree(np.random.default_rng(1), 40, 61)])
+def test_expected_trees_that_make_no_sense_do_no_harm(llama: LlamaForCausalLM, tree: TokenTree) -> None:
+    drafter, forward = make_drafter(llama, ahead_steps=4)
+    fresh, _ = make_drafter(llama, ahead_steps=0)
     sequence = drafter.open(PROMPT, SamplingParams())
     sequence.draft(10)
     before = forward.passes
-    for _ in range(5):
-        at = forward.passes
-        sequence.prepare()
-        assert forward.passes - at <= 1
-    assert prepare_fully(sequence) == 1
-    assert forward.passes - before <= 5
-    sequence.draft(10)
-    assert sequence.prepare() or forward.passes - before >= 5
+    followed(sequence, tree)
+    assert forward.passes - before <= 4
+    sequence.extend((7,))
+    assert sequence.draft(10).token_ids == fresh.open([*PROMPT, 7], SamplingParams()).draft(10).token_ids
 
 
-def test_the_grown_tree_is_reported_and_holds_the_draft_and_more(llama: LlamaForCausalLM) -> None:
-    drafter, _ = make_drafter(llama, ahead_steps=6)
-    sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
-    tree = sequence.draft(10)
-    assert sequence.ahead() is None
-    reports = []
-    more = True
-    while more:
-        more = sequence.prepare()
-        if (grown := sequence.ahead()) is not None:
-            reports.append(grown)
-    assert 1 <= len(reports) <= 2
-    assert set(tree.paths()) < set(reports[-1].paths())
-    assert sequence.ahead() is None
+def test_nothing_is_read_beyond_the_context(llama: LlamaForCausalLM) -> None:
+    drafter, _ = make_drafter(llama, ahead_steps=8)
+    prompt = tuple(token % VOCAB for token in range(62))
+    sequence = drafter.open(prompt, SamplingParams())
+    for _ in range(3):
+        tree = sequence.draft(10)
+        for assumed, ahead in followed(sequence, tree).items():
+            assert len(assumed) + ahead.depth <= 64 - sequence._length + 1
+        sequence.extend((1,))
 
 
-def test_a_synchronous_sequence_runs_no_pass_between_its_tree_and_the_outcome(llama: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_session_drafts_ahead_for_its_own_length_alone_and_never_where_rounds_wait(
+    llama: LlamaForCausalLM, *, synchronous: bool
+) -> None:
     drafter, forward = make_drafter(llama, ahead_steps=8)
-    session = Session(drafter, Opening(PROMPT, SamplingParams(temperature=1.0, seed=4), 10, is_synchronous=True))
-    for base in (len(PROMPT), len(PROMPT) + 1):
-        draft = session.advance()
-        assert draft is not None
-        assert draft.base_length == base
-        before = forward.passes
-        assert not session.prepare()
-        assert session.ahead() is None
-        assert forward.passes == before
-        session.post(Outcome(base, draft.tree.token_ids[:1], b"", None))
+    sampling = SamplingParams(temperature=1.0, seed=4)
+    session = Session(drafter, Opening(PROMPT, sampling, 10, is_synchronous=synchronous))
+    assert not session.expect(len(PROMPT), chain([1]))
+    draft = session.advance()
+    assert draft is not None
+    before = forward.passes
+    assert not session.expect(draft.base_length - 1, draft.tree)
+    assert not session.prepare()
+    assert session.ahead() is None
+    assert forward.passes == before
+    assert session.expect(draft.base_length, draft.tree) != synchronous
+    prepare_fully(session)
+    assert (session.ahead() is None) == synchronous
+    session.expect(draft.base_length, draft.tree)
+    session.post(Outcome(draft.base_length, draft.tree.token_ids[:1], b"", None))
+    # The outcome is there, and not taken in yet.
+    assert session.ahead() is None
+    assert not session.expect(draft.base_length, draft.tree)
+
+
+def texts() -> Iterator[tuple[list[int], list[int]]]:
+    """Prompts, and what the bundled target says behind them, greedily."""
+    tokenizer = TargetTokenizer(load_tokenizer_json(MODELS / "target"))
+    target: Any = AutoModelForCausalLM.from_pretrained(str(MODELS / "target")).eval()
+    for prompt in (
+        "import json\n\ndef load(path):\n",
+        "The library of the town was ",
+        "class Queue:\n    def put(",
+    ):
+        tokens = tokenizer.encode(prompt)
+        ids = torch.tensor([tokens])
+        with torch.no_grad():
+            output = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=56,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=1,
+            )
+        yield list(tokens), output[0].tolist()
+
+
+def test_four_of_five_outcomes_of_the_bundled_pair_are_drafted_for() -> None:
+    drafter: Any = load(DrafterConfig(str(MODELS / "small-lm"), device="cpu", draft_ahead="on"))
+    num_rounds = num_hits = 0
+    for prompt, text in texts():
+        sequence, length = drafter.open(prompt, SamplingParams(temperature=0.0)), len(prompt)
+        while True:
+            tree = sequence.draft(6)
+            drafts = followed(sequence, tree)
+            size = 1
+            while length + size < len(text) and len(tree.descend(text[length : length + size])):
+                size += 1
+            outcome = text[length : length + size]
+            while tuple(outcome) in set(tree.paths()) and length + len(outcome) < len(text):
+                outcome = text[length : length + len(outcome) + 1]
+            if length + len(outcome) >= len(text):
+                break
+            num_rounds += 1
+            num_hits += tuple(outcome) in drafts
+            sequence.extend(outcome)
+            length += len(outcome)
+    assert num_rounds >= 20
+    assert num_hits >= 0.8 * num_rounds

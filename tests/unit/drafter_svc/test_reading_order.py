@@ -50,8 +50,6 @@ class PieceSequence:
     def prepare(self) -> bool:
         return False
 
-    def ahead(self) -> None: ...
-
 
 class PieceDrafter:
     info = INFO
@@ -61,9 +59,7 @@ class PieceDrafter:
         self.log: list[int] = []
         self._on_closing = on_closing
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> PieceSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> PieceSequence:
         return PieceSequence(prompt, self.log, self._on_closing)
 
     def warm_up(self) -> None: ...

@@ -47,9 +47,7 @@ class CountingDrafter:
     def __init__(self) -> None:
         self.sequences: list[CountingSequence] = []
 
-    def open(
-        self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "", *, drafts_ahead: bool = True
-    ) -> CountingSequence:
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> CountingSequence:
         self.sequences.append(CountingSequence(prompt))
         return self.sequences[-1]
 

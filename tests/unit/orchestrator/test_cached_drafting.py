@@ -29,6 +29,7 @@ class Follower:
     """Stands in for a connected drafter, and notes when it heard of an outcome."""
 
     needs_features = False
+    drafts_ahead = False
     kind = "small-lm"
     connected = True
 

@@ -153,3 +153,60 @@ def test_a_draft_says_whether_it_was_made_before_its_outcome_was_known() -> None
     # One that was made now replaces it.
     mailbox.put(6, chain([2]), tokens)
     assert mailbox.origin is DraftOrigin.FRESH
+
+
+# Behind 7: 8 and then 4 and 5; behind 7, 8: 6 and then 2.
+AHEAD = TokenTree((7, 9, 4, 5, 8, 6, 2), (-1, 0, 1, 2, 0, 4, 5), (0.0, -0.5, 0.0, 0.0, 0.0, -1.0, 0.0))
+
+
+def test_what_was_drafted_ahead_is_no_draft_until_its_outcome_comes() -> None:
+    counts = DraftCounts()
+    mailbox = Mailbox(counts)
+    mailbox.put_ahead(3, AHEAD, TOKENS)
+    assert mailbox.tree is None
+    mailbox.put(3, chain([7, 8]), TOKENS)
+    assert paths(mailbox.tree) == [(7,), (7, 8)]
+    mailbox.advance([7, 9], [*TOKENS, 7, 9])
+    assert (paths(mailbox.tree), mailbox.origin, mailbox.is_fresh) == ([(4,), (4, 5)], DraftOrigin.AHEAD, False)
+    # A fresh one is made for the outcome, too, and knows more.
+    mailbox.put(5, chain([4]), [*TOKENS, 7, 9])
+    assert (paths(mailbox.tree), mailbox.origin) == ([(4,)], DraftOrigin.FRESH)
+    assert (counts.ahead_hits, counts.ahead_misses) == (1, 0)
+
+
+def test_an_outcome_that_nobody_drafted_for_leaves_nothing_of_it() -> None:
+    counts = DraftCounts()
+    mailbox = Mailbox(counts)
+    mailbox.put_ahead(3, AHEAD, TOKENS)
+    mailbox.advance([7, 3], [*TOKENS, 7, 3])
+    mailbox.advance([9], [*TOKENS, 7, 3, 9])
+    assert mailbox.tree is None
+    assert (counts.ahead_hits, counts.ahead_misses) == (0, 1)
+    assert mailbox.take_stale() == 0
+
+
+def test_what_is_left_over_stays_where_it_promises_more() -> None:
+    mailbox = Mailbox()
+    mailbox.put(3, chain([7, 8, 6, 3, 3]), TOKENS)
+    mailbox.put_ahead(3, AHEAD, TOKENS)
+    mailbox.advance([7, 8, 6], [*TOKENS, 7, 8, 6])
+    assert (paths(mailbox.tree), mailbox.origin) == ([(3,), (3, 3)], DraftOrigin.LEFT_OVER)
+
+
+def test_drafted_ahead_and_late_is_re_rooted_and_too_early_is_stale() -> None:
+    counts = DraftCounts()
+    mailbox = Mailbox(counts)
+    mailbox.put_ahead(1, chain([2, 3, 8]), TOKENS)
+    assert (paths(mailbox.tree), mailbox.origin) == ([(8,)], DraftOrigin.REROOTED)
+    mailbox.put_ahead(4, AHEAD, TOKENS)
+    mailbox.put_ahead(1, chain([2, 4]), TOKENS)
+    assert (counts.stale_ahead, counts.stale_left) == (1, 1)
+
+
+def test_synchronous_and_sampled_sequences_use_nothing_that_was_drafted_ahead() -> None:
+    for is_sampled in (False, True):
+        mailbox = ExactMailbox(is_sampled=is_sampled)
+        mailbox.put_ahead(3, AHEAD, TOKENS)
+        mailbox.advance([7, 9], [*TOKENS, 7, 9])
+        assert mailbox.tree is None
+        assert mailbox.take_stale() == 1

@@ -13,8 +13,9 @@ from coppice.tree import chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_shares import PROMPT_SHARE, SHARED_ROWS, Share
+from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.scheduler import MARGIN_TOKENS, Scheduler, SchedulerLimits
-from verifier_svc.sequence import Draft, RoundOutcome, Sequence, SequenceKey, SequenceSpec
+from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetInfo
 
 MAX_NODES = 16

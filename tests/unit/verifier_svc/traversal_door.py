@@ -20,8 +20,9 @@ from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info
 from verifier_svc.door import Door as PeerDoor
 from verifier_svc.engine import Engine
 from verifier_svc.events import Event, OutcomeEvent
+from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import RoundOutcome, SequenceKey
+from verifier_svc.sequence import SequenceKey
 from verifier_svc.token_choice import Logits
 
 VOCAB = 3

@@ -212,14 +212,16 @@ def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
         "colocated/async": 2.0,
         "forward-share-async": 0.5,
         "forward-share-sync": 0.5,
-        "draft-ahead-hits": 0.5,
+        "draft-ahead-hits": 0.0,
+        "early-drafts": 0.5,
         "rerooted-tokens": 0.4,
         "async/sync@20ms": 4.0,
         "async/off@20ms": 1.2,
         "sync/off@20ms": 0.3,
         "forward-share-async@20ms": 0.5,
         "forward-share-sync@20ms": 0.5,
-        "draft-ahead-hits@20ms": 0.5,
+        "draft-ahead-hits@20ms": 0.0,
+        "early-drafts@20ms": 0.5,
         "rerooted-tokens@20ms": 0.4,
     }
     assert spread["async/off"] == [3.0, 3.0]

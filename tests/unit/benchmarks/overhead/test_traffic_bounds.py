@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.overhead.peers import RunSettings, load
 from benchmarks.overhead.scripted_peers import (
     DRAFT_IN,
@@ -26,11 +28,13 @@ MOST_BYTES, MOST_MESSAGES = 2048, 2
 WAYS = (OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON)
 
 
-async def traffic_of(*, repeats: bool) -> Traffic:
+async def traffic_of(*, repeats: bool, drafts_ahead: bool = False) -> Traffic:
     """One request's rounds; where the text repeats, the prefix cache adds a tree of its own to every draft."""
     tokenizer_json = load_tokenizer_json(MODELS / "target")
     tokenizer = TargetTokenizer(tokenizer_json)
-    script = Script(tokenizer_json, tokenizer.fingerprint, tokenizer.vocab_size, NODES, repeats, Traffic())
+    script = Script(
+        tokenizer_json, tokenizer.fingerprint, tokenizer.vocab_size, NODES, repeats, Traffic(), drafts_ahead
+    )
     verifier, drafter = Server([]), Server([])
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), verifier.grpc)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(ScriptedDrafter(script), drafter.grpc)
@@ -54,13 +58,18 @@ async def traffic_of(*, repeats: bool) -> Traffic:
     return script.traffic
 
 
-async def test_a_round_of_64_nodes_is_at_most_2_messages_and_2_kilobytes_each_way_per_peer() -> None:
-    for repeats in (False, True):
-        traffic = await traffic_of(repeats=repeats)
-        assert traffic.num_rounds > ROUNDS / 2
-        # A draft that is smaller than 64 nodes would prove nothing.
-        assert traffic.largest[DRAFT_IN] > NODES * 6
-        for way in WAYS:
-            assert traffic.messages[way] <= MOST_MESSAGES * traffic.num_rounds, way
-            assert traffic.largest[way] <= MOST_BYTES, way
-            assert traffic.num_bytes[way] <= MOST_BYTES * traffic.num_rounds, way
+@pytest.mark.parametrize(("repeats", "drafts_ahead"), [(False, False), (True, False), (False, True)])
+async def test_a_round_of_64_nodes_is_at_most_2_messages_and_2_kilobytes_each_way_per_peer(
+    *, repeats: bool, drafts_ahead: bool
+) -> None:
+    traffic = await traffic_of(repeats=repeats, drafts_ahead=drafts_ahead)
+    assert traffic.num_rounds > ROUNDS / 2
+    # A draft that is smaller than 64 nodes would prove nothing.
+    assert traffic.largest[DRAFT_IN] > NODES * 6
+    for way in WAYS:
+        assert traffic.messages[way] <= MOST_MESSAGES * traffic.num_rounds, way
+        assert traffic.largest[way] <= MOST_BYTES, way
+        assert traffic.num_bytes[way] <= MOST_BYTES * traffic.num_rounds, way
+    # What to expect, and what was drafted ahead.
+    if drafts_ahead:
+        assert all(traffic.messages[way] > 1.5 * traffic.num_rounds for way in (OUTCOME_ON, DRAFT_IN))
