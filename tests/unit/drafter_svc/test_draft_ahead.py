@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward
@@ -124,7 +125,8 @@ def test_the_grown_tree_is_reported_and_holds_the_draft_and_more(llama: LlamaFor
 
 def test_a_synchronous_sequence_runs_no_pass_between_its_tree_and_the_outcome(llama: LlamaForCausalLM) -> None:
     drafter, forward = make_drafter(llama, ahead_steps=8)
-    session = Session(drafter, Opening(PROMPT, SamplingParams(temperature=1.0, seed=4), 10, is_synchronous=True))
+    opening = Opening(PROMPT, SamplingParams(temperature=1.0, seed=4), 10, is_synchronous=True)
+    session = Session(drafter, opening, AcceptanceMap())
     for base in (len(PROMPT), len(PROMPT) + 1):
         draft = session.advance()
         assert draft is not None
