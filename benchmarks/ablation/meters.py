@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +18,7 @@ _DRAFT_S = f"{_PREFIX}draft_seconds_sum"
 _OBSERVED = f"{_PREFIX}observed_nodes_total"
 _EXPECTED = f"{_PREFIX}expected_acceptance_total"
 _ACCEPTED = f"{_PREFIX}accepted_nodes_total"
+_COUNTED = (_OBSERVED, _EXPECTED, _ACCEPTED)
 
 # A counter's name and its labels.
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -59,17 +61,27 @@ class Reading:
         """Mean difference of expected and observed acceptance over tenths of probability and classes of temperature."""
         if not self.num_observed:
             return None
-        tenths = {labels for name, labels in self.values if name == _OBSERVED}
-        off = sum(
-            abs(self.values.get((_EXPECTED, labels), 0.0) - self.values.get((_ACCEPTED, labels), 0.0))
-            for labels in tenths
-        )
-        return off / self.num_observed
+        return sum(abs(expected - accepted) for _, expected, accepted in self._tenths()) / self.num_observed
+
+    @property
+    def chance_error(self) -> float | None:
+        """What that difference would be by chance, about, if every node were as likely as it was expected to be."""
+        if not self.num_observed:
+            return None
+        variances = (expected * max(0.0, 1 - expected / nodes) for nodes, expected, _ in self._tenths() if nodes)
+        # The mean size of a normal deviate.
+        return sum(math.sqrt(2 / math.pi * variance) for variance in variances) / self.num_observed
+
+    def _tenths(self) -> Iterator[tuple[float, float, float]]:
+        """Nodes, expected and accepted ones, of every tenth of probability and class of temperature."""
+        for labels in {labels for name, labels in self.values if name == _OBSERVED}:
+            nodes, expected, accepted = (self.values.get((name, labels), 0.0) for name in _COUNTED)
+            yield nodes, expected, accepted
 
 
 def parse_reading(text: str) -> Reading:
     """The counts in a drafter's metrics."""
-    wanted = (_DRAFTS, _DRAFT_S, _OBSERVED, _EXPECTED, _ACCEPTED)
+    wanted = (_DRAFTS, _DRAFT_S, *_COUNTED)
     return Reading(
         {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value

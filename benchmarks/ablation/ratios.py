@@ -4,7 +4,8 @@
 alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes, `coupling-recovered.KIND` how much of what
 a temperature costs in τ without coupling it wins back: (with - without) / (greedy - without).
 `calibration-error.KIND` is the mean difference of expected and observed acceptance, and ends in `-off` where trees are
-sent with the drafter's own probabilities. Without a kind: of the first drafter, and for the error the worst of all.
+sent with the drafter's own probabilities, in `-by-chance` where it is what so few nodes would show of none.
+Without a kind: of the first drafter, and for the error the worst of all.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ RATIO_NOTE = (
     "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
     "(greedy τ - τ without); calibration-error: mean |expected - observed| acceptance of nodes whose parent was "
     "committed, over tenths of probability, all runs and temperatures together, -off: with the drafter's own "
-    "probabilities. Without a kind: the first drafter's, the worst drafter's for the error"
+    "probabilities, -by-chance: about what so many nodes would show if there were none. "
+    "Without a kind: the first drafter's, the worst drafter's for the error"
 )
 
 # Expected and observed acceptance should differ by no more.
@@ -104,10 +106,11 @@ def _recovered(sources: Measured, coupling: Measured, kinds: Sequence[str]) -> B
 
 def _errors(measured: Measured, kinds: Sequence[str]) -> ByRun:
     found: ByRun = {}
-    for ending, name in (("", str), ("-off", uncalibrated_name)):
+    for ending, name in (("", str), ("-off", uncalibrated_name), ("-by-chance", str)):
         label = f"calibration-error{ending}"
         for kind in kinds:
-            error = measured.readings_of(f"{ON} {name(kind)}").calibration_error
+            reading = measured.readings_of(f"{ON} {name(kind)}")
+            error = reading.chance_error if ending == "-by-chance" else reading.calibration_error
             if error is not None:
                 found[f"{label}.{kind}"] = [error]
         if values := [found[f"{label}.{kind}"][0] for kind in kinds if f"{label}.{kind}" in found]:
@@ -120,7 +123,11 @@ def broken_promises(values: Mapping[str, float]) -> list[str]:
     error = values.get("calibration-error")
     if error is None or error <= MOST_ERROR:
         return []
-    return [f"calibration-error is {error:.3f}, more than the {MOST_ERROR} that it should be at most."]
+    chance = values["calibration-error-by-chance"]
+    return [
+        f"calibration-error is {error:.3f}, more than the {MOST_ERROR} that it should be at most; chance alone "
+        f"would show about {chance:.3f}."
+    ]
 
 
 def _tau(measured: Measured, variant: str, temperature: float) -> list[float]:

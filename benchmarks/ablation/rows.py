@@ -48,6 +48,7 @@ def _counted(reading: Reading) -> dict[str, Any]:
         "draft_ms": _rounded(reading.draft_ms),
         "observed_nodes": reading.num_observed,
         "calibration_error": _rounded(reading.calibration_error),
+        "chance_error": _rounded(reading.chance_error),
     }
 
 

@@ -40,15 +40,17 @@ def front_of(variant: Variant) -> Front:
 
 
 async def measure_on_services(
-    measure: Callable[[Services], dict[str, Any]], spec: TopologySpec, groups: Sequence[Group]
+    measure: Callable[[Services], dict[str, Any]], spec: TopologySpec, groups: Sequence[Group], rounds: str
 ) -> dict[str, Any]:
     """Start everything, measure in a thread, and stop everything; a service that dies ends the measurement.
+
+    `rounds` is what orchestrators have in `ROUNDS`.
 
     Raises:
         BenchmarkError: the measurement cannot go on.
         ChildError: a service did not start, or ended.
     """
-    async with _started(spec, groups) as (topology, services):
+    async with _started(spec, groups, rounds) as (topology, services):
         measured = asyncio.create_task(asyncio.to_thread(measure, services))
         failed = asyncio.create_task(topology.failed())
         try:
@@ -64,7 +66,9 @@ async def measure_on_services(
 
 
 @contextlib.asynccontextmanager
-async def _started(spec: TopologySpec, groups: Sequence[Group]) -> AsyncIterator[tuple[Topology, Services]]:
+async def _started(
+    spec: TopologySpec, groups: Sequence[Group], rounds: str
+) -> AsyncIterator[tuple[Topology, Services]]:
     variants = [variant for group in groups for variant in group.variants]
     topology = Topology(spec)
     try:
@@ -83,6 +87,7 @@ async def _started(spec: TopologySpec, groups: Sequence[Group]) -> AsyncIterator
             env = {
                 "DRAFTER_ADDRESSES": ",".join(addresses[drafter] for drafter in drafters),
                 "CACHE_DRAFTER": "true" if has_cache else "false",
+                "ROUNDS": rounds,
             }
             fronts[front] = await topology.add_orchestrator(f"orchestrator {len(fronts) + 1}", env)
         yield topology, Services(topology.address, fronts, metrics)

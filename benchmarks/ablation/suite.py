@@ -42,6 +42,7 @@ class AblationSuite:
     prompts: tuple[Prompt, ...]
     plan: Plan
     num_nodes: int
+    rounds: str
     threads: int
 
     def run(self, services: Services) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class AblationSuite:
         return {
             "target": shown(self.target),
             "drafters": {one.kind: shown(Path(one.model)) for one in self.drafters},
+            "rounds": self.rounds,
             "threads": self.threads,
             "num_runs": self.plan.num_runs,
             "max_tokens": self.plan.max_tokens,

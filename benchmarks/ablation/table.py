@@ -25,7 +25,8 @@ def print_ablation(report: Mapping[str, Any], console: Console | None = None) ->
     settings = report["settings"]
     console.print(
         f"{len(settings['prompts'])} prompts x {settings['max_tokens']} tokens x {settings['num_runs']} runs, "
-        f"{settings['threads']} threads; trees and chains of {settings['num_nodes']} nodes.",
+        f"{settings['threads']} threads, {settings['rounds']} rounds; trees and chains of {settings['num_nodes']} "
+        "nodes.",
         markup=False,
     )
     for text in report["notes"]:

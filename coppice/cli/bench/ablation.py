@@ -23,6 +23,7 @@ from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.openmp import set_spin_count
 
+ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 TEMPERATURES = [0.0, 0.7, 1.0]
 # What `--quick` measures, unless an option says otherwise.
 QUICK_TEMPERATURES = [0.0, 1.0]
@@ -44,6 +45,14 @@ def ablation(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Of trees and of chains that are compared.")] = 8,
     masks: Annotated[str, typer.Option(metavar="K,K,…", help="Masks of semi-ar drafters to try.")] = "2,4",
     gammas: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of diffusion blocks to try.")] = "4,8",
+    rounds: Annotated[
+        str,
+        typer.Option(
+            metavar="FORM",
+            help="asynchronous, as it serves; synchronous: each round waits for its draft, so that counts, τ among "
+            "them, do not depend on how busy the machine is, and speed is not what it could be.",
+        ),
+    ] = ASYNCHRONOUS,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
     threads: Threads = 0,
     seed: Seed = 0,
@@ -55,6 +64,8 @@ def ablation(
     set_spin_count()
     require_checkpoint(target, "--target")
     drafters = _drafters(drafter)
+    if rounds not in (ASYNCHRONOUS, SYNCHRONOUS):
+        raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {rounds!r}")
     tried = numbers(masks, "--masks"), numbers(gammas, "--gammas")
     temperatures = choose_temperatures(temperature or (QUICK_TEMPERATURES if quick else TEMPERATURES))
     sizes = QUICK_SIZES if quick else USUAL_SIZES
@@ -74,9 +85,9 @@ def ablation(
     grids = Grids() if quick else Grids(*tried)
     groups = make_groups(drafters, temperatures, nodes, grids)
     plan = Plan(num_runs, length, temperatures, seed)
-    suite = AblationSuite(target, drafters, groups, tuple(chosen), plan, nodes, threads or os.cpu_count() or 1)
+    suite = AblationSuite(target, drafters, groups, tuple(chosen), plan, nodes, rounds, threads or os.cpu_count() or 1)
     spec = TopologySpec(str(target), (), threads=threads)
-    report = run_or_exit(measure_on_services(suite.run, spec, groups))
+    report = run_or_exit(measure_on_services(suite.run, spec, groups, rounds))
     write_json(report, out / "ablation.json")
     plot_ablation(report, out / "ablation.png")
     print_ablation(report)

@@ -122,6 +122,16 @@ def test_the_calibration_error_is_that_of_the_worst_drafter() -> None:
     assert broken_promises({"calibration-error": 0.03}) == []
 
 
+def test_few_nodes_show_an_error_by_chance() -> None:
+    few, many = (observed(nodes, nodes / 2, nodes / 2) for nodes in (25, 2500))
+    # A fair coin's 25 tosses are off by 2 on average, 0.08 of them.
+    assert few.chance_error == pytest.approx(0.08, abs=0.001)
+    assert many.chance_error == pytest.approx(0.008, abs=0.0001)
+    assert few.plus(many).chance_error < few.chance_error
+    assert few.calibration_error == many.calibration_error == 0
+    assert Reading().chance_error is None
+
+
 def test_rows_name_their_group_and_carry_what_was_counted() -> None:
     one = measured(variants.SHAPE, {("small-lm tree", 0.0): (2.0,)}, {"small-lm tree": observed(10, 5, 4)})
     found = {row["name"]: row for row in rows([one])}

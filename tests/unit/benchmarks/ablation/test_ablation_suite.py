@@ -53,7 +53,9 @@ def metrics_url() -> Iterator[str]:
 def make_suite(target: Path) -> AblationSuite:
     prompts = (Prompt("def f(x):", "a"), Prompt("import os" * 20, "b"))
     groups = make_groups([SMALL_LM], TEMPERATURES, 4, Grids())
-    return AblationSuite(target, (SMALL_LM,), groups, prompts, Plan(2, 8, TEMPERATURES, seed=3), 4, threads=1)
+    return AblationSuite(
+        target, (SMALL_LM,), groups, prompts, Plan(2, 8, TEMPERATURES, seed=3), 4, "asynchronous", threads=1
+    )
 
 
 def served(groups: tuple[Group, ...], address: str, url: str, plain: str = "") -> Services:
@@ -101,7 +103,7 @@ def invoke(
     monkeypatch: pytest.MonkeyPatch, target: Path, directory: Path, running: Any, *options: str
 ) -> tuple[int, str]:
     @contextlib.asynccontextmanager
-    async def started(spec: object, groups: tuple[Group, ...]) -> Any:
+    async def started(spec: object, groups: tuple[Group, ...], rounds: str) -> Any:
         yield StandingTopology(), running(groups)
 
     monkeypatch.setattr(ablation_services, "_started", started)
@@ -161,8 +163,9 @@ def test_a_changed_token_is_exit_code_1(
         ("--drafter", "small-lm=again"),
         ("--masks", "x"),
         ("--temperature", "-1"),
+        ("--rounds", "square"),
     ],
-    ids=["two of a kind", "no number", "no temperature"],
+    ids=["two of a kind", "no number", "no temperature", "no rounds"],
 )
 def test_a_wrong_option_is_named(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
