@@ -31,8 +31,8 @@ NUM_TENTHS = 10
 # Nodes of its temperature class after which an observation counts 1/e: cells that are seldom seen age with the others.
 _HORIZON = 4096
 # Promised tokens that a depth's own probabilities are worth, and a depth's ratio to one of its cells.
-_OWN_WEIGHT = 16.0
-_DEPTH_WEIGHT = 8.0
+_OWN_WEIGHT = 48.0
+_DEPTH_WEIGHT = 24.0
 # Nothing becomes more certain than this.
 _MOST = math.log(0.999)
 
