@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -24,11 +25,18 @@ class CoppiceContender:
     """Completions by a running orchestrator under one speculation policy."""
 
     def __init__(
-        self, name: str, channel: grpc.Channel, mode: Mode, max_nodes: int | None = None, setting: str = ""
+        self,
+        name: str,
+        channel: grpc.Channel,
+        mode: Mode,
+        max_nodes: int | None = None,
+        setting: str = "",
+        sources: Sequence[str] = (),
     ) -> None:
+        """Requests name `sources` as those that may draft; without any, all may."""
         self.name = name
         self._stub = _stub(channel)
-        self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=max_nodes)
+        self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=max_nodes, sources=sources)
         self._calls = itertools.count()
         budget = "the server's own" if max_nodes is None else max_nodes
         self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}" + (f", {setting}" if setting else "")

@@ -24,7 +24,7 @@ def plot_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure, (speed, depth) = plt.subplots(1, 2, figsize=FIGURE_INCHES, dpi=DPI)
     _draw_speed(speed, rows)
-    _draw_depth(depth, rows)
+    draw_depth(depth, rows)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
@@ -88,7 +88,8 @@ def _draw_speed(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.legend()
 
 
-def _draw_depth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw_depth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the acceptance by depth of every row that has one."""
     for row in rows:
         shares = row["acceptance_by_depth"]
         if shares:

@@ -14,7 +14,8 @@ from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer
 from coppice.v1 import drafter_pb2_grpc
-from drafter_svc.config import DrafterConfig
+from drafter_svc.acceptance_map import AcceptanceMap
+from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.sequence_traces import SequenceTraces
@@ -35,7 +36,8 @@ def new_service(
         observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
-    return make_service(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline)
+    acceptance = AcceptanceMap(is_applied=config.online_calibration == ON)
+    return make_service(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline, acceptance)
 
 
 async def serve(

@@ -10,8 +10,10 @@ from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ServerTls, server_tls
 from drafter_svc.drafters.registry import KINDS
 
+ON = "on"
+SWITCHES = (ON, OFF)
 DEVICES = ("cpu", "cuda", "auto")
-SWITCH = ("auto", "on", "off")
+DRAFT_AHEAD = ("auto", *SWITCHES)
 # More nodes than any target pays for; it bounds what one message can make us compute.
 MAX_NODES_LIMIT = 4096
 # A terabyte: more is a mistyped number.
@@ -61,6 +63,16 @@ class DrafterConfig:
     draft_ahead: str = "auto"
     # Most forward steps per round that are taken for it.
     draft_ahead_steps: int = 12
+    # Most children of a node that are looked at; 1 drafts chains.
+    draft_children: int = 16
+    # Whether children are chosen with the request's noise (on), or by the drafter's own probabilities alone (off): what
+    # coupling gains is measured so.
+    coupling: str = ON
+    # Whether trees are sent with the acceptance that was observed for nodes like theirs (on), or with the drafter's own
+    # probabilities (off). Outcomes are counted in both cases.
+    online_calibration: str = ON
+    # Of a semi-ar drafter: most masks of a block, of those that it was trained with; 0 takes all.
+    semi_ar_masks: int = 0
     # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with.
     diffusion_steps: int = 1
     diffusion_block: int = 0
@@ -95,8 +107,12 @@ class DrafterConfig:
         _require("DRAFT_WIDTH", 1 <= self.draft_width <= 256, "in 1..256", self.draft_width)
         _require("DRAFT_STEPS", 0 <= self.draft_steps <= 256, "in 0..256", self.draft_steps)
         _require("DRAFT_MIN_PROBABILITY", 0 <= self.draft_min_probability < 1, "in [0, 1)", self.draft_min_probability)
-        _require("DRAFT_AHEAD", self.draft_ahead in SWITCH, f"one of {', '.join(SWITCH)}", self.draft_ahead)
+        _require("DRAFT_AHEAD", self.draft_ahead in DRAFT_AHEAD, f"one of {', '.join(DRAFT_AHEAD)}", self.draft_ahead)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
+        _require("DRAFT_CHILDREN", 1 <= self.draft_children <= 256, "in 1..256", self.draft_children)
+        _require("COUPLING", self.coupling in SWITCHES, "on or off", self.coupling)
+        _require("ONLINE_CALIBRATION", self.online_calibration in SWITCHES, "on or off", self.online_calibration)
+        _require("SEMI_AR_MASKS", 0 <= self.semi_ar_masks <= 64, "in 0..64", self.semi_ar_masks)
         _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
         _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)

@@ -11,6 +11,7 @@ calibrated per checkpoint. Without temperature the noise vanishes and the same f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +27,42 @@ NUCLEUS_TOKENS = 256
 _NEVER = np.float32(-np.inf)
 
 
+# Least scale of what is uncertain where noise is left out: a temperature next to nothing would be none.
+_LEAST_SIGMA = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ChildChoice:
+    """How children are chosen: at most so many of a node are looked at, with the request's noise or without."""
+
+    max_children: int = 16
+    is_coupled: bool = True
+
+    def sigma(self, temperature: float, calibrated: float) -> float:
+        """The scale of what is uncertain: without the noise in hand, it is that of the target's draws."""
+        return calibrated if self.is_coupled or temperature == 0 else max(temperature, _LEAST_SIGMA)
+
+
 class Coupling:
     """One request's way from logits to candidate children.
 
     Penalties look at the committed tokens only, not at the drafted ones: what is skipped costs acceptance alone.
     """
 
-    def __init__(self, sampling: SamplingParams, vocab_size: int, sigma: float, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        vocab_size: int,
+        sigma: float,
+        prompt: Sequence[int],
+        *,
+        is_coupled: bool = True,
+    ) -> None:
+        """Unless it `is_coupled`, noise is left out, and `sigma` should say how far draws scatter."""
         self._sampling = sampling
         self._vocab_size = vocab_size
         self._sigma = np.float32(sigma)
+        self._adds_noise = is_coupled and sampling.temperature > 0
         self._bias = _bias(sampling, vocab_size)
         self._noise = NoiseRows(sampling.seed, vocab_size, sampling.temperature)
         self._seen = np.zeros(vocab_size, bool)
@@ -58,11 +85,11 @@ class Coupling:
         return self._bias is None and not sampling.has_penalties and not truncates
 
     def noise(self, first_position: int, num_positions: int) -> FloatArray:
-        """What is added to logits at consecutive positions [num_positions, vocab]; no rows without temperature.
+        """What is added to logits at consecutive positions [num_positions, vocab]; no rows where there is no noise.
 
         It holds until the coupling is asked for anything else.
         """
-        if self._sampling.temperature == 0:
+        if not self._adds_noise:
             return np.empty((0, self._vocab_size), np.float32)
         return self._noise.at(first_position, num_positions)
 
@@ -75,7 +102,7 @@ class Coupling:
 
     def prepare(self, first_position: int, num_positions: int) -> None:
         """Compute noise for positions to come."""
-        if self._sampling.temperature > 0:
+        if self._adds_noise:
             self._noise.at(first_position, num_positions)
 
     def children(self, logits: FloatArray, positions: Sequence[int], limit: int) -> list[Children]:
@@ -86,7 +113,7 @@ class Coupling:
     def scores(self, logits: FloatArray, positions: Sequence[int]) -> FloatArray:
         """Processed logits plus noise, [rows, vocab], up to a constant per row."""
         scores = self.processed(logits)
-        if self._sampling.temperature == 0:
+        if not self._adds_noise:
             return scores
         first = min(positions)
         noise = self._noise.at(first, max(positions) - first + 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coppice.certificates import Certificates, certificate_metrics
 from coppice.metric import Metric, Prefix
+from drafter_svc.acceptance_map import TEMPERATURE_CLASSES, AcceptanceMap
 from drafter_svc.service import DrafterService
 
 _OWN = Prefix("coppice_drafter_")
@@ -33,4 +34,18 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
     expected = {"drafted_for": counts.num_expected, "dropped": counts.num_dropped + counts.num_gone}
     yield from _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
     yield _OWN.counter("ahead_drafts", "Trees sent behind likely outcomes.", counts.num_ahead)
+    yield from _acceptance_metrics(service.acceptance)
     yield from certificate_metrics(_OWN, server=certificates)
+
+
+def _acceptance_metrics(acceptance: AcceptanceMap) -> Iterator[Metric]:
+    counts = acceptance.counts
+    families: tuple[tuple[str, str, Sequence[Sequence[float]]], ...] = (
+        ("observed_nodes", "Nodes sent whose parent was committed.", counts.nodes),
+        ("expected_acceptance", "Their probabilities, as they were sent, added up.", counts.expected),
+        ("accepted_nodes", "Those of them whose token was the target's.", counts.accepted),
+    )
+    for name, description, values in families:
+        for temperature, by_tenth in zip(TEMPERATURE_CLASSES, values, strict=True):
+            for tenth, value in enumerate(by_tenth):
+                yield _OWN.counter(name, description, value, temperature=temperature, probability=f"{tenth / 10:.1f}")

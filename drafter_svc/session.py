@@ -11,6 +11,7 @@ from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, check_token_ids
 from coppice.tree import TokenTree
+from drafter_svc.acceptance_map import AcceptanceMap, SentTree
 from drafter_svc.drafters.base import (
     AheadDraft,
     AheadSequence,
@@ -102,8 +103,12 @@ class AheadDrafts:
 class Session:
     """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
 
-    def __init__(self, drafter: Drafter, opening: Opening) -> None:
+    def __init__(self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap) -> None:
+        """`acceptance` calibrates what is sent, and learns from what becomes of it. The model thread's own."""
         self._drafter = drafter
+        self._acceptance = acceptance
+        # The last tree, until another is sent.
+        self._sent: SentTree | None = None
         self.request_id = opening.request_id
         self._opening = opening
         self._sequence: DraftSequence | None = None
@@ -156,7 +161,7 @@ class Session:
         has_news, self._has_news = self._has_news, False
         if not has_news or self._max_nodes == 0:
             return None
-        return Draft(self._length, sequence.draft(self._max_nodes, self._row_multiple))
+        return self._calibrated(sequence.draft(self._max_nodes, self._row_multiple))
 
     def expect(self, base_length: int, tree: TokenTree) -> bool:
         """Draft ahead behind this tree's outcomes; whether it will. On the model thread.
@@ -182,6 +187,13 @@ class Session:
         """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
         return not self.closed and self._sequence is not None and self._sequence.prepare()
 
+    def _calibrated(self, tree: TokenTree) -> Draft:
+        """The draft to send. Sampled trees go as they are: what they hold decides what is committed."""
+        if self._opening.is_sampled:
+            return Draft(self._length, tree)
+        self._sent = self._acceptance.calibrated(tree, self._opening.sampling.temperature)
+        return Draft(self._length, self._sent.tree)
+
     def _take_in(self) -> DraftSequence:
         if self._sequence is None:
             self._sequence = self._open()
@@ -204,6 +216,8 @@ class Session:
                 "outcome.base_length", f"is {outcome.base_length}, but {self._length} tokens are committed"
             )
         check_token_ids("outcome.token_ids", outcome.token_ids, self._drafter.info.vocab_size)
+        if self._sent is not None:
+            self._sent.follow(outcome.token_ids)
         sequence.extend(outcome.token_ids, outcome.features)
         self._length += len(outcome.token_ids)
         if outcome.max_nodes is not None:

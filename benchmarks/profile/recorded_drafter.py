@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from benchmarks.profile.records import DIRECTORY_VARIABLE, DRAFTER_FILE, DraftRecord, now_s, write_records
 from drafter_svc.__main__ import main as run_drafter
+from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.service import DrafterService
 from drafter_svc.session import Draft, Opening, Session
@@ -17,8 +18,8 @@ from drafter_svc.session import Draft, Opening, Session
 class RecordedSession(Session):
     """A sequence whose drafts are written down."""
 
-    def __init__(self, drafter: Drafter, opening: Opening, kept: list[DraftRecord]) -> None:
-        super().__init__(drafter, opening)
+    def __init__(self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap, kept: list[DraftRecord]) -> None:
+        super().__init__(drafter, opening, acceptance)
         self._kept = kept
         self._num_known = 0
         self._asked_s = 0.0
@@ -60,7 +61,7 @@ class RecordedService(DrafterService):
     def new_session(self, opening: Opening) -> Session:
         """A session that counts against the limit until `release`."""
         super().new_session(opening)
-        return RecordedSession(self.drafter, opening, self.kept)
+        return RecordedSession(self.drafter, opening, self.acceptance, self.kept)
 
 
 def main() -> int:

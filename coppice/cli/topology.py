@@ -154,6 +154,17 @@ class Topology:
         own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
         return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
 
+    async def add_drafter(
+        self, name: str, drafter: DrafterSpec, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S
+    ) -> str:
+        """Start one more drafter, which no orchestrator knows yet; returns the address that it serves on.
+
+        Raises:
+            ChildError: it did not start.
+        """
+        child = await self._launch(name, self._spec.drafter_module, {**self._drafter_env(drafter), **env})
+        return await child.ready(timeout_s)
+
     async def failed(self) -> ChildError:
         """Wait until a service ends by itself; returns what there is to say about it."""
         waits = [asyncio.create_task(child.ended()) for child in self._children]

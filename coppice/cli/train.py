@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -80,48 +80,48 @@ Samples = Annotated[int, typer.Option(help="Continuations of the target to train
 CorpusRows = Annotated[int, typer.Option(help="Rows of corpus text to train on.")]
 
 
-@app.command("semi-ar")
-def semi_ar(
-    corpus: Corpus = None,
-    out: Path = MODELS / "semi-ar",
-    target_dir: TargetDir = MODELS / "target",
-    start: Start = MODELS / "small-lm",
-    steps: int = 3000,
-    samples: Samples = 768,
-    corpus_rows: CorpusRows = 1536,
-    seed: int = 0,
-    threads: Threads = 0,
-) -> None:
-    """Teach the small LM to predict a block of tokens in one pass, by masks behind the last token."""
-    set_threads(threads)
-    from drafter_svc.training.semi_ar import semi_ar_recipe, train_semi_ar
-    from training.corpus import default_roots
+def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
+    """Add the command that trains a kind of block drafter; `load` imports what makes its recipe and what follows it."""
 
-    with mistakes_as_messages():
-        recipe = semi_ar_recipe(steps, samples, corpus_rows, seed)
-        train_semi_ar(corpus or default_roots(), target_dir, start, out, recipe)
+    def train(
+        corpus: Corpus = None,
+        out: Path = MODELS / kind,
+        target_dir: TargetDir = MODELS / "target",
+        start: Start = MODELS / "small-lm",
+        steps: int = 3000,
+        samples: Samples = 768,
+        corpus_rows: CorpusRows = 1536,
+        seed: int = 0,
+        threads: Threads = 0,
+    ) -> None:
+        set_threads(threads)
+        from training.corpus import default_roots
+
+        make_recipe, follow = load()
+        with mistakes_as_messages():
+            follow(corpus or default_roots(), target_dir, start, out, make_recipe(steps, samples, corpus_rows, seed))
+
+    app.command(kind, help=text)(train)
 
 
-@app.command()
-def diffusion(
-    corpus: Corpus = None,
-    out: Path = MODELS / "diffusion",
-    target_dir: TargetDir = MODELS / "target",
-    start: Start = MODELS / "small-lm",
-    steps: int = 3000,
-    samples: Samples = 768,
-    corpus_rows: CorpusRows = 1536,
-    seed: int = 0,
-    threads: Threads = 0,
-) -> None:
-    """Train a masked-diffusion drafter from the small LM, and align it with the target."""
-    set_threads(threads)
-    from drafter_svc.training.diffusion import diffusion_recipe, train_diffusion
-    from training.corpus import default_roots
+def _semi_ar() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    from drafter_svc.training import semi_ar
 
-    with mistakes_as_messages():
-        recipe = diffusion_recipe(steps, samples, corpus_rows, seed)
-        train_diffusion(corpus or default_roots(), target_dir, start, out, recipe)
+    return semi_ar.semi_ar_recipe, semi_ar.train_semi_ar
+
+
+def _diffusion() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    from drafter_svc.training import diffusion
+
+    return diffusion.diffusion_recipe, diffusion.train_diffusion
+
+
+_block_command(
+    "semi-ar", "Teach the small LM to predict a block of tokens in one pass, by masks behind the last token.", _semi_ar
+)
+_block_command(
+    "diffusion", "Train a masked-diffusion drafter from the small LM, and align it with the target.", _diffusion
+)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from coppice.marginal_tree import marginal_tree
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.tree_limits import Children, TreeLimits
-from drafter_svc.config import DrafterConfig
-from drafter_svc.coupling import Coupling
+from drafter_svc.config import ON, DrafterConfig
+from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
@@ -32,11 +32,10 @@ from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
 
 MIB = 1024 * 1024
-# Most children of one node that are looked at.
-MAX_CHILDREN = 16
 # Tokens that the warm-up commits, enough to reach every path through the code.
 _WARM_UP_ROUNDS = 3
 _ONE = np.float32(1)
+COUPLED = ChildChoice()
 
 # One pass over a block of the given ids; the children of the last committed token, then of each of the block's rows.
 Look = Callable[[Sequence[int]], list[Children]]
@@ -97,7 +96,8 @@ def load_block_lm(
         max_nodes=config.max_nodes,
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
-    return BlockLm(forward, info, calibration, block, limits, PrefixBlocks(config.prefix_mib * MIB))
+    choice = ChildChoice(config.draft_children, config.coupling == ON)
+    return BlockLm(forward, info, calibration, block, limits, PrefixBlocks(config.prefix_mib * MIB), choice)
 
 
 class BlockLm:
@@ -111,6 +111,7 @@ class BlockLm:
         block: BlockKind,
         limits: TreeLimits,
         prefixes: PrefixBlocks | None = None,
+        choice: ChildChoice = COUPLED,
     ) -> None:
         """Without `prefixes` nothing of prompts is kept."""
         self.info = info
@@ -119,14 +120,18 @@ class BlockLm:
         self._calibration = calibration
         self._block = block
         self._limits = limits
+        self._choice = choice
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
         # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
-        coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt)
-        sigmas = self._calibration.sigmas_at(sampling.temperature, 1 + self._block.max_masks)
+        choice, temperature = self._choice, sampling.temperature
+        coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
+        calibrated = self._calibration.sigmas_at(temperature, 1 + self._block.max_masks)
+        sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
         cache = TreeCache(self._forward, Beginning(self.prefixes, cache_salt))
-        return BlockLmSequence(cache, self.info, self._block, coupling, sigmas, self._limits, prompt)
+        limits, max_children = self._limits, choice.max_children
+        return BlockLmSequence(cache, self.info, self._block, coupling, sigmas, limits, prompt, max_children)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise."""
@@ -150,12 +155,14 @@ class BlockLmSequence:
         sigmas: FloatArray,
         limits: TreeLimits,
         prompt: Sequence[int],
+        max_children: int = COUPLED.max_children,
     ) -> None:
         self._cache = cache
         self._info = info
         self._block = block
         self._coupling = coupling
         self._sigmas = sigmas
+        self._max_children = max_children
         self._limits = limits
         self._unread = list(prompt)
         self._length = len(prompt)
@@ -204,7 +211,7 @@ class BlockLmSequence:
         children: list[Children] = []
         if len(logits):
             scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._length + depths).tolist())
-            children = top_children(scores / self._sigmas[depths, None], _ONE, MAX_CHILDREN)
+            children = top_children(scores / self._sigmas[depths, None], _ONE, self._max_children)
         if first == 0:
             self._root = children.pop(0)
         if self._root is None:

@@ -8,6 +8,7 @@ one as ever, the first mask the one behind that. A mask sees the committed token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from coppice.tree_limits import Children
@@ -26,20 +27,24 @@ def load(config: DrafterConfig) -> BlockLm:
         OSError, ValueError: the checkpoint cannot be read.
     """
     calibration = load_block_calibration(config.model, KIND)
-    return load_block_lm(config, KIND, calibration, SemiAr)
+    return load_block_lm(config, KIND, calibration, partial(SemiAr, most=config.semi_ar_masks))
 
 
 @dataclass(frozen=True, slots=True)
 class SemiAr:
-    """One pass over as many masks as the tree may be deep, each with an embedding of its own place."""
+    """One pass over as many masks as the tree may be deep, each with an embedding of its own place.
+
+    At most `most` of them, where it is not 0.
+    """
 
     sees_all: ClassVar[bool] = False
     mask_ids: tuple[int, ...]
+    most: int = 0
 
     @property
     def max_masks(self) -> int:
-        """As many as were trained."""
-        return len(self.mask_ids)
+        """As many as were trained, or fewer."""
+        return min(self.most or len(self.mask_ids), len(self.mask_ids))
 
     def num_masks(self, max_nodes: int) -> int:
         """Deeper than it has nodes no tree can be; a mask does not see those behind it, and misses none."""

@@ -14,8 +14,8 @@ import torch
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_limits import Children, TreeLimits
-from drafter_svc.config import DrafterConfig
-from drafter_svc.coupling import Coupling
+from drafter_svc.config import ON, DrafterConfig
+from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.drafters.checkpoint import (
     Calibration,
@@ -37,14 +37,13 @@ logger = logging.getLogger(__name__)
 
 KIND = "small-lm"
 MIB = 1024 * 1024
-# Most children of one node that are looked at.
-MAX_CHILDREN = 16
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
 MAX_PREPARED = 32
 # Shares of right children by rank that the shape of sampled trees is planned with where none were measured.
 UNMEASURED_ACCEPTANCE = (0.6, 0.15, 0.05)
 _NO_ROW = -2
 NO_CHILDREN = Children((), ())
+COUPLED = ChildChoice()
 # Tokens that the warm-up commits, enough to reach every path through the code.
 _WARM_UP_ROUNDS = 3
 
@@ -79,7 +78,8 @@ def load(config: DrafterConfig) -> SmallLm:
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
-    return SmallLm(forward, info, calibration, limits, ahead, prefixes)
+    choice = ChildChoice(config.draft_children, config.coupling == ON)
+    return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice)
 
 
 NO_DRAFT_AHEAD = DraftAhead()
@@ -96,6 +96,7 @@ class SmallLm:
         limits: TreeLimits,
         ahead: DraftAhead = NO_DRAFT_AHEAD,
         prefixes: PrefixBlocks | None = None,
+        choice: ChildChoice = COUPLED,
     ) -> None:
         """Without `prefixes` nothing of prompts is kept."""
         self.info = info
@@ -104,13 +105,16 @@ class SmallLm:
         self._forward = forward
         self._calibration = calibration
         self._limits = limits
+        self._choice = choice
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
-        sigma = self._calibration.sigma_at(sampling.temperature)
-        coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt)
+        temperature = sampling.temperature
+        sigma = self._choice.sigma(temperature, self._calibration.sigma_at(temperature))
+        coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt, is_coupled=self._choice.is_coupled)
         beginning = Beginning(self.prefixes, cache_salt)
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning)
+        max_children = self._choice.max_children
+        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning, max_children)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
@@ -152,11 +156,13 @@ class SmallLmSequence:
         prompt: Sequence[int],
         ahead: DraftAhead = NO_DRAFT_AHEAD,
         beginning: Beginning | None = None,
+        max_children: int = COUPLED.max_children,
     ) -> None:
         self._cache = TreeCache(forward, beginning)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
+        self._max_children = max_children
         self._max_nodes = limits.max_nodes
         # Those of the last draft: budgets seldom change.
         self._limits = limits
@@ -240,7 +246,8 @@ class SmallLmSequence:
         """Read nodes in one forward pass."""
         depths = [row.depth for row in rows]
         logits = self._cache.grow([row.token_id for row in rows], [row.parent_row for row in rows], depths)
-        self._cache.note(self._coupling.children(logits, [self._length + depth for depth in depths], MAX_CHILDREN))
+        positions = [self._length + depth for depth in depths]
+        self._cache.note(self._coupling.children(logits, positions, self._max_children))
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
         """The best tree behind a row at this depth, of what has been read."""
@@ -263,7 +270,7 @@ class SmallLmSequence:
         if self._deepest <= limits.max_steps:
             limits = replace(limits, max_depth=self._deepest)
         found = self._cache.search(
-            WholeSearch(self._unread, self._root, noise, self._coupling.sigma, limits, MAX_CHILDREN)
+            WholeSearch(self._unread, self._root, noise, self._coupling.sigma, limits, self._max_children)
         )
         if found is None:
             return None
@@ -315,7 +322,7 @@ class SmallLmSequence:
         self._follow()
         if self._unread:
             logits = self._cache.extend(self._unread)
-            [self._root] = self._coupling.children(logits[None], [self._length], MAX_CHILDREN)
+            [self._root] = self._coupling.children(logits[None], [self._length], self._max_children)
             self._unread.clear()
         if self._root is None:
             raise RuntimeError("a sequence without tokens was asked for a draft")

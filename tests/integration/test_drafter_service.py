@@ -15,6 +15,7 @@ from coppice.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc
 from coppice.wire import sampling_to_proto
+from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, DraftSequence
@@ -58,12 +59,13 @@ def drafter(checkpoint: Path) -> Drafter:
     return drafter
 
 
-async def serving(drafter: Drafter) -> AsyncIterator[Stub]:
-    """A stub for a server of this drafter."""
+async def serving(drafter: Drafter, *, calibrates: bool = False) -> AsyncIterator[Stub]:
+    """A stub for a server of this drafter, which sends the drafter's own probabilities unless it `calibrates`."""
     thread = ModelThread()
     thread.start()
     server = rpc.Server([SERVICE_NAME])
-    service = DrafterService(drafter, thread, MAX_NODES, MAX_SEQUENCES)
+    acceptance = AcceptanceMap(is_applied=calibrates)
+    service = DrafterService(drafter, thread, MAX_NODES, MAX_SEQUENCES, acceptance=acceptance)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     port = await server.start("127.0.0.1:0")
     async with rpc.open_channel(f"127.0.0.1:{port}") as channel:
@@ -111,6 +113,26 @@ async def test_trees_follow_the_committed_tokens(peer: Peer, drafter: Drafter, t
     await peer.tree(1, len(committed))
     await peer.send(1, close=pb.CloseDraft())
     assert await peer.finish() == []
+
+
+async def test_calibration_changes_the_probabilities_that_are_sent_and_no_tree(drafter: Drafter) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    message = pb.OpenDraft(prompt_token_ids=PROMPT, sampling=sampling_to_proto(sampling), max_nodes=8)
+    committed, num_changed = PROMPT, 0
+    async for stub in serving(drafter, calibrates=True):
+        peer = Peer(stub)
+        await peer.send(1, open=message)
+        for _ in range(4):
+            tree = await peer.tree(1, len(committed))
+            expected = expected_tree(drafter, committed, sampling, 8)
+            assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
+            num_changed += tree.log_probs != pytest.approx(expected.log_probs, abs=1e-4)
+            # Nothing that was drafted is ever right.
+            wrong = next(token for token in range(VOCAB) if token not in tree.token_ids)
+            await peer.commit(1, len(committed), wrong)
+            committed += (wrong,)
+        await peer.finish()
+    assert num_changed == 3
 
 
 async def test_sequences_share_a_stream_without_touching_each_other(peer: Peer, drafter: Drafter) -> None:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from coppice.cli.bench import cache, latency, load, overhead, overload, passes, profile, prompts, throughput, timeline
+from coppice.cli.bench import (
+    ablation,
+    cache,
+    latency,
+    load,
+    overhead,
+    overload,
+    passes,
+    profile,
+    prompts,
+    throughput,
+    timeline,
+)
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
 app.command()(prompts.prompts)
@@ -17,3 +29,4 @@ app.command()(overhead.overhead)
 app.command()(profile.profile)
 app.command()(cache.cache)
 app.command()(timeline.timeline)
+app.command()(ablation.ablation)

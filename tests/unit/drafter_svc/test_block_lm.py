@@ -14,6 +14,7 @@ from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_lm import BlockKind, BlockLm, BlockLmSequence
@@ -229,3 +230,17 @@ def test_warm_up_reaches_the_end(llama: LlamaForCausalLM) -> None:
         drafter = make_drafter(llama, kind)
         drafter.warm_up()
         assert isinstance(drafter.open(PROMPT, SamplingParams()), BlockLmSequence)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_child_a_node_is_a_chain_and_without_coupling_seeds_say_nothing(llama: LlamaForCausalLM, kind: str) -> None:
+    drafter = make_drafter(llama, kind, choice=ChildChoice(1, is_coupled=False))
+    first, second = (drafter.open((1, 2, 3), SamplingParams(temperature=1.0, seed=seed)).draft(9) for seed in (1, 2))
+    assert first == second
+    assert len(first) > 1
+    assert first.parents == tuple(range(-1, len(first) - 1))
+
+
+def test_fewer_masks_than_were_trained_make_shallower_trees() -> None:
+    assert SemiAr(MASKS, most=2).num_masks(30) == 2
+    assert SemiAr(MASKS, most=len(MASKS) + 5).max_masks == SemiAr(MASKS).max_masks == len(MASKS)

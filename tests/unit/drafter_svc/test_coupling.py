@@ -15,7 +15,7 @@ from coppice.likeliest_tokens import library_top_scores, top_children
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
 from coppice.top_scores import top_scores
-from drafter_svc.coupling import Coupling, FloatArray
+from drafter_svc.coupling import ChildChoice, Coupling, FloatArray
 
 VOCAB = 300
 
@@ -164,3 +164,22 @@ print(json.dumps(likeliest_tokens.top_children(scores, np.float32(0.7), 6)))
     ):
         assert token_ids == children.token_ids
         assert log_probs == pytest.approx(children.log_probs, abs=1e-4)
+
+
+def test_without_coupling_children_are_the_drafter_s_likeliest_whatever_the_seed() -> None:
+    logits = random_logits(8)
+    for seed in (1, 2):
+        sampling = SamplingParams(temperature=0.7, seed=seed)
+        sigma = ChildChoice(is_coupled=False).sigma(0.7, calibrated=0.5)
+        coupling = Coupling(sampling, VOCAB, sigma, [1], is_coupled=False)
+        coupling.prepare(7, 4)
+        [children] = coupling.children(logits, [7], 5)
+        assert list(children.token_ids) == np.argsort(-logits[0])[:5].tolist()
+        # What the target draws from, if it is as the drafter says.
+        expected = np.log(softmax(logits[0].astype(np.float64) / 0.7))[list(children.token_ids)]
+        assert list(children.log_probs) == pytest.approx(expected.tolist(), abs=1e-4)
+        assert len(coupling.noise(7, 3)) == 0
+
+
+def test_greedy_requests_have_no_noise_to_leave_out() -> None:
+    assert ChildChoice(is_coupled=False).sigma(0.0, calibrated=0.5) == ChildChoice().sigma(0.0, 0.5) == 0.5

@@ -17,6 +17,7 @@ from coppice.sampling import SamplingParams
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.tree import ROOT, TokenTree, chain
 from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
@@ -205,7 +206,7 @@ def test_a_session_drafts_ahead_for_its_own_length_alone_and_never_where_rounds_
 ) -> None:
     drafter, forward = make_drafter(llama, ahead_steps=8)
     sampling = SamplingParams(temperature=1.0, seed=4)
-    session = Session(drafter, Opening(PROMPT, sampling, 10, is_synchronous=synchronous))
+    session = Session(drafter, Opening(PROMPT, sampling, 10, is_synchronous=synchronous), AcceptanceMap())
     assert not session.expect(len(PROMPT), chain([1]))
     draft = session.advance()
     assert draft is not None

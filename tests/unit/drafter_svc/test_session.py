@@ -9,6 +9,7 @@ import pytest
 from coppice.errors import InvalidRequestError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
+from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.prefix_blocks import PrefixBlocks
 from drafter_svc.session import Draft, Opening, Outcome, Session
@@ -56,7 +57,7 @@ class CountingDrafter:
 
 def new_session(max_nodes: int = 4) -> tuple[Session, CountingDrafter]:
     drafter = CountingDrafter()
-    return Session(drafter, Opening((1, 2, 3), SamplingParams(), max_nodes)), drafter
+    return Session(drafter, Opening((1, 2, 3), SamplingParams(), max_nodes), AcceptanceMap()), drafter
 
 
 def outcome(

@@ -13,6 +13,7 @@ from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from coppice.tree_limits import TreeLimits
+from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, load_calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
@@ -136,3 +137,22 @@ def test_a_calibration_file_that_makes_no_sense_is_refused(tmp_path: Path, conte
     (tmp_path / "drafter.json").write_text(content)
     with pytest.raises(IncompatibleError, match=r"drafter\.json"):
         load_calibration(str(tmp_path))
+
+
+def test_one_child_a_node_is_a_chain_of_the_likeliest(llama: LlamaForCausalLM) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    tree = make_drafter(llama).open(PROMPT, sampling).draft(12)
+    drafter = make_drafter(llama, max_steps=3)
+    one = SmallLm(drafter._forward, drafter.info, drafter._calibration, drafter._limits, choice=ChildChoice(1))
+    chain = one.open(PROMPT, sampling).draft(12)
+    assert chain.parents == (-1, 0, 1, 2)
+    assert chain.token_ids[0] == tree.token_ids[0]
+
+
+def test_without_coupling_the_tree_does_not_know_the_seed(llama: LlamaForCausalLM) -> None:
+    coupled = make_drafter(llama)
+    choice = ChildChoice(is_coupled=False)
+    drafter = SmallLm(coupled._forward, coupled.info, coupled._calibration, coupled._limits, choice=choice)
+    first, second = (drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=seed)).draft(12) for seed in (1, 2))
+    assert first == second
+    assert coupled.open(PROMPT, SamplingParams(temperature=1.0, seed=1)).draft(12).token_ids != first.token_ids

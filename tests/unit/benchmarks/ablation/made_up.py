@@ -1,0 +1,73 @@
+"""Drafters and samples that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.ablation.measure import Measured
+from benchmarks.ablation.meters import Reading
+from benchmarks.ablation.variants import Group, Variant
+from benchmarks.contenders import Completion, Task
+from benchmarks.latency import Sample
+from benchmarks.summary import OFF, ON, Samples
+from coppice.cli.topology import DrafterSpec
+
+SMALL_LM = DrafterSpec("small-lm", "models/small-lm")
+SEMI_AR = DrafterSpec("semi-ar", "models/semi-ar")
+DIFFUSION = DrafterSpec("diffusion", "models/diffusion")
+NUM_TOKENS = 120
+
+
+@dataclass(frozen=True)
+class NamedContender:
+    """A contender that is only looked at."""
+
+    name: str
+    note: str = "made up"
+
+    def complete(self, task: Task) -> Completion:
+        raise NotImplementedError
+
+
+def measured(
+    group: str,
+    taus: Mapping[tuple[str, float], Iterable[float]],
+    readings: Mapping[str, Reading] | None = None,
+    outputs: Mapping[str, int] | None = None,
+) -> Measured:
+    """A group of variants with these τ by name and temperature, run by run, and speculation off; tokens/s are 100 τ.
+
+    What is in `outputs` says another token than speculation off.
+    """
+    samples = []
+    temperatures = tuple(dict.fromkeys(temperature for _, temperature in taus))
+    named = {(f"{ON} {name}", temperature): tuple(values) for (name, temperature), values in taus.items()}
+    num_runs = len(next(iter(named.values())))
+    named |= {(OFF, temperature): (1.0,) * num_runs for temperature in temperatures}
+    for (name, temperature), values in named.items():
+        for run, tau in enumerate(values):
+            rounds = round(NUM_TOKENS / tau)
+            tokens = ((outputs or {}).get(name, 1),) * NUM_TOKENS
+            completion = Completion(tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1)
+            samples.append(Sample(name, temperature, run, 0, completion))
+    variants = tuple(Variant(name, (), ()) for name in dict.fromkeys(name for name, _ in taus))
+    contenders = tuple(NamedContender(name) for name in dict.fromkeys(name for name, _ in named))
+    by_contender = {
+        (f"{ON} {name}", temperature): reading
+        for name, reading in (readings or {}).items()
+        for temperature in temperatures[:1]
+    }
+    return Measured(Group(group, variants, temperatures), Samples(samples), contenders, by_contender)
+
+
+def observed(nodes: float, expected: float, accepted: float, probability: str = "0.5") -> Reading:
+    """What a drafter counted in one tenth of probability."""
+    labels = (("probability", probability), ("temperature", "0"))
+    return Reading(
+        {
+            ("coppice_drafter_observed_nodes_total", labels): nodes,
+            ("coppice_drafter_expected_acceptance_total", labels): expected,
+            ("coppice_drafter_accepted_nodes_total", labels): accepted,
+        }
+    )
