@@ -24,7 +24,7 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
-# Where tests marked `processes` are (tests/conftest.py sees to it); collecting all others takes half a minute.
+# Where tests marked `processes` are (tests/conftest.py sees to it): the second run need not collect all others.
 ALONE := tests/e2e tests/faults tests/gpu
 
 # Two runs; failures of the first do not skip the second. Two at a time, file by file, run tests for which it does not
