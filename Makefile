@@ -24,6 +24,9 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
+# Where tests marked `processes` are (tests/conftest.py sees to it): the second run need not collect all others.
+ALONE := tests/e2e tests/faults tests/gpu
+
 # Two runs; failures of the first do not skip the second. Two at a time, file by file, run tests for which it does not
 # matter how busy the machine is, longest files first (tests/conftest.py); the others have it to themselves.
 test: ## Run the whole test suite, or what PYTEST_ARGS says
@@ -33,7 +36,7 @@ ifdef PYTEST_ARGS
 else
 	@failed=0; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not processes" -n 2 --dist loadfile --no-loadscope-reorder || failed=1; \
-	$(BIN)/python -m pytest -m processes || failed=1; \
+	$(BIN)/python -m pytest -m processes $(ALONE) || failed=1; \
 	exit $$failed
 endif
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ StartFakes = Callable[..., Any]
 TESTS = Path(__file__).parent
 # Everything there needs the machine, or its accelerator, for itself.
 ALONE = ("e2e", "gpu")
+# Where tests are that have the mark: the second run of `make test` collects no others.
+MARKED = (*ALONE, "faults")
 # Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
 LONG = (
     "unit/drafter_svc/test_compiled_search.py",
@@ -38,10 +41,19 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is not to run beside other tests (`make test`), and begin with what takes long."""
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in ALONE:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in ALONE:
             item.add_marker(pytest.mark.processes)
+        if folder not in MARKED and item.get_closest_marker("processes"):
+            raise pytest.UsageError(f"{item.nodeid} is marked `processes`; `make test` looks in {', '.join(MARKED)}")
     places = {TESTS / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+def pytest_runtest_setup() -> None:
+    """Begin with one thread of torch, whatever an earlier test has set: waiting threads take the other test's core."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @contextlib.asynccontextmanager

@@ -44,6 +44,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     fails_with: sampling_pb2.FinishReason | int | None = None
     # Fails the sequences with this seed only.
     fails_seed: int | None = None
+    # By seed: the passes of its sequences wait until it is set.
+    gates: dict[int, asyncio.Event] = field(default_factory=dict)
     shared_block_tokens: int = 0
     row_multiple: int = 0
     # Keeps late drafts and what rounds leave over, as the real one does.
@@ -204,6 +206,8 @@ class _VerifierStream:
             tree = sequence.mailbox.pop(base, EMPTY_TREE)
             if fake.reroots:
                 tree = sequence.kept.prune(sequence.budget)
+            if gate := fake.gates.get(opening.sampling.seed):
+                await gate.wait()
             await asyncio.sleep(fake.pass_s)
             committed, accepted = follow(fake.target, sequence.tokens, opening.sampling.seed, tree)
             finish = None

@@ -54,7 +54,7 @@ async def public_door() -> AsyncIterator[PublicDoor]:
 async def verifier_door(checkpoint: Path) -> AsyncIterator[VerifierDoor]:
     """A whole verifier whose queue and cache are short."""
     torch.set_num_threads(1)
-    target, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1))
+    target, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=1))
     engine = Engine(target, info, SchedulerLimits(max_sequences=3, max_queued=3, prefill_chunk=16), MAX_NODES)
     engine.start()
     try:

@@ -118,9 +118,17 @@ async def killable() -> AsyncIterator[Killable]:
 
 
 async def kill_run(
-    deployment: Killable, kind: str, number: int, seed: int, tell: Callable[[str], None] = lambda _: None
+    deployment: Killable,
+    kind: str,
+    number: int,
+    seed: int,
+    tell: Callable[[str], None] = lambda _: None,
+    pause_s: float = 0.0,
 ) -> Kills:
-    """Kill one service so many times at random moments under load; then look what is left."""
+    """Kill one service so many times at random moments under load; then look what is left.
+
+    Clients pause for up to `pause_s` between two requests.
+    """
     chance = random.Random(f"{seed}/{kind}")
     result = Kills()
     await deployment.drafter_is_found()
@@ -128,7 +136,9 @@ async def kill_run(
     started = time.monotonic()
     stopping = asyncio.Event()
     clients = [
-        asyncio.create_task(_client(deployment.address, cases, random.Random(f"{seed}/{client}"), stopping, result))
+        asyncio.create_task(
+            _client(deployment.address, cases, random.Random(f"{seed}/{client}"), stopping, result, pause_s)
+        )
         for client in range(NUM_CLIENTS)
     ]
     try:
@@ -151,12 +161,13 @@ async def kill_run(
 
 
 async def _client(
-    address: str, cases: Sequence[Case], chance: random.Random, stopping: asyncio.Event, result: Kills
+    address: str, cases: Sequence[Case], chance: random.Random, stopping: asyncio.Event, result: Kills, pause_s: float
 ) -> None:
     """One request after the other, each to its end."""
     async with Client(address) as client:
         while not stopping.is_set():
             await _request(client, chance.choice(cases), result)
+            await asyncio.sleep(chance.uniform(0, pause_s))
 
 
 async def _request(client: Client, case: Case, result: Kills) -> None:

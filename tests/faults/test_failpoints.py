@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from coppice.client import Client, Options, RequestFailedError
 from orchestrator.app import Orchestrator, running
@@ -83,26 +85,42 @@ def left(orchestrator: Orchestrator) -> int:
     return orchestrator.verifiers.num_sequences + orchestrator.service.num_requests
 
 
-@pytest.mark.parametrize("name", FAILPOINTS)
-async def test_who_is_hit_fails_alone_and_nothing_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, error = FAILPOINTS[name]
-    owner, method = found(path)
+@dataclass(frozen=True)
+class Services:
+    """All three for all tests, since each leaves them as they were; what they answer undisturbed."""
+
+    orchestrator: Orchestrator
+    client: Client
+    undisturbed: list[tuple[int, ...] | RequestFailedError]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def services() -> AsyncIterator[Services]:
     async with tiny_verifier([]) as verifier, tiny_drafter([]) as drafter:
         config = Config(verifier, (drafter,), connect_timeout_s=10.0, grace_s=0.0, planner="fixed")
         async with running(config) as orchestrator, Client(orchestrator.address) as client:
-            undisturbed = await answers(client)
-            failpoint = Failpoint(getattr(owner, method), error, EVERY)
-            with monkeypatch.context() as patched:
-                patched.setattr(owner, method, failpoint.method())
-                disturbed = await answers(client)
-            ends = Counter(
-                end.code if isinstance(end, RequestFailedError) else "same" if end == plain else "wrong"
-                for plain, end in zip(undisturbed, disturbed, strict=True)
-            )
-            assert failpoint.num_raised > 0
-            assert ends.keys() <= {"same", *FAILURES}, ends
-            assert ends["same"] > NUM_REQUESTS / 4, ends
-            if name in HARMLESS:
-                assert ends["same"] == NUM_REQUESTS, ends
-            assert await answers(client) == undisturbed
-            await eventually(lambda: left(orchestrator) == 0)
+            yield Services(orchestrator, client, await answers(client))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", FAILPOINTS)
+async def test_who_is_hit_fails_alone_and_nothing_is_left(
+    name: str, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, error = FAILPOINTS[name]
+    owner, method = found(path)
+    failpoint = Failpoint(getattr(owner, method), error, EVERY)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, method, failpoint.method())
+        disturbed = await answers(services.client)
+    ends = Counter(
+        end.code if isinstance(end, RequestFailedError) else "same" if end == plain else "wrong"
+        for plain, end in zip(services.undisturbed, disturbed, strict=True)
+    )
+    assert failpoint.num_raised > 0
+    assert ends.keys() <= {"same", *FAILURES}, ends
+    assert ends["same"] > NUM_REQUESTS / 4, ends
+    if name in HARMLESS:
+        assert ends["same"] == NUM_REQUESTS, ends
+    assert await answers(services.client) == services.undisturbed
+    await eventually(lambda: left(services.orchestrator) == 0)

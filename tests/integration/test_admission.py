@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,7 @@ import grpc
 import pytest
 
 from coppice.client import Client, Options, RequestFailedError
+from coppice.completion import Completion
 from coppice.v1 import inference_pb2
 from orchestrator.admission import Ticket
 from orchestrator.app import Orchestrator
@@ -150,21 +152,49 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused_at_once(start_
 
 
 async def test_a_flood_of_one_tenant_does_not_keep_another_waiting(start_fakes: StartFakes) -> None:
-    verifier = FakeVerifier(pass_s=0.002)
+    """Places become free when the test says so, and the flood keeps the queue full."""
+    verifier = FakeVerifier(gates={seed: asyncio.Event() for seed in range(100, 128)})
+    seeds = iter(verifier.gates)
+    calls: dict[int, asyncio.Task[Completion]] = {}
+
+    def options(seed: int) -> Options:
+        return Options(max_tokens=20, seed=seed, ignore_eos=True)
+
+    def opened() -> list[int]:
+        return [opening.sampling.seed for opening in verifier.opened]
+
     async with start_fakes(verifier, max_requests=2, max_queued=20) as (flooding, orchestrator):
-        options = Options(max_tokens=20, seed=1, ignore_eos=True)
-        async with Client(flooding.address, tenant="calm") as calm:
-            flood = [asyncio.create_task(flooding.generate(PROMPT, options)) for _ in range(22)]
+
+        async def flood(num_calls: int) -> None:
+            for seed in itertools.islice(seeds, num_calls):
+                calls[seed] = asyncio.create_task(flooding.generate(PROMPT, options(seed)))
             await eventually(lambda: waits(orchestrator, 2, 20))
-            # The queue is full, and makes room for them; they are next, and never more than one of them waits.
-            for _ in range(4):
-                assert list((await calm.generate(PROMPT, options)).token_ids) == plain(babble, PROMPT, 20, 1)
-            assert sum(call.done() and call.exception() is None for call in flood) < 15
-            results = await asyncio.gather(*flood, return_exceptions=True)
-    refused = [result for result in results if isinstance(result, RequestFailedError)]
-    assert len(refused) <= 4
-    assert all(error.code == EXHAUSTED and error.retry_after_s for error in refused)
-    assert "needed for other tenants" in str(refused[0])
+
+        await flood(22)
+        async with Client(flooding.address, tenant="calm") as calm:
+            for turn in range(4):
+                call = asyncio.create_task(calm.generate(PROMPT, options(1), timeout_s=20.0))
+                # The queue is full, and makes room for it: one of the flood is sent away, as one was let through.
+                await eventually(lambda turn=turn: sum(one.done() for one in calls.values()) > 2 * turn)
+                await eventually(lambda turn=turn: len(verifier.opened) == 2 * turn + 2)
+                assert waits(orchestrator, 2, 20)
+                # The place that becomes free now is its own, and the flood gets it back.
+                next(gate for seed in opened() if (gate := verifier.gates.get(seed)) and not gate.is_set()).set()
+                assert list((await call).token_ids) == plain(babble, PROMPT, 20, 1)
+                await eventually(lambda: waits(orchestrator, 2, 18))
+                if turn < 3:
+                    await flood(2)
+            assert [seed == 1 for seed in opened()[:9]] == [False, False, *[True, False] * 3, True]
+            for gate in verifier.gates.values():
+                gate.set()
+            await asyncio.wait(calls.values(), timeout=20.0)
+    errors = [error for one in calls.values() if isinstance(error := one.exception(), RequestFailedError)]
+    assert len(errors) == 4
+    assert all(error.code == EXHAUSTED and error.retry_after_s for error in errors)
+    assert all("needed for other tenants" in str(error) for error in errors)
+    for seed, one in calls.items():
+        if not one.exception():
+            assert list(one.result().token_ids) == plain(babble, PROMPT, 20, seed)
 
 
 async def test_weights_share_the_places(start_fakes: StartFakes) -> None:

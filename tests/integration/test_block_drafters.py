@@ -65,7 +65,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(target: Path) -> Any:
-    loaded: Any = load_probed_target(VerifierConfig(model=str(target), device="cpu", kv_cache_mib=8))
+    loaded: Any = load_probed_target(VerifierConfig(model=str(target), device="cpu", threads=1, kv_cache_mib=8))
     nobody: Any = None
     return Pair(*loaded, nobody, nobody)
 

@@ -36,7 +36,10 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[TargetModel,
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("target")
     write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=256)
-    return [load_probed_target(VerifierConfig(model=str(directory), device="cpu", kv_cache_mib=4)) for _ in range(2)]
+    return [
+        load_probed_target(VerifierConfig(model=str(directory), device="cpu", threads=1, kv_cache_mib=4))
+        for _ in range(2)
+    ]
 
 
 @contextlib.asynccontextmanager

@@ -26,6 +26,7 @@ from coppice.v1 import sampling_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
 from coppice.wire import tree_to_proto
 from tests.tiny_checkpoint import write_tiny_llama
+from verifier_svc.app import run_verifier
 from verifier_svc.config import CONFIGURATION_ERROR, WORKER_LOST, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.loading import load_probed_target
@@ -269,11 +270,16 @@ async def test_the_bundled_target_in_two_parts_says_what_one_process_says_and_le
                 await asyncio.sleep(0.05)
 
 
-async def test_heads_that_do_not_divide_are_refused_at_start(checkpoint: Path) -> None:
-    async with started(checkpoint, TENSOR_PARALLEL="4") as service:
-        code, said = await service.ended(START_S)
-    assert code == CONFIGURATION_ERROR
-    assert "TENSOR_PARALLEL is 4, but the target's 2 key/value heads do not divide" in said
+def test_heads_that_do_not_divide_are_refused_at_start(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any process is started."""
+    monkeypatch.setattr("sys.setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr("subprocess.Popen", None)
+    with pytest.raises(SystemExit) as ended:
+        run_verifier(VerifierConfig(model=str(checkpoint), device="cpu", threads=1, tensor_parallel=4))
+    assert ended.value.code == CONFIGURATION_ERROR
+    assert "TENSOR_PARALLEL is 4, but the target's 2 key/value heads do not divide" in caplog.text
 
 
 async def test_a_worker_that_dies_ends_the_service(checkpoint: Path) -> None:

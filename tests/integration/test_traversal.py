@@ -68,7 +68,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("target")
     write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
-    target, info = load_probed_target(VerifierConfig(model=str(directory), device="cpu", kv_cache_mib=8))
+    target, info = load_probed_target(VerifierConfig(model=str(directory), device="cpu", threads=1, kv_cache_mib=8))
     reference = LlamaForCausalLM.from_pretrained(directory).eval()
     model = LlamaForCausalLM.from_pretrained(directory).eval()
     generator = torch.Generator().manual_seed(1)

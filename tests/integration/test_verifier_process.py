@@ -41,7 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
 def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
-    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, prefix_reuse=switch)
+    config = VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=1, prefix_reuse=switch)
     target, info = load_probed_target(config)
     tokens = [5] * (BLOCK_SIZE + 1)
     first, second = SequenceCache(target.cache, 2 * BLOCK_SIZE), SequenceCache(target.cache, 2 * BLOCK_SIZE)
@@ -53,7 +53,7 @@ def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expecte
 
 
 def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1)
+    config = VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=1)
     monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
     target, info = load_probed_target(config)
     assert (info.exact, info.bit_exact, info.near_tie_gap) == (False, False, 1e-4)
@@ -69,7 +69,9 @@ def test_the_server_says_what_the_exactness_probe_found(checkpoint: Path, monkey
 def test_near_ties_are_counted_in_fast_mode_alone(
     settings: dict[str, Any], exact: bool, gap: float, checkpoint: Path
 ) -> None:
-    _, info = load_probed_target(VerifierConfig(model=str(checkpoint), device="cpu", kv_cache_mib=1, **settings))
+    _, info = load_probed_target(
+        VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=1, **settings)
+    )
     assert (info.exact, info.near_tie_gap) == (exact, gap)
     assert info.bit_exact >= exact
 

@@ -113,7 +113,7 @@ def test_the_strict_and_the_fast_target_are_measured_as_what_they_are(
         (["--rows", "1,x"], "--rows"),
         (["--context", "0"], "--context"),
         (["--device", "tpu"], "--device"),
-        (["--rows", "64", "--context", "64"], "go beyond the target's 96 tokens"),
+        (["--rows", "64", "--context", "64", "--threads", "1"], "go beyond the target's 96 tokens"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

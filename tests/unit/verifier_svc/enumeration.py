@@ -106,13 +106,19 @@ class Languages:
         return _joint(self, path, length)
 
     def _rows(self, path: Path) -> tuple[FloatArray, FloatArray]:
-        return _rows(self, path)
+        if path not in self._known:
+            self._known[path] = _rows(self, path)
+        return self._known[path]
+
+    @functools.cached_property
+    def _known(self) -> dict[Path, tuple[FloatArray, FloatArray]]:
+        """The rows asked for so far; the languages' own, whose hash takes longer than a look at it."""
+        return {}
 
 
 DEGENERATE = ("ordinary", "zeros", "equal", "equal with zeros", "disjoint", "certain target", "certain draft", "tiny")
 
 
-@functools.cache
 def _rows(languages: Languages, path: Path) -> tuple[FloatArray, FloatArray]:
     """The target's and the drafter's row behind a path."""
     rng = np.random.default_rng([languages.seed, languages.vocab, len(path), *path])
@@ -151,9 +157,17 @@ def _joint(languages: Languages, path: Path, length: int) -> FloatArray:
     return row * np.stack(rest)
 
 
-def sampler(widths: Sequence[int], *, with_replacement: bool = False) -> Sampler:
+@functools.cache
+def sampler(widths: tuple[int, ...], *, with_replacement: bool = False) -> Sampler:
     """Draws a tree of these widths as a drafter does."""
     return lambda languages, chance: sample_tree(widths, languages.predict, chance, with_replacement=with_replacement)
+
+
+# The rules of trees meet the same drafts one after the other.
+@functools.lru_cache(maxsize=64)
+def every_draft(draw: Sampler, languages: Languages) -> Sequence[tuple[SampledTree, float]]:
+    """Every tree that `draw` can give, with its probability."""
+    return tuple(every_outcome(lambda chance: draw(languages, chance)))
 
 
 def law_of_blocks(blocks: Iterable[tuple[Path, float]], languages: Languages, length: int) -> FloatArray:
@@ -181,7 +195,7 @@ def find(
 ) -> Finding:
     """Run a rule on every tree that `draw` can give, and that `alter` then changes on the way to the rule."""
     blocks: list[tuple[Path, float]] = []
-    for drawn, drawn_weight in every_outcome(lambda chance: draw(languages, chance)):
+    for drawn, drawn_weight in every_draft(draw, languages):
         tree = alter(drawn) if alter else drawn
         target = languages.after(tree)
         for acceptance, weight in every_outcome(functools.partial(rule, tree, target)):

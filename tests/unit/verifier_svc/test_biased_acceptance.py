@@ -37,7 +37,7 @@ def languages(vocab: int = 3, closeness: float = 0.3) -> list[Languages]:
     return [Languages(seed, vocab, closeness=closeness) for seed in range(4)]
 
 
-def largest_bias(rule: Rule, widths: Sequence[int], alter: Alter, pairs: list[Languages], **options: bool) -> float:
+def largest_bias(rule: Rule, widths: tuple[int, ...], alter: Alter, pairs: list[Languages], **options: bool) -> float:
     return max(find(rule, sampler(widths, **options), pair, len(widths), alter).bias for pair in pairs)
 
 

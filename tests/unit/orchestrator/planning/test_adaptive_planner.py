@@ -55,7 +55,7 @@ def rate_fixed(max_nodes: int, text: Predictability, num_requests: int) -> float
     """That of trees of one size, which have nothing to settle."""
     deployment = fixed(max_nodes, text)
     deployment.set_load(num_requests)
-    return deployment.run(4.0)
+    return deployment.run(2.0)
 
 
 def make_slow(deployment: EndlessLoad) -> dict[int, float]:
@@ -94,11 +94,13 @@ def test_a_step_from_one_request_to_many_and_back_settles_within_two_seconds(see
 
 
 @pytest.mark.parametrize("text", HOPELESS)
-@pytest.mark.parametrize("num_requests", [1, 8])
-def test_where_drafts_are_worth_nothing_drafting_ends_and_its_trials_cost_little(text: str, num_requests: int) -> None:
+@pytest.mark.parametrize(("num_requests", "num_seeds"), [(1, 2), (8, 1)])
+def test_where_drafts_are_worth_nothing_drafting_ends_and_its_trials_cost_little(
+    text: str, num_requests: int, num_seeds: int
+) -> None:
     plain = rate_off(HOPELESS[text], num_requests)
     rates = []
-    for seed in range(2):
+    for seed in range(num_seeds):
         deployment = adaptive(HOPELESS[text], seed)
         settled_rate(deployment, num_requests)
         asked, rounds = deployment.num_asked, deployment.deployment.counts.rounds
