@@ -195,17 +195,24 @@ class TokenTree:
         others = (self.distributions[node + 1] if self.depths[node] < depth else None for node in kept)
         return replace(cut, distributions=(root, *others))
 
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """The node that these tokens lead to, ROOT for none; None when they leave the tree."""
+        node = ROOT
+        for token in token_ids:
+            child = self.children.get((node, token))
+            if child is None:
+                return None
+            node = child
+        return node
+
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
         """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.
 
         Empty when they leave the tree.
         """
-        top = ROOT
-        for token in token_ids:
-            child = self.children.get((top, token))
-            if child is None:
-                return EMPTY_TREE
-            top = child
+        top = self.find(token_ids)
+        if top is None:
+            return EMPTY_TREE
         if top == ROOT:
             return self
         renumbered = {top: ROOT}

@@ -122,7 +122,7 @@ class AheadDrafting:
 
     def behind(self, token_ids: tuple[int, ...]) -> TokenTree:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
-        if self._told and not _is_path(self._expected, token_ids):
+        if self._told and self._expected.find(token_ids) is None:
             self.counts.count(self._ranks.get(token_ids))
         return self._tree.descend(token_ids)
 
@@ -169,13 +169,3 @@ def hung(drafts: Iterable[AheadDraft], source: str) -> TokenTree:
             # The root's own place comes last, where its index of -1 finds it.
             nodes[node] = place(nodes[draft.tree.parents[node]], token, draft.tree.log_probs[node])
     return TokenTree(tuple(token_ids), tuple(parents), tuple(log_probs), (source,) if token_ids else ())
-
-
-def _is_path(tree: TokenTree, token_ids: Sequence[int]) -> bool:
-    node = ROOT
-    for token in token_ids:
-        child = tree.children.get((node, token))
-        if child is None:
-            return False
-        node = child
-    return True

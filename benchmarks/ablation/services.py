@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.ablation.variants import DrafterSetting, Group, Variant
+from benchmarks.beside_services import unless_one_fails
 from benchmarks.cache.redis_server import free_port
 from coppice.cli.topology import LOCAL, Topology, TopologySpec
 
@@ -51,18 +52,7 @@ async def measure_on_services(
         ChildError: a service did not start, or ended.
     """
     async with _started(spec, groups, rounds) as (topology, services):
-        measured = asyncio.create_task(asyncio.to_thread(measure, services))
-        failed = asyncio.create_task(topology.failed())
-        try:
-            await asyncio.wait([measured, failed], return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                raise failed.result()
-            return measured.result()
-        finally:
-            # The thread ends with the first call to a server that is gone.
-            for task in (measured, failed):
-                task.cancel()
-            await asyncio.gather(failed, return_exceptions=True)
+        return await unless_one_fails(topology, asyncio.to_thread(measure, services))
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from benchmarks.beside_services import unless_one_fails
 from benchmarks.cache import counted_orchestrator
 from benchmarks.cache.redis_server import free_port, redis_program, redis_server
 from benchmarks.contenders import BenchmarkError
@@ -66,7 +66,7 @@ async def measure_on_services(
         env = {"CACHE_SECRET": secrets.token_hex(_SECRET_BYTES), "REDIS_URL": "" if redis is None else redis.url}
         first = await _counted(topology, "first orchestrator", env)
         second = None if redis is None else await _counted(topology, "second orchestrator", env)
-        return await _unless_one_fails(topology, measure(Services(topology.address, first, second, redis)))
+        return await unless_one_fails(topology, measure(Services(topology.address, first, second, redis)))
 
 
 async def _counted(topology: Topology, name: str, env: dict[str, str]) -> Instance:
@@ -81,17 +81,3 @@ async def _counts(name: str, port: int) -> CacheCounts:
         return await counted_orchestrator.read_counts(port)
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"{name} does not say what it has counted: {error}") from error
-
-
-async def _unless_one_fails(topology: Topology, measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    measured = asyncio.create_task(measuring)
-    failed = asyncio.create_task(topology.failed())
-    try:
-        await asyncio.wait([measured, failed], return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            raise failed.result()
-        return measured.result()
-    finally:
-        for task in (measured, failed):
-            task.cancel()
-        await asyncio.gather(measured, failed, return_exceptions=True)

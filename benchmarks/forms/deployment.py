@@ -10,10 +10,11 @@ from typing import Any
 
 import typer
 
+from benchmarks.beside_services import unless_one_fails
 from benchmarks.contenders import BenchmarkError
 from benchmarks.forms.form import Form, Kind
 from benchmarks.latency_suite import LatencySuite
-from coppice.cli.child import Child, ChildError
+from coppice.cli.child import Child
 from coppice.cli.topology import START_TIMEOUT_S, STOP_TIMEOUT_S, Topology, TopologySpec
 from coppice.fault_proxy import FaultProxy, Link
 
@@ -71,7 +72,8 @@ async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Seq
                 drafters = await stack.enter_async_context(wires(topology.drafter_addresses, form.delay_ms))
                 env = orchestrator_settings(form, drafters)
                 addresses[form] = await topology.add_orchestrator(form.name, env)
-        return await _unless_one_fails(topology, children, replace(suite, forms=addresses))
+        measuring = asyncio.to_thread(replace(suite, forms=addresses).run, topology.address)
+        return await unless_one_fails(topology, measuring, children)
 
 
 @contextlib.asynccontextmanager
@@ -86,21 +88,3 @@ async def wires(addresses: Sequence[str], delay_ms: int) -> AsyncIterator[tuple[
         for proxy in proxies:
             proxy.shape(link, link)
         yield tuple(proxy.address for proxy in proxies)
-
-
-async def _unless_one_fails(topology: Topology, children: Sequence[Child], suite: LatencySuite) -> dict[str, Any]:
-    """The suite's report, or the error of the first process that ends."""
-    measured = asyncio.create_task(asyncio.to_thread(suite.run, topology.address))
-    failed: list[asyncio.Task[ChildError]] = [asyncio.create_task(topology.failed())]
-    failed += [asyncio.create_task(child.ended()) for child in children]
-    try:
-        await asyncio.wait([measured, *failed], return_when=asyncio.FIRST_COMPLETED)
-        for wait in failed:
-            if wait.done():
-                raise wait.result()
-        return measured.result()
-    finally:
-        # The thread ends with the first call to a server that is gone.
-        for task in (measured, *failed):
-            task.cancel()
-        await asyncio.gather(*failed, return_exceptions=True)

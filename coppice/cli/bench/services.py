@@ -39,21 +39,12 @@ def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _measure(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
-    """Run the suite in a thread, beside services whose failure ends it: without a drafter it would mean nothing."""
+    """Run the suite in a thread, beside services whose failure ends it."""
+    from benchmarks.beside_services import unless_one_fails
+
     topology = Topology(spec)
-    tasks: list[asyncio.Task[Any]] = []
     try:
         await topology.start()
-        measured = asyncio.create_task(asyncio.to_thread(suite.run, topology.address))
-        failed = asyncio.create_task(topology.failed())
-        tasks = [measured, failed]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            raise failed.result()
-        return measured.result()
+        return await unless_one_fails(topology, asyncio.to_thread(suite.run, topology.address))
     finally:
-        # The thread ends with the first call to a server that is gone.
         await topology.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
