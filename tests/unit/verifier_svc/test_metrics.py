@@ -53,6 +53,8 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "spec_decode_num_accepted_tokens_total": 0,
         "failed_passes_total": 0,
         "linger_seconds_total": 0.0,
+        "masks_total": 0,
+        "redraft_tokens_total": 0,
         "prompt_tokens_total": 6 * 40,
         "cached_prompt_tokens_total": 0,
         "kv_blocks": 7,
