@@ -23,6 +23,7 @@ from grpc_status import rpc_status
 
 from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
+from coppice.frozen_heap import freeze_heap
 from coppice.lasting_server import LastingServer
 from coppice.unreadable import UnreadableRequests, check_request
 
@@ -264,7 +265,8 @@ async def stop_signal() -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a service's main coroutine on uvloop where there is one."""
+    """Run a service's main coroutine on uvloop where there is one. What was loaded before is loaded for good."""
+    freeze_heap()
     try:
         import uvloop
     except ImportError:  # not on this platform

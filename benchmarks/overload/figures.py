@@ -10,8 +10,10 @@ from benchmarks.load.manner import ATTENTIVE
 from benchmarks.load.window import Answer, Fate
 from benchmarks.overload.measure import CALM, OverloadSample
 
-# So many requests in a row as quick as those of the calm load are no luck.
+# So many requests in a row as quick as those of the calm load are no luck, when they are among so many that come: a
+# server with bounds refuses some in calm times, too.
 NUM_QUICK = 5
+NUM_LOOKED_AT = 10
 
 # By name, what is measured of one answer, seconds.
 LATENCIES: dict[str, Callable[[Answer], float | None]] = {
@@ -41,22 +43,21 @@ def calm(samples: Iterable[OverloadSample]) -> list[OverloadSample]:
 def recovery_s(sample: OverloadSample, reference: Sequence[Answer]) -> float | None:
     """How long after the overload a request has to come to be served as in calm times.
 
-    The first of NUM_QUICK in a row that get in, with first tokens and a time per token within the reference's 99th
-    percentiles. None where there are none.
+    The first that gets in from which on NUM_QUICK in a row do, of NUM_LOOKED_AT that come at most, all with first
+    tokens and a time per token within the reference's 99th percentiles. None where there are none.
     """
     limits = {name: latency(reference, name, 99) or 0.0 for name in ("ttft", "token")}
 
     def is_quick(answer: Answer) -> bool:
         values = {name: LATENCIES[name](answer) for name in limits}
-        return answer.fate is Fate.COMPLETED and all(
-            value is not None and value <= limits[name] for name, value in values.items()
-        )
+        return all(value is not None and value <= limits[name] for name, value in values.items())
 
     came = [answer for answer in sample.after if answer.manner == ATTENTIVE]
-    quick = [is_quick(answer) for answer in came]
-    starts = (index for index in range(len(came) - NUM_QUICK + 1) if all(quick[index : index + NUM_QUICK]))
-    first = next(starts, None)
-    return None if first is None else came[first].intended_s - sample.end_s
+    for number, first in enumerate(came):
+        served = [one for one in came[number : number + NUM_LOOKED_AT] if one.fate is Fate.COMPLETED][:NUM_QUICK]
+        if first.fate is Fate.COMPLETED and len(served) == NUM_QUICK and all(map(is_quick, served)):
+            return first.intended_s - sample.end_s
+    return None
 
 
 def is_polite(answer: Answer) -> bool:

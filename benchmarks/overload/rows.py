@@ -18,8 +18,8 @@ RATIO_NOTE = (
     "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
     "times saturation at the 99th percentile, over that at 0.7 times; .ttft, .tpot, .e2e: the same of time to first "
     "token, inter-token latency and request latency; percentiles over all runs, beside them the least and most of one "
-    "run; recovery_s.xF: seconds after the overload until five requests in a row that come then are served within the "
-    "99th percentiles of 0.7, the longest of the runs; goodput.xF: goodput over that at 0.7"
+    "run; recovery_s.xF: seconds after the overload until five requests in a row that get in, of ten that come at "
+    "most, are served within the 99th percentiles of 0.7, the longest of the runs; goodput.xF: goodput over that at 0.7"
 )
 PERCENTS = (50, 90, 99)
 

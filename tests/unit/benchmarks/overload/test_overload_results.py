@@ -77,6 +77,16 @@ def test_recovery_is_when_five_in_a_row_are_served_as_in_calm_times() -> None:
     assert recovery_s(sample(4.0, [*early, *quick[:4]]), [served(0.0)]) is None
 
 
+def test_refusals_between_are_those_of_calm_times_unless_they_are_most() -> None:
+    quick = [served(12.0 + 0.5 * number) for number in range(5)]
+    few = [refused(11.9), *(refused(12.1 + 0.1 * number) for number in range(3))]
+    assert recovery_s(sample(4.0, [*quick, *few]), [served(0.0)]) == 2.0
+    many = [refused(12.1 + 0.01 * number) for number in range(6)]
+    assert recovery_s(sample(4.0, [*quick, *many]), [served(0.0)]) is None
+    failed = answer([], Fate.FAILED, intended_s=12.2)
+    assert recovery_s(sample(4.0, [*quick[:4], failed]), [served(0.0)]) is None
+
+
 def test_other_errors_rude_refusals_and_other_tokens_are_problems() -> None:
     failed = replace(answer([], Fate.FAILED), error="UNAVAILABLE: gone")
     wrong = answer([(1.0, 3)], token=8)
