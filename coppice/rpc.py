@@ -23,7 +23,7 @@ from grpc_status import rpc_status
 
 from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
-from coppice.frozen_heap import freeze_heap
+from coppice.frozen_heap import frozen_heap
 from coppice.lasting_server import LastingServer
 from coppice.unreadable import UnreadableRequests, check_request
 
@@ -266,13 +266,14 @@ async def stop_signal() -> None:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Run a service's main coroutine on uvloop where there is one. What was loaded before is loaded for good."""
-    freeze_heap()
     try:
         import uvloop
     except ImportError:  # not on this platform
-        asyncio.run(_await(main))
+        runner = asyncio.run
     else:
-        uvloop.run(_await(main))
+        runner = uvloop.run
+    with frozen_heap():
+        runner(_await(main))
 
 
 async def _await(main: Callable[[], Awaitable[None]]) -> None:

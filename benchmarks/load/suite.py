@@ -28,7 +28,7 @@ from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from benchmarks.transformers_baseline import load_model, quiet_transformers
 from coppice.client import Client, RequestFailedError
-from coppice.frozen_heap import freeze_heap
+from coppice.frozen_heap import frozen_heap
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 
 
@@ -90,8 +90,8 @@ class LoadSuite:
             BenchmarkError: the server failed.
         """
         # The generator must not be late because it looks for garbage.
-        freeze_heap()
-        return asyncio.run(self._run(address))
+        with frozen_heap():
+            return asyncio.run(self._run(address))
 
     async def _run(self, address: str) -> dict[str, Any]:
         machine = describe_machine()

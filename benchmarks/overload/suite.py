@@ -21,7 +21,7 @@ from benchmarks.overload.rows import RATIO_NOTE, problems, ratios, remarks, rows
 from benchmarks.overload.sizes import Sizes
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
-from coppice.frozen_heap import freeze_heap
+from coppice.frozen_heap import frozen_heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class OverloadSuite:
             BenchmarkError: the server failed.
         """
         # The generator must not be late because it looks for garbage.
-        freeze_heap()
-        return asyncio.run(self._run(address))
+        with frozen_heap():
+            return asyncio.run(self._run(address))
 
     async def _run(self, address: str) -> dict[str, Any]:
         machine = describe_machine()

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 
 from benchmarks import summary
-from benchmarks.contenders import Completion, Task
+from benchmarks.contenders import Completion
 from benchmarks.divergence import find_divergences
 from benchmarks.latency import Sample
-
-
-@dataclass(frozen=True)
-class NamedContender:
-    """A contender that is only looked at."""
-
-    name: str
-    note: str = "made up"
-
-    def complete(self, task: Task) -> Completion:
-        raise NotImplementedError
+from tests.unit.benchmarks.named_contender import NamedContender
 
 
 def _sample(

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-
-import pytest
 
 from coppice import rpc
-
-
-@pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
 
 
 def test_what_was_there_before_a_service_runs_is_never_looked_at_again() -> None:
@@ -29,3 +19,5 @@ def test_what_was_there_before_a_service_runs_is_never_looked_at_again() -> None
     rpc.run(serve)
     assert frozen[0] > 1000
     assert looked_at == [False]
+    # When a process ends, everything is taken down.
+    assert any(one is loaded for one in gc.get_objects())

@@ -13,7 +13,7 @@ from coppice.tree import chain
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.crowd import MAX_NODES, Case, Crowd
 from tests.unit.verifier_svc.engine_harness import Harness
-from tests.unit.verifier_svc.tiny_engine import EOS, VOCAB, character_tokenizer
+from tests.unit.verifier_svc.tiny_engine import EOS, VOCAB, tiny_info
 from verifier_svc import scheduler
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
@@ -21,22 +21,13 @@ from verifier_svc.events import Event, OutcomeEvent
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.sequence import SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.target_model import TargetModel
 
 CONTEXT = 420
 LIMITS = SchedulerLimits(max_sequences=8, max_queued=1000, prefill_chunk=48)
 # The longest output needs seven blocks.
 SMALL = 8
-INFO = TargetInfo(
-    name="tiny",
-    tokenizer_json=character_tokenizer(),
-    tokenizer_fingerprint="",
-    vocab_size=VOCAB,
-    hidden_size=32,
-    max_context_tokens=CONTEXT,
-    eos_token_ids=(EOS,),
-    exact=True,
-)
+INFO = replace(tiny_info(), hidden_size=32, max_context_tokens=CONTEXT)
 SAMPLING = [
     SamplingParams(),
     SamplingParams(temperature=0.7, top_p=0.9, seed=1),

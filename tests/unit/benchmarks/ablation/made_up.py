@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from benchmarks.ablation.measure import Measured
 from benchmarks.ablation.meters import Reading
 from benchmarks.ablation.variants import Group, Variant
-from benchmarks.contenders import Completion, Task
+from benchmarks.contenders import Completion
 from benchmarks.latency import Sample
 from benchmarks.summary import OFF, ON, Samples
 from coppice.cli.topology import DrafterSpec
+from tests.unit.benchmarks.named_contender import NamedContender
 
 SMALL_LM = DrafterSpec("small-lm", "models/small-lm")
 SEMI_AR = DrafterSpec("semi-ar", "models/semi-ar")
 DIFFUSION = DrafterSpec("diffusion", "models/diffusion")
 NUM_TOKENS = 120
-
-
-@dataclass(frozen=True)
-class NamedContender:
-    """A contender that is only looked at."""
-
-    name: str
-    note: str = "made up"
-
-    def complete(self, task: Task) -> Completion:
-        raise NotImplementedError
 
 
 def measured(
