@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from training.precision import training_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -60,7 +62,6 @@ class LoopConfig:
     evaluate_every: int = 100
     save_every_s: float = 120.0
     use_compiler: bool = True
-    dtype: torch.dtype = torch.bfloat16
 
 
 class TrainingLoop:
@@ -121,7 +122,7 @@ class TrainingLoop:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         device = next(self._model.parameters()).device.type
-        with torch.autocast(device, self._config.dtype):
+        with _autocast(device):
             loss = self._loss(runner, self._step)
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
@@ -136,7 +137,7 @@ class TrainingLoop:
     def _record(self, runner: nn.Module, train_loss: float) -> float:
         self._model.eval()
         device = next(self._model.parameters()).device.type
-        with torch.no_grad(), torch.autocast(device, self._config.dtype):
+        with torch.no_grad(), _autocast(device):
             held_out = self._evaluate(runner)
         self._model.train()
         entry = {"step": self._step, "train": train_loss, "held_out": held_out, "seconds": self._seconds}
@@ -179,6 +180,11 @@ class TrainingLoop:
         self._step = state["step"]
         self._seconds = state["seconds"]
         self._curve = state["curve"]
+
+
+def _autocast(device_type: str) -> torch.autocast:
+    dtype = training_dtype(device_type)
+    return torch.autocast(device_type, dtype, enabled=dtype != torch.float32)
 
 
 def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:

@@ -23,6 +23,7 @@ from drafter_svc.training.teacher import TaughtRows, teach
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.precision import training_dtype
 from training.state import open_state
 from training.token_store import TokenStore
 
@@ -90,7 +91,7 @@ def train_block_drafter(
     """
     tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
     target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
     ).eval()
     start = load_start(start_dir)
     if start.config.vocab_size != target.config.vocab_size:

@@ -24,6 +24,7 @@ from drafter_svc.training.teacher import distillation_loss, full_distillation_lo
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
+from training.precision import training_dtype
 from training.state import open_state
 from training.token_store import TokenStore
 
@@ -95,7 +96,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
     tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
     target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
+        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
     ).eval()
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
