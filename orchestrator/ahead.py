@@ -83,7 +83,7 @@ class Expecting(Protocol):
 class AheadDrafting:
     """One request's drafting ahead: what its drafters are told to expect, and what they make of it.
 
-    Of a round, nothing is kept once it is over.
+    Of a round, nothing is kept once it is over but what was expected, until something else is.
     """
 
     def __init__(self) -> None:
@@ -92,6 +92,7 @@ class AheadDrafting:
         # Of the current round: who was told what to expect; what the verifier was sent, and each outcome's rank.
         self._told: set[Expecting] = set()
         self._expected = EMPTY_TREE
+        self._expected_length = 0
         self._tree = EMPTY_TREE
         self._ranks: dict[tuple[int, ...], int] = {}
 
@@ -106,7 +107,7 @@ class AheadDrafting:
         for client, sequence_id in drafters:
             if client.drafts_ahead and client not in self._told:
                 self._told.add(client)
-                self._expected = tree
+                self._expected, self._expected_length = tree, length
                 client.expect(sequence_id, length, tree)
 
     def add(self, length: int, drafts: Sequence[AheadDraft], source: str) -> bool:
@@ -116,9 +117,13 @@ class AheadDrafting:
         for rank, draft in enumerate(drafts[:MOST_TREES]):
             if len(draft.tree):
                 self._ranks[draft.assumed] = min(rank, self._ranks.get(draft.assumed, rank))
-        self._tree = merge([self._tree, hung(drafts, source)])
+        self._tree = merge([self._tree, hung(drafts, source, self._expected)])
         self._send(length, self._tree)
         return True
+
+    def late(self, length: int, drafts: Sequence[AheadDraft], source: str) -> TokenTree:
+        """What was drafted ahead of an earlier round, as a draft for its length; empty where nobody knows of what."""
+        return hung(drafts, source, self._expected) if length == self._expected_length else EMPTY_TREE
 
     def behind(self, token_ids: tuple[int, ...]) -> TokenTree:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
@@ -131,14 +136,15 @@ class AheadDrafting:
         if self._told:
             self._told.clear()
             self._ranks.clear()
-            self._expected = self._tree = EMPTY_TREE
+            self._tree = EMPTY_TREE
 
 
-def hung(drafts: Iterable[AheadDraft], source: str) -> TokenTree:
+def hung(drafts: Iterable[AheadDraft], source: str, expected: TokenTree = EMPTY_TREE) -> TokenTree:
     """One tree of the trees' assumed tokens and what is behind them; nodes count as proposed by `source`.
 
-    An outcome's likelihood is that of its last token, and all before it count as certain, so that whoever cuts the tree
-    leaves the likeliest of it.
+    Tokens of the expected tree are as likely as it says, others before an outcome's last token count as certain; that
+    one makes its path as likely as the outcome. So whoever cuts the tree leaves the likeliest of it, and a round that
+    ends inside the expected tree finds nothing there that promises more than it is worth.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -159,11 +165,15 @@ def hung(drafts: Iterable[AheadDraft], source: str) -> TokenTree:
     for number, draft in enumerate(drafts):
         if number >= MOST_TREES or len(token_ids) + len(draft.assumed) + len(draft.tree) > MOST_NODES:
             break
-        end = ROOT
+        end, at, so_far = ROOT, ROOT, 0.0
         for token in draft.assumed[:-1]:
-            end = place(end, token, 0.0)
+            log_prob = 0.0
+            if at is not None and (at := expected.children.get((at, token))) is not None:
+                log_prob = expected.log_probs[at]
+            end = place(end, token, log_prob)
+            so_far += log_prob
         if draft.assumed:
-            end = place(end, draft.assumed[-1], draft.log_prob)
+            end = place(end, draft.assumed[-1], min(0.0, draft.log_prob - so_far))
         nodes = [0] * len(draft.tree) + [end]
         for node, token in enumerate(draft.tree.token_ids):
             # The root's own place comes last, where its index of -1 finds it.

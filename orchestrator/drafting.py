@@ -262,7 +262,7 @@ class Drafting:
         """Pass trees behind likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
         check_ahead(drafts, self._vocab_size)
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
-            self._on_late_tree(source, base_length, hung(drafts, source))
+            self._on_late_tree(source, base_length, self.ahead.late(base_length, drafts, source))
         elif not self.ahead.add(base_length, drafts, source):
             self._count_stale(UNASKED)
 
