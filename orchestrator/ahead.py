@@ -165,11 +165,11 @@ def hung(drafts: Iterable[AheadDraft], source: str, expected: TokenTree = EMPTY_
     for number, draft in enumerate(drafts):
         if number >= MOST_TREES or len(token_ids) + len(draft.assumed) + len(draft.tree) > MOST_NODES:
             break
-        end, at, so_far = ROOT, ROOT, 0.0
+        end, so_far = ROOT, 0.0
+        known: int | None = ROOT
         for token in draft.assumed[:-1]:
-            log_prob = 0.0
-            if at is not None and (at := expected.children.get((at, token))) is not None:
-                log_prob = expected.log_probs[at]
+            known = None if known is None else expected.children.get((known, token))
+            log_prob = 0.0 if known is None else expected.log_probs[known]
             end = place(end, token, log_prob)
             so_far += log_prob
         if draft.assumed:

@@ -9,7 +9,7 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from simulator.texts import Text
 from verifier_svc.linger import Linger
 from verifier_svc.mailbox import Mailbox
-from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
+from verifier_svc.round_start import UsualPromise, has_draft_to_start_with
 
 # Accepted nodes, committed tokens, and the tree that was verified.
 OnRound = Callable[["RoundResult"], None]
@@ -48,9 +48,8 @@ class SimulatedSequence:
         self._max_nodes = self._budget = max_nodes
         self._num_computed = 0
         self._num_rounds = 0
-        self._mean_accepted = 0.0
+        self._usual_promise = UsualPromise()
         self._tree = EMPTY_TREE
-        self._is_fresh = False
         self._is_drafted = False
 
     @property
@@ -77,7 +76,8 @@ class SimulatedSequence:
     @property
     def has_draft(self) -> bool:
         """Whether the coming round has a draft that is worth starting with at once."""
-        return has_draft_to_start_with(self.mailbox, self._budget, self._mean_accepted)
+        room = self._max_length - len(self.tokens)
+        return has_draft_to_start_with(self.mailbox, self._budget, self._usual_promise, room)
 
     @property
     def may_linger(self) -> bool:
@@ -99,6 +99,7 @@ class SimulatedSequence:
         if linger_s is not None:
             self.linger.limit_s = linger_s
         self._budget = min(budget, self._max_nodes) if budget else self._max_nodes
+        self._usual_promise.add(tree, self._budget)
         self.mailbox.put(base_length, tree, self.tokens)
 
     def begin_pass(self, num_pending: int, max_nodes: int) -> int:
@@ -110,7 +111,6 @@ class SimulatedSequence:
         draft = (self.mailbox.tree or EMPTY_TREE).up_to_depth(room - 1).prune(self._budget)
         self._tree = draft.prune(max_nodes)
         self._is_drafted = len(draft) > 0
-        self._is_fresh = self.mailbox.is_fresh and len(self._tree) == len(draft)
         return num_pending + len(self._tree)
 
     def end_pass(self, num_pending: int, now_s: float, waited_s: float, rows: int, pass_s: float) -> RoundResult | None:
@@ -128,8 +128,6 @@ class SimulatedSequence:
         if self._num_rounds > 0:
             self.linger.round_over(drafted=self._is_drafted)
         self._num_rounds += 1
-        if self._is_fresh:
-            self._mean_accepted += MEAN_RATE * (accepted - self._mean_accepted)
         self.mailbox.advance(committed, self.tokens)
         self.last_outcome_s = now_s
         return RoundResult(base, tuple(committed), accepted, tree, rows, pass_s, waited_s)

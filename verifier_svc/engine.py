@@ -178,7 +178,8 @@ class Engine:
 
     def submit(self, key: SequenceKey, draft: Draft) -> None:
         """Put a draft into a sequence's mailbox, unless the sequence is gone; a refusal comes as an event."""
-        self._commands.put(lambda: self._submit(key, draft))
+        came_s = self._clock()
+        self._commands.put(lambda: self._submit(key, draft, came_s))
 
     def close(self, key: SequenceKey) -> None:
         """Free a sequence; unknown ones are fine, since it may just have finished."""
@@ -277,12 +278,12 @@ class Engine:
             self._count_end(finish)
             self._emit(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
 
-    def _submit(self, key: SequenceKey, draft: Draft) -> None:
+    def _submit(self, key: SequenceKey, draft: Draft, came_s: float) -> None:
         sequence = self._scheduler.find(key)
         if sequence is None:
             return
         try:
-            sequence.submit(draft)
+            sequence.submit(draft, came_s)
         except InvalidTreeError as error:
             self._emit(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
 

@@ -65,13 +65,16 @@ class Mailbox:
         else:
             self._put_late(tree.descend(tokens[base_length:]))
 
-    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int], *, in_time: bool = False) -> None:
         """Take a tree of outcomes of the round that starts at `base_length`, and of what may follow them.
 
-        It is no draft for that round itself. One that comes behind that round is re-rooted.
+        It is no draft for that round itself. One that comes behind that round is re-rooted. With `in_time` it had come
+        before the last outcome was known, and is put here only now.
         """
         if base_length == len(tokens):
             self._ahead = tree
+        elif base_length < len(tokens) and in_time:
+            self._put_drafted_ahead(tree.descend(tokens[base_length:]))
         elif base_length < len(tokens):
             self._put_late(tree.descend(tokens[base_length:]))
         else:
@@ -87,10 +90,7 @@ class Mailbox:
         self._tree, self._is_fresh, self._origin = (left if len(left) else None), False, DraftOrigin.LEFT_OVER
         if self._ahead is not None:
             ahead, self._ahead = self._ahead.descend(token_ids), None
-            self._counts.ahead_hits += len(ahead) > 0
-            self._counts.ahead_misses += not len(ahead)
-            if ahead.expected_tokens > left.expected_tokens:
-                self._tree, self._origin = ahead, DraftOrigin.AHEAD
+            self._put_drafted_ahead(ahead)
         for length in sorted(length for length in self._later if length <= len(tokens)):
             self.put(length, self._later.pop(length), tokens)
         if self._is_fresh:
@@ -105,6 +105,14 @@ class Mailbox:
         """How many drafts were of no use since the last call."""
         count, self._num_stale = self._num_stale, 0
         return count
+
+    def _put_drafted_ahead(self, behind: TokenTree) -> None:
+        """Take what was drafted ahead behind the outcome that came, if that is anything."""
+        self._counts.ahead_hits += len(behind) > 0
+        self._counts.ahead_misses += not len(behind)
+        promised = 0.0 if self._tree is None else self._tree.expected_tokens
+        if not self._is_fresh and behind.expected_tokens > promised:
+            self._tree, self._origin = behind, DraftOrigin.AHEAD
 
     def _put_late(self, rerooted: TokenTree) -> None:
         if not len(rerooted):
@@ -156,7 +164,7 @@ class ExactMailbox:
             self._counts.stale_sampled += self._is_sampled
             self._counts.stale_missed += not self._is_sampled
 
-    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int]) -> None:
+    def put_ahead(self, base_length: int, tree: TokenTree, tokens: Sequence[int], *, in_time: bool = False) -> None:
         """Drop a tree that was drafted ahead."""
         self._num_stale += 1
         self._counts.stale_sampled += self._is_sampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.redraft import Redrafter
 from verifier_svc.residence import Residence
 from verifier_svc.round_outcome import RoundOutcome
-from verifier_svc.round_start import MEAN_RATE, has_draft_to_start_with
+from verifier_svc.round_start import UsualPromise, has_draft_to_start_with
 from verifier_svc.target_model import TargetInfo
 from verifier_svc.token_choice import Constraint, Logits, TokenChooser
 from verifier_svc.traversal_round import traverse
@@ -126,9 +127,7 @@ class Sequence:
         self.last_outcome_s = opened_s
         self._max_nodes = max_nodes
         self._budget = max_nodes
-        # Running mean of the nodes that rounds with a draft of their own accept.
-        self._mean_accepted = 0.0
-        self._round_is_fresh = False
+        self._usual_promise = UsualPromise()
         self._origin: DraftOrigin | None = None
         redrafts = not spec.traverses and not spec.synchronous
         self._redrafter = Redrafter(
@@ -199,7 +198,7 @@ class Sequence:
     @property
     def has_draft(self) -> bool:
         """Whether the coming round has a draft that is worth starting with at once."""
-        return has_draft_to_start_with(self.mailbox, self._budget, self._mean_accepted)
+        return has_draft_to_start_with(self.mailbox, self._budget, self._usual_promise, self._end.room)
 
     @property
     def may_linger(self) -> bool:
@@ -235,8 +234,8 @@ class Sequence:
             self.num_cached = num_adopted
             self.started_s = now_s
 
-    def submit(self, draft: Draft) -> None:
-        """Put a draft into the mailbox, cut to what the coming rounds may verify.
+    def submit(self, draft: Draft, came_s: float = math.inf) -> None:
+        """Put a draft that came at `came_s` into the mailbox, cut to what the coming rounds may verify.
 
         Raises:
             InvalidTreeError: the sequence is verified by traversal, and the tree does not say what it was drawn from.
@@ -245,13 +244,16 @@ class Sequence:
             raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
         if draft.is_ahead:
             tree = self._cut(draft.tree, AHEAD_BUDGETS * self._max_nodes)
-            self.mailbox.put_ahead(draft.base_length, tree, self.tokens)
+            # During a pass nothing is put here.
+            self.mailbox.put_ahead(draft.base_length, tree, self.tokens, in_time=came_s <= self.last_outcome_s)
             return
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
         self._budget = self._max_nodes if draft.budget is None else min(draft.budget, self._max_nodes)
         # What is beyond the budget may become the next round's draft.
-        self.mailbox.put(draft.base_length, self._cut(draft.tree, KEPT_BUDGETS * self._max_nodes), self.tokens)
+        tree = self._cut(draft.tree, KEPT_BUDGETS * self._max_nodes)
+        self._usual_promise.add(tree, self._budget)
+        self.mailbox.put(draft.base_length, tree, self.tokens)
 
     def next_rows(self, num_pending: int, max_nodes: int, max_masks: int = 0) -> SequenceRows:
         """The rows of the coming pass: the next pending tokens, and behind the last of all at most so many nodes.
@@ -278,7 +280,6 @@ class Sequence:
             self._round_is_drafted = (len(draft) > 0 and not is_redraft) or (
                 self._synchronous and self.mailbox.is_fresh
             )
-            self._round_is_fresh = self.mailbox.is_fresh and len(tree) == len(draft)
             self._origin = self.mailbox.origin if len(tree) else None
             masks = self._redrafter.groups(tree, max_masks, self._end.room)
             self._rows = SequenceRows(cache, pending, tree, masks=masks)
@@ -328,8 +329,6 @@ class Sequence:
         rows.cache.publish(self.tokens)
         self._learn_from_wait(waited_s)
         self._rounds_since_start += 1
-        if self._round_is_fresh:
-            self._mean_accepted += MEAN_RATE * (len(accepted.nodes) - self._mean_accepted)
         self.mailbox.advance(accepted.token_ids, self.tokens)
         redraft = self._redrafter.round_over(
             rows, accepted, logits, self._chooser, len(self.tokens), verified=self._origin is DraftOrigin.REDRAFT

@@ -216,6 +216,8 @@ class AdaptivePlanner:
                 self._pass_over(record)
         pass_number = passes.pass_number
         passes.num_rounds += 1
+        if not last_pass:
+            passes.num_first += 1
         passes.num_tokens += len(outcome.token_ids)
         passes.context += outcome.base_length
         if asked:

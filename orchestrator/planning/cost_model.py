@@ -15,6 +15,8 @@ LASTING_PASSES = 2000
 _NORMAL_ERROR_S = 0.0005
 # Passes between two fits while the load is about the same.
 PASSES_PER_FIT = 4
+# Drafters on the same cores slow passes down, but by no more than this.
+LEAST_PLAIN_SHARE = 0.5
 # A pass waits for drafts where at least this share of its rounds do.
 JOINT_SHARE = 0.75
 
@@ -26,7 +28,7 @@ class PassRecord:
 
     `context` is the committed tokens of those sequences together. `gap_s` is the time since the pass before it ended
     that was not spent in the pass itself: lingering, messages, the drafters' share of the machine. None where the
-    verifier may have been idle.
+    verifier may have been idle. `reads_prompt` says whether a prompt ended in it, most of whose rows are not rounds'.
     """
 
     num_rounds: int
@@ -36,6 +38,7 @@ class PassRecord:
     context: int
     pass_s: float
     gap_s: float | None
+    reads_prompt: bool = False
 
     @property
     def is_joint(self) -> bool:
@@ -72,13 +75,13 @@ class CostModel:
         self._gap = RobustRegression(4, RECENT_PASSES, LASTING_PASSES, _NORMAL_ERROR_S)
         self._since_fit = 0
         self._fitted_rounds = 0
-        self._is_known = False
+        self._knows_passes = self._knows_gaps = False
         self.costs = Costs()
 
     @property
     def is_known(self) -> bool:
         """Whether there is anything to plan with."""
-        return self._is_known
+        return self._knows_passes and self._knows_gaps
 
     def evidence(self) -> tuple[Evidence, Evidence]:
         """What was seen of passes, and of the time between them."""
@@ -89,16 +92,20 @@ class CostModel:
         in_pass, around = evidence
         self._pass.restore(in_pass)
         self._gap.restore(around)
-        self._is_known = around.weight > 0
+        self._knows_passes, self._knows_gaps = in_pass.weight > 0, around.weight > 0
         self._fit()
 
     def add(self, record: PassRecord) -> bool:
         """Learn from a pass; whether the costs have changed."""
-        self._pass.add(_pass_features(record), record.pass_s)
+        if not record.reads_prompt:
+            # Hundreds of rows cost less each than a few do, and requests ask for no drafts while they are read: what
+            # such passes take would be put down to that.
+            self._pass.add(_pass_features(record), record.pass_s)
+            self._knows_passes = True
         if record.gap_s is not None:
             joint = record.num_asked if record.is_joint else 0
             self._gap.add((1.0, record.num_rounds, record.num_asked, joint), record.gap_s)
-            self._is_known = True
+            self._knows_gaps = True
         self._since_fit += 1
         is_due = (
             self._since_fit >= PASSES_PER_FIT or abs(record.num_rounds - self._fitted_rounds) > record.num_rounds / 4
@@ -113,9 +120,16 @@ class CostModel:
         return max(1e-6, float(self._pass.coefficients @ _pass_features(record)))
 
     def plain_round_s(self, num_rounds: float, context: float) -> float:
-        """The interval between passes of so many sequences and no drafts."""
-        seconds = self._pass.coefficients @ np.array([1.0, num_rounds, 0.0, context / 1000, 0.0])
-        return max(1e-6, float(seconds + self._gap.coefficients @ np.array([1.0, num_rounds, 0.0, 0.0])))
+        """The interval between passes of so many sequences and no drafts.
+
+        While all passes had drafts this is a guess far from what was seen, and not believed below LEAST_PLAIN_SHARE of
+        what passes take where all ask for drafts, rows aside.
+        """
+        alone = [1.0, num_rounds, 0.0, context / 1000]
+        in_pass = self._pass.coefficients
+        least = LEAST_PLAIN_SHARE * float(in_pass @ np.array([*alone, num_rounds]))
+        seconds = max(least, float(in_pass @ np.array([*alone, 0.0])))
+        return max(1e-6, seconds + float(self._gap.coefficients @ np.array([1.0, num_rounds, 0.0, 0.0])))
 
     def _fit(self) -> None:
         in_pass, around = self._pass.solve().tolist(), self._gap.solve().tolist()

@@ -24,6 +24,7 @@ class PassLog:
         self.pass_rows = self.pass_us = 0
         self.num_rounds = 0
         self.num_asked = 0
+        self.num_first = 0
         self.num_tokens = 0
         self.context = 0
         self._ended_s = 0.0
@@ -44,7 +45,7 @@ class PassLog:
         self._ended_s = now_s
         self.pass_number += 1
         self.pass_rows, self.pass_us = outcome.pass_rows, outcome.pass_us
-        self.num_rounds = self.num_asked = self.num_tokens = self.context = 0
+        self.num_rounds = self.num_asked = self.num_first = self.num_tokens = self.context = 0
         return record
 
     def _record(self) -> PassRecord | None:
@@ -58,4 +59,5 @@ class PassLog:
             self.context,
             self.pass_us / 1e6,
             self._gap_s,
+            self.num_first > 0,
         )

@@ -190,11 +190,13 @@ async def test_a_cyclic_tree_drops_the_drafter_from_the_sequence_alone() -> None
 def test_tokens_of_the_expected_tree_are_as_likely_as_it_says_and_outcomes_as_likely_as_they_are() -> None:
     tree = hung(DRAFTS, "a", chain([7, 8, 3], [-0.25, -0.5, -0.1]))
     seven, eight = tree.find([7]), tree.find([7, 8])
-    assert seven is not None and eight is not None
+    assert seven is not None
+    assert eight is not None
     assert (tree.log_probs[seven], tree.log_probs[eight]) == (-0.25, -0.5)
     for draft in DRAFTS:
         end = tree.find(draft.assumed)
-        assert end is not None and tree.path_log_probs[end] == draft.log_prob
+        assert end is not None
+        assert tree.path_log_probs[end] == draft.log_prob
     # An outcome that is likelier than the expected tree says its path is: nothing is more than certain.
     likely = hung([AheadDraft((7, 6), -0.1, chain([1]))], "a", chain([7, 8], [-0.25, -0.5]))
     assert likely.log_probs == (-0.25, 0.0, 0.0)

@@ -185,6 +185,22 @@ def test_an_outcome_that_nobody_drafted_for_leaves_nothing_of_it() -> None:
     assert mailbox.take_stale() == 0
 
 
+def test_what_came_in_time_but_was_put_after_the_outcome_counts_as_drafted_ahead() -> None:
+    counts = DraftCounts()
+    mailbox = Mailbox(counts)
+    mailbox.put(1, chain([2, 3, 8]), TOKENS)
+    tokens = [*TOKENS, 7, 9]
+    mailbox.advance([7, 9], tokens)
+    mailbox.put_ahead(3, AHEAD, tokens, in_time=True)
+    assert (paths(mailbox.tree), mailbox.origin) == ([(4,), (4, 5)], DraftOrigin.AHEAD)
+    mailbox.put_ahead(3, chain([1]), tokens, in_time=True)
+    assert (counts.ahead_hits, counts.ahead_misses, counts.late) == (1, 1, 1)
+    # Nothing goes before a draft that was made for the round.
+    mailbox.put(5, chain([6]), tokens)
+    mailbox.put_ahead(3, AHEAD, tokens, in_time=True)
+    assert (paths(mailbox.tree), mailbox.origin) == ([(6,)], DraftOrigin.FRESH)
+
+
 def test_what_is_left_over_stays_where_it_promises_more() -> None:
     mailbox = Mailbox()
     mailbox.put(3, chain([7, 8, 6, 3, 3]), TOKENS)

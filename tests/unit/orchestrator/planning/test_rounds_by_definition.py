@@ -27,7 +27,7 @@ class PlainPlanner(AdaptivePlanner):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(MAX_NODES, LINGER_US, clock=clock)
-        self._rounds: list[tuple[Outcome, bool, int | None]] = []
+        self._rounds: list[tuple[Outcome, bool, bool, int | None]] = []
 
     @property
     def draft_plans(self) -> DraftPlans:
@@ -41,10 +41,11 @@ class PlainPlanner(AdaptivePlanner):
         pass_of_last = (self._rounds[-1][0].pass_us, self._rounds[-1][0].pass_rows) if self._rounds else None
         if last_pass == passes.pass_number or (outcome.pass_us, outcome.pass_rows) != pass_of_last:
             passes.num_rounds = len(self._rounds)
-            passes.num_asked = sum(had_asked for _, had_asked, _ in self._rounds)
-            passes.num_tokens = sum(len(one.token_ids) for one, _, _ in self._rounds)
-            passes.context = sum(one.base_length for one, _, _ in self._rounds)
-            waits = [waited for _, _, waited in self._rounds if waited is not None]
+            passes.num_asked = sum(had_asked for _, _, had_asked, _ in self._rounds)
+            passes.num_first = sum(was_first for _, was_first, _, _ in self._rounds)
+            passes.num_tokens = sum(len(one.token_ids) for one, *_ in self._rounds)
+            passes.context = sum(one.base_length for one, *_ in self._rounds)
+            waits = [waited for *_, waited in self._rounds if waited is not None]
             self._missed.num_rounds = len(waits)
             for waited in waits:
                 self._missed.count(waited)
@@ -53,7 +54,7 @@ class PlainPlanner(AdaptivePlanner):
             if record is not None:
                 self._pass_over(record)
         waited = passes.pass_number - last_pass if asked and not is_newcomer else None
-        self._rounds.append((outcome, asked, waited))
+        self._rounds.append((outcome, not last_pass, asked, waited))
         return passes.pass_number
 
 
