@@ -12,8 +12,8 @@ from benchmarks.contenders import Completion, OriginCounts, PassTime
 from benchmarks.latency import Sample
 
 NGRAM = 4
-# Drafts that were made before the outcome was known which they hang behind.
-EARLY_ORIGINS = ("left_over", "rerooted", "ahead")
+# Drafts that were there when the outcome was known which they hang behind.
+EARLY_ORIGINS = ("left_over", "rerooted", "ahead", "redraft")
 
 
 def by_run(samples: Sequence[Sample], figure: Callable[[list[Completion]], float]) -> list[float]:

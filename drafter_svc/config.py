@@ -58,11 +58,11 @@ class DrafterConfig:
     # down to a quarter of this, nodes fill them.
     draft_min_probability: float = 0.12
     # Whether likely outcomes are drafted for while a tree is being verified: on, off, or auto, which is on where the
-    # drafter has cores of its own, on a GPU or with NICENESS 0. Where it shares them, the steps cost the verifier more
-    # than the next tree gains.
+    # drafter has a processor of its own, on a GPU or with NICENESS 0. On the verifier's the steps slow its passes by as
+    # much as the next tree gains, even with a core each.
     draft_ahead: str = "auto"
     # Most forward steps per round that are taken for it.
-    draft_ahead_steps: int = 12
+    draft_ahead_steps: int = 16
     # Most children of a node that are looked at; 1 drafts chains.
     draft_children: int = 16
     # Whether children are chosen with the request's noise (on), or by the drafter's own probabilities alone (off): what

@@ -20,6 +20,7 @@ from coppice.fault_proxy import FaultProxy, Link
 
 # What is remembered of a request's own text needs no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}
+AHEAD = {"DRAFT_AHEAD": "on"}
 
 
 def require_options(forms: Iterable[Form], app: typer.Typer) -> None:
@@ -60,6 +61,7 @@ async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Seq
         topology = Topology(spec)
         stack.push_async_callback(topology.stop)
         await topology.start()
+        ahead = await _drafters_ahead(topology, spec, forms)
         addresses, children = {}, []
         for form in forms:
             if form.kind is Kind.COLOCATED:
@@ -69,11 +71,19 @@ async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Seq
                 addresses[form] = await child.ready(START_TIMEOUT_S)
                 children.append(child)
             else:
-                drafters = await stack.enter_async_context(wires(topology.drafter_addresses, form.delay_ms))
+                near = ahead if form.kind is Kind.DRAFT_AHEAD else topology.drafter_addresses
+                drafters = await stack.enter_async_context(wires(near, form.delay_ms))
                 env = orchestrator_settings(form, drafters)
                 addresses[form] = await topology.add_orchestrator(form.name, env)
         measuring = asyncio.to_thread(replace(suite, forms=addresses).run, topology.address)
         return await unless_one_fails(topology, measuring, children)
+
+
+async def _drafters_ahead(topology: Topology, spec: TopologySpec, forms: Sequence[Form]) -> Sequence[str]:
+    """Addresses of one drafter more of each kind, which drafts ahead; none where no form asks for it."""
+    if not any(form.kind is Kind.DRAFT_AHEAD for form in forms):
+        return ()
+    return [await topology.add_drafter(f"{one.kind} ahead", one, AHEAD) for one in spec.drafters]
 
 
 @contextlib.asynccontextmanager

@@ -18,6 +18,8 @@ class Kind(enum.Enum):
 
     # Passes never wait for a drafter beyond the linger.
     ASYNCHRONOUS = "asynchronous"
+    # Asynchronous, and the drafters draft ahead, whatever that costs on cores that they share with the verifier.
+    DRAFT_AHEAD = "draft-ahead"
     # Draft, verify, draft, verify: each round waits for its draft.
     SYNCHRONOUS = "synchronous"
     # Asynchronous, all services in one process.

@@ -1,10 +1,11 @@
 """Named ratios of the forms, and what has to be said beside them.
 
-`async/sync`, `async/off`, `sync/off` and `colocated/async` are ratios of tokens/s; `forward-share-async` and
-`forward-share-sync` shares of the wall time inside the target's forward; `early-drafts` of the asynchronous rounds,
-those that began with a draft that was there when the outcome before was known; `draft-ahead-hits` of those that a
-drafter was told to expect, the ones whose outcome it had drafted for; `rerooted-tokens` of the asynchronous tokens,
-those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
+`async/sync`, `async/off`, `sync/off`, `ahead/off`, `ahead/async` and `colocated/async` are ratios of tokens/s;
+`forward-share-async`, `-sync` and `-ahead` shares of the wall time inside the target's forward; `early-drafts` of the
+asynchronous rounds, those that began with a draft that was there when the outcome before was known, and
+`early-drafts-ahead` the same where drafters draft ahead; `draft-ahead-hits` of the rounds that those were told to
+expect, the ones whose outcome was drafted for; `rerooted-tokens` of the asynchronous tokens, those accepted from
+re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from benchmarks.summary import OFF, Samples, ratio_name, speed_ratios
 NEVER_SLOWER = 0.97
 NOTES = (
     "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added to every message "
-    "between orchestrator and drafter, each way, so that a draft takes twice that longer. Asynchronous and co-located "
-    "requests leave it to the planner whether to draft (AUTO); synchronous rounds always do (FORCED).",
+    "between orchestrator and drafter, each way, so that a draft takes twice that longer. Synchronous rounds always "
+    "draft (FORCED); all other forms leave it to the planner (AUTO). In the form draft-ahead drafters draft behind "
+    "likely outcomes while the verifier is busy; in the others only where DRAFT_AHEAD=auto says so.",
     "early-drafts: rounds whose draft was there when the outcome before was known (left over from the last tree, late "
     "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: outcomes that were drafted for before they were "
     "known, of those of trees that a drafter was told to expect; 0 where none was. bubble: time per round between two "
@@ -31,7 +33,9 @@ NOTES = (
 SHARES: Mapping[str, tuple[Kind, Callable[[list[Completion]], float]]] = {
     "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),
     "forward-share-sync": (Kind.SYNCHRONOUS, figures.forward_share),
-    "draft-ahead-hits": (Kind.ASYNCHRONOUS, figures.draft_ahead_hits),
+    "forward-share-ahead": (Kind.DRAFT_AHEAD, figures.forward_share),
+    "draft-ahead-hits": (Kind.DRAFT_AHEAD, figures.draft_ahead_hits),
+    "early-drafts-ahead": (Kind.DRAFT_AHEAD, figures.early_drafts),
     "early-drafts": (Kind.ASYNCHRONOUS, figures.early_drafts),
     "rerooted-tokens": (Kind.ASYNCHRONOUS, figures.rerooted_tokens),
 }
@@ -75,6 +79,9 @@ def _at(samples: Samples, delay_ms: int, temperature: float) -> Iterator[tuple[s
     yield "async/sync", speed_ratios(samples, on, off, temperature)
     yield "async/off", speed_ratios(samples, on, OFF, temperature)
     yield "sync/off", speed_ratios(samples, off, OFF, temperature)
+    ahead = Form(Kind.DRAFT_AHEAD, delay_ms).name
+    yield "ahead/off", speed_ratios(samples, ahead, OFF, temperature)
+    yield "ahead/async", speed_ratios(samples, ahead, on, temperature)
     if not delay_ms:
         yield "colocated/async", speed_ratios(samples, Form(Kind.COLOCATED).name, on, temperature)
     for name, (kind, figure) in SHARES.items():

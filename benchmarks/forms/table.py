@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.summary import OFF
 from benchmarks.table import MIN_WIDTH
 
-ORIGINS = ("fresh", "left_over", "rerooted", "ahead")
+ORIGINS = ("fresh", "left_over", "rerooted", "ahead", "redraft")
 
 
 def print_forms(report: Mapping[str, Any], console: Console | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,15 +89,6 @@ class TopologySpec:
     def __post_init__(self) -> None:
         if self.colocated and self.tensor_parallel > 1:
             raise ValueError("the parts of a target are processes of their own, which one process cannot have")
-
-    def drafters_have_own_cores(self, num_cores: int) -> bool:
-        """Whether rounds leave the drafters so many cores as they use, so that they can draft ahead all the while.
-
-        Where the verifier picks its threads, it takes half of the cores for a round and all of them for a prompt: then
-        there has to be one more.
-        """
-        verifiers = self.verifiers * max(1, self.tensor_parallel) * (self.threads or num_cores // 2 + 1)
-        return verifiers + len(self.drafters) * max(1, self.threads) <= num_cores
 
 
 def tls_files(directory: str) -> dict[str, str]:
@@ -249,15 +239,7 @@ class Topology:
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:
         # On one machine drafters share the target's cores, and step back for it.
-        env = {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
-        if self._spec.drafters_have_own_cores(_num_cores()):
-            env["DRAFT_AHEAD"] = os.environ.get("DRAFT_AHEAD") or "on"
-        return env
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
 
 
 async def _all_ready(children: Sequence[Child], timeout_s: float) -> None:

@@ -16,6 +16,8 @@ from drafter_svc.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes, 
 # Nodes of the expected tree that are accepted less often than this are not read: nothing behind them is likely.
 _LEAST_REACH = math.log(0.01)
 USUAL_FAN_OUT = FanOut()
+# Least likelihood of a row, compared with the likeliest of its step: eight rows take four times as long as one.
+_LEAST_SHARE = math.log(0.1)
 # Trees that are put together per step.
 _TREES_PER_STEP = 2
 # Most outcomes that are drafted for.
@@ -125,7 +127,9 @@ class OutcomeSearch:
         if not wanted or self._steps_left <= 0:
             return False
         self._steps_left -= 1
-        chosen = sorted(wanted, key=lambda node: (-paths[node], node))[: self._ahead.width]
+        least = max(paths[node] for node in wanted) + _LEAST_SHARE
+        likely = [node for node in wanted if paths[node] >= least]
+        chosen = sorted(likely, key=lambda node: (-paths[node], node))[: self._ahead.width]
         parent_rows = [self._rows[tree.parents[node]] for node in chosen]
         tokens, depths = [tree.token_ids[node] for node in chosen], [tree.depths[node] for node in chosen]
         self._reader.read_rows([Row(*row) for row in zip(parent_rows, tokens, depths, strict=True)])
@@ -150,7 +154,8 @@ class OutcomeSearch:
         """Read the likeliest nodes from the outcomes on; False when they promise too little."""
         chosen: list[tuple[float, float, Row]] = []
         wanted: list[Row] = []
-        while self._open and len(wanted) < self._ahead.width:
+        least = self._open[0][0] - _LEAST_SHARE if self._open else 0.0
+        while self._open and len(wanted) < self._ahead.width and self._open[0][0] <= least:
             item = heapq.heappop(self._open)
             chosen.append(item)
             if self._reader.find(item[2].parent_row, item[2].token_id) is None:

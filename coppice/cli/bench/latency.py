@@ -54,7 +54,7 @@ def latency(
         str,
         typer.Option(
             metavar="FORM,FORM,…",
-            help="Measure these forms of the deployment as well: asynchronous, synchronous, colocated.",
+            help="Measure these forms of the deployment as well: asynchronous, draft-ahead, synchronous, colocated.",
         ),
     ] = "",
     delays: Annotated[

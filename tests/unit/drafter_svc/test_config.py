@@ -135,14 +135,14 @@ def test_tls_is_all_three_files_or_none() -> None:
 @pytest.mark.parametrize(
     ("settings", "on_gpu", "steps"),
     [
-        ({}, False, 12),
+        ({}, False, 16),
         ({"niceness": 5}, False, 0),
-        ({"niceness": 5}, True, 12),
+        ({"niceness": 5}, True, 16),
         ({"niceness": 5, "draft_ahead": "on", "draft_ahead_steps": 3}, False, 3),
         ({"draft_ahead": "off"}, True, 0),
     ],
 )
-def test_a_drafter_drafts_ahead_where_it_has_cores_of_its_own_or_is_told_to(
+def test_a_drafter_drafts_ahead_where_it_has_a_processor_of_its_own_or_is_told_to(
     settings: dict[str, Any], *, on_gpu: bool, steps: int
 ) -> None:
     assert DrafterConfig("model", **settings).ahead_steps(on_gpu=on_gpu) == steps

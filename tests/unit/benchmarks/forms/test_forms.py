@@ -29,6 +29,7 @@ from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
 
 ASYNC, SYNC, COLOCATED = Form(Kind.ASYNCHRONOUS), Form(Kind.SYNCHRONOUS), Form(Kind.COLOCATED)
+AHEAD = Form(Kind.DRAFT_AHEAD)
 SPEC = TopologySpec("the-target", (DrafterSpec("small-lm", "the-lm"),), threads=2)
 
 
@@ -120,6 +121,10 @@ class FakeTopology:
         self.settings[name] = env
         return f"{name}:1"
 
+    async def add_drafter(self, name: str, drafter: DrafterSpec, env: Mapping[str, str]) -> str:
+        self.settings[name] = env
+        return f"{drafter.kind}-ahead:1"
+
     async def failed(self) -> ChildError:
         await asyncio.Event().wait()
         return ChildError()
@@ -168,14 +173,16 @@ async def test_each_form_is_an_address_of_its_own(
     monkeypatch.setattr(LatencySuite, "run", run)
     suite = LatencySuite(Path("t"), Path("s"), (), Plan(1, 4, (0.0,), 0), threads=1)
     far = Form(Kind.SYNCHRONOUS, 20)
-    found = await deployment.measure_with_forms(suite, SPEC, [ASYNC, far, COLOCATED])
+    found = await deployment.measure_with_forms(suite, SPEC, [ASYNC, AHEAD, far, COLOCATED])
     assert found == {
         "base": "base:1",
-        "forms": {ASYNC: f"{ASYNC.name}:1", far: f"{far.name}:1", COLOCATED: "colocated:1"},
+        "forms": {ASYNC: f"{ASYNC.name}:1", AHEAD: f"{AHEAD.name}:1", far: f"{far.name}:1", COLOCATED: "colocated:1"},
     }
     [topology] = topologies
     assert topology.is_stopped
     assert topology.settings[ASYNC.name]["DRAFTER_ADDRESSES"] == "drafter:1"
+    assert topology.settings[AHEAD.name]["DRAFTER_ADDRESSES"] == "small-lm-ahead:1"
+    assert topology.settings["small-lm ahead"] == {"DRAFT_AHEAD": "on"}
     assert topology.settings[far.name]["ROUNDS"] == "synchronous"
     # Behind a proxy.
     assert topology.settings[far.name]["DRAFTER_ADDRESSES"].startswith("127.0.0.1:")
@@ -193,11 +200,12 @@ async def test_a_form_that_dies_ends_the_measurement(
 
 def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
     far_async, far_sync = Form(Kind.ASYNCHRONOUS, 20), Form(Kind.SYNCHRONOUS, 20)
-    forms = [ASYNC, SYNC, far_async, far_sync, COLOCATED]
+    forms = [ASYNC, AHEAD, SYNC, far_async, far_sync, COLOCATED]
     early = {"fresh": OriginCounts(1, 1), "left_over": OriginCounts(1, 1), "rerooted": OriginCounts(1, 2)}
     walls = {summary.OFF: 6.0, ASYNC.name: 2.0, SYNC.name: 3.0, far_async.name: 5.0, far_sync.name: 20.0}
     samples = [sample(name, wall_s * (1 + run), run) for name, wall_s in walls.items() for run in range(3)]
     samples += [sample(COLOCATED.name, 1.0 * (1 + run), run) for run in range(3)]
+    samples += [sample(AHEAD.name, 1.6 * (1 + run), run, {"ahead": OriginCounts(3, 6)}) for run in range(3)]
     samples = [
         Sample(one.contender, 0.0, one.run, 0, sample("", one.completion.wall_s, origins=early).completion)
         if one.contender in (ASYNC.name, far_async.name)
@@ -209,10 +217,14 @@ def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
         "async/sync": 1.5,
         "async/off": 3.0,
         "sync/off": 2.0,
+        "ahead/off": 3.75,
+        "ahead/async": 1.25,
         "colocated/async": 2.0,
         "forward-share-async": 0.5,
         "forward-share-sync": 0.5,
+        "forward-share-ahead": 0.5,
         "draft-ahead-hits": 0.0,
+        "early-drafts-ahead": 0.75,
         "early-drafts": 0.5,
         "rerooted-tokens": 0.4,
         "async/sync@20ms": 4.0,
@@ -220,7 +232,6 @@ def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
         "sync/off@20ms": 0.3,
         "forward-share-async@20ms": 0.5,
         "forward-share-sync@20ms": 0.5,
-        "draft-ahead-hits@20ms": 0.0,
         "early-drafts@20ms": 0.5,
         "rerooted-tokens@20ms": 0.4,
     }
@@ -251,7 +262,7 @@ def test_the_suite_measures_forms_beside_all_others(tiny_target: Path, server: s
     assert "MODE_AUTO" in rows[far.name]["note"]
     assert "5 ms each way" in rows[far.name]["note"]
     assert "MODE_FORCED" in rows[SYNC.name]["note"]
-    assert {"on/off", "async/sync", "async/off@5ms", "draft-ahead-hits"} <= report["ratios"].keys()
+    assert {"on/off", "async/sync", "async/off@5ms", "early-drafts"} <= report["ratios"].keys()
     assert "async/sync@5ms" not in report["ratios"]
     assert report["mismatches"] == []
     assert any("each way" in note for note in report["notes"])
