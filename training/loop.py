@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from training.muon import Float32Muon
 from training.precision import training_dtype
 
 
@@ -192,7 +193,12 @@ def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
     others = [p for p in trained if p.ndim != 2 or id(p) in embeddings]
+    muon: torch.optim.Optimizer
+    if training_dtype(trained[0].device.type) == torch.float32:
+        muon = Float32Muon(matrices, weight_decay=0.05)
+    else:
+        muon = torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
     return [
-        torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        muon,
         torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
