@@ -213,6 +213,9 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="How often each of them is killed.")] = 100,
     kinds: Annotated[str, typer.Option(help="Which, commas between.")] = ",".join(KINDS),
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same moments and requests.")] = 0,
+    pause: Annotated[
+        float, typer.Option(min=0, help="Longest pause of a client between two requests, s: restarts need cores, too.")
+    ] = 0.1,
     out: Annotated[Path | None, typer.Option(help="Write what happened there, as JSON.")] = None,
 ) -> None:
     """Kill services under load, again and again; print what became of the requests."""
@@ -221,7 +224,7 @@ def main(
         raise typer.BadParameter(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(KINDS)}")
     logging.basicConfig(level=logging.CRITICAL)
     machine = describe_machine()
-    results = asyncio.run(_run_all(chosen, kills, seed))
+    results = asyncio.run(_run_all(chosen, kills, seed, pause))
     command = f"python -m tests.faults.kills {shlex.join(sys.argv[1:])}"
     report = {"killed": {kind: asdict(result) for kind, result in results.items()}, "seed": seed}
     if out is not None:
@@ -235,9 +238,9 @@ def main(
     raise typer.Exit(any(result.violations for result in results.values()))
 
 
-async def _run_all(kinds: Sequence[str], kills: int, seed: int) -> dict[str, Kills]:
+async def _run_all(kinds: Sequence[str], kills: int, seed: int, pause_s: float) -> dict[str, Kills]:
     async with killable() as deployment:
-        return {kind: await kill_run(deployment, kind, kills, seed, typer.echo) for kind in kinds}
+        return {kind: await kill_run(deployment, kind, kills, seed, typer.echo, pause_s) for kind in kinds}
 
 
 if __name__ == "__main__":

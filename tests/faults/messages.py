@@ -270,7 +270,8 @@ def _verify(chance: random.Random) -> verifier_pb2.VerifyRequest:
         )
     elif choice < 0.85:
         tree = _sampled_tree() if chance.random() < 0.2 else _tree(chance)
-        request.draft.CopyFrom(verifier_pb2.Draft(base_length=len(PROMPT) + chance.randrange(8), tree=tree, budget=8))
+        length, ahead = len(PROMPT) + chance.randrange(8), chance.random() < 0.2
+        request.draft.CopyFrom(verifier_pb2.Draft(base_length=length, tree=tree, budget=8, ahead=ahead))
     else:
         request.close.SetInParent()
     return request
@@ -314,8 +315,19 @@ def _verified(chance: random.Random) -> verifier_pb2.VerifyResponse:
 
 def _drafted(chance: random.Random) -> drafter_pb2.DraftResponse:
     response = drafter_pb2.DraftResponse(sequence_id=chance.choice(SEQUENCE_IDS))
+    length = len(PROMPT) + chance.randrange(8)
+    if chance.random() < 0.3:
+        for token_id in range(3, 3 + chance.randrange(4)):
+            response.ahead.trees.add(
+                base_length=length,
+                tree=_tree(chance),
+                assumed_token_ids=[5, token_id],
+                outcome_log_prob=-chance.random(),
+            )
+        response.ahead.SetInParent()
+        return response
     tree = _sampled_tree() if chance.random() < 0.2 else _tree(chance)
-    response.tree.CopyFrom(drafter_pb2.DraftTree(base_length=len(PROMPT) + chance.randrange(8), tree=tree, draft_us=9))
+    response.tree.CopyFrom(drafter_pb2.DraftTree(base_length=length, tree=tree, draft_us=9))
     return response
 
 
