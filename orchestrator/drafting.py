@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire import samples_drafts
 from orchestrator.ahead import AheadDraft, AheadDrafting, SendAhead, hung
+from orchestrator.asked_at import AskedAt
 from orchestrator.draft_check import check_ahead, check_draft
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.merge import labelled, merge
@@ -26,8 +29,6 @@ SendDraft = Callable[[int, TokenTree, int, int | None], None]
 
 # Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
 BUDGETS_SENT = 4
-# The source of the target's own drafts, as the verifier names it.
-REDRAFT = "redraft"
 
 
 class Drafting:
@@ -56,6 +57,7 @@ class Drafting:
         cache_salt: str = "",
         synchronous: bool = False,
         max_redraft_nodes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.synchronous = synchronous
         self.request_id = request_id
@@ -77,11 +79,10 @@ class Drafting:
         self._row_multiple = row_multiple
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
-        # Drafters that follow the request, and those that do not yet: they are asked to when a plan first wants a draft
-        # of theirs.
+        # Drafters that follow the request, and those that do not until a plan first wants a draft of theirs.
         self._members: dict[DrafterClient, int] = {}
         self._unjoined = list(self._clients)
-        # From where on drafters were not told what was committed, since no draft of theirs was wanted.
+        # From where on drafters were not told what was committed: no draft of theirs was wanted.
         self._withheld_from: dict[DrafterClient, int] = {}
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
@@ -92,12 +93,13 @@ class Drafting:
         self._in_time = False
         self.ahead = AheadDrafting()
         self._told_linger_us = 0
-        # The current round's plan, and whether drafters were asked for this round and for the one before.
+        # The round's plan, and whether and when drafters were asked for it, and whether for the one before.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
+        self._asked_at = AskedAt(clock)
         self.load = Load()
         # Drafts that came when they were of no use any more, by reason.
-        self.stale: dict[str, int] = {}
+        self.stale: Counter[str] = Counter()
 
     @property
     def wants_features(self) -> bool:
@@ -222,7 +224,7 @@ class Drafting:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
         check_draft(tree, self._vocab_size, is_sampled=self._samples)
-        self._planner.tree_arrived()
+        self._planner.tree_arrived(self._asked_at.since(base_length))
         if not self._is_current(base_length, assumed):
             if assumed:
                 tree = hung([AheadDraft(assumed, 0.0, tree)], source)
@@ -264,7 +266,7 @@ class Drafting:
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
             self._on_late_tree(source, base_length, self.ahead.late(base_length, drafts, source))
         elif not self.ahead.add(base_length, drafts, source):
-            self._count_stale(UNASKED)
+            self.stale[UNASKED] += 1
 
     def _draft_alone(self) -> None:
         """Send the cache's tree where no drafter's may follow in time; else it waits for that, to be merged with it."""
@@ -292,18 +294,15 @@ class Drafting:
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
         """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
         if self._serves_one_round or not self._plan.max_nodes:
-            self._count_stale(SAMPLED if self._samples else MISSED if self.synchronous else UNWANTED)
+            self.stale[SAMPLED if self._samples else MISSED if self.synchronous else UNWANTED] += 1
             return
         left = tree.descend(self._transcript.tokens[base_length:])
         if base_length >= self._transcript.length or not len(left) or self._send is None:
-            self._count_stale(LEFT)
+            self.stale[LEFT] += 1
             return
         if not self._trees:
             self._sent.append(labelled(left, source))
         self._send(base_length, tree, self._plan.max_nodes, None)
-
-    def _count_stale(self, reason: str) -> None:
-        self.stale[reason] = self.stale.get(reason, 0) + 1
 
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""
@@ -380,6 +379,7 @@ class Drafting:
                 if (start := self._withheld_from.pop(client, None)) is not None:
                     told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
                 client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
+                self._asked_at.note(self._transcript.length)
             else:
                 self._withheld_from.setdefault(client, outcome.base_length)
         if plan.max_nodes and self._unjoined:

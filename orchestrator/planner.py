@@ -74,8 +74,8 @@ class RequestPlanner(Protocol):
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits."""
 
-    def tree_arrived(self) -> None:
-        """A draft has come, in time or late."""
+    def tree_arrived(self, took_s: float | None = None) -> None:
+        """A draft has come, in time or late, so long after its drafter was told of the outcome that it hangs behind."""
 
     def select(self, tree: TokenTree) -> TokenTree:
         """The nodes of a draft that are worth their rows. Not for sampled trees, which travel whole."""
@@ -131,7 +131,7 @@ class FixedPlanner:
         # In company a sequence shares its multiple with others, and what fills it is not free.
         return nodes, situation.row_multiple if situation.load.batch_size <= 1 else 1
 
-    def tree_arrived(self) -> None:
+    def tree_arrived(self, took_s: float | None = None) -> None:
         """Nothing is learned."""
 
     def select(self, tree: TokenTree) -> TokenTree:

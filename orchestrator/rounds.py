@@ -9,6 +9,9 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 
+# The source of the target's own drafts, as the verifier names it.
+REDRAFT = "redraft"
+
 
 @dataclass(frozen=True)
 class Opening:

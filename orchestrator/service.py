@@ -23,7 +23,7 @@ from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket
 from orchestrator.authentication import Authentication, calling_tenant
 from orchestrator.drafter_client import DrafterPool
-from orchestrator.drafting import REDRAFT, Drafting
+from orchestrator.drafting import Drafting
 from orchestrator.fair_queue import Claim
 from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
@@ -45,6 +45,7 @@ from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.request_trace import OutputTrace, RequestTrace
 from orchestrator.responses import Responses
+from orchestrator.rounds import REDRAFT
 from orchestrator.statistics import Clock
 from orchestrator.tally import Tally
 from orchestrator.tenancy import Tenancy, keep_limits

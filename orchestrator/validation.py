@@ -212,10 +212,9 @@ def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOpti
         raise InvalidRequestError(
             "sampling.seed", "must be the interrupted call's seed when resume_token_ids are given"
         )
-    if stopping.max_tokens is not None and resumed >= stopping.max_tokens:
-        raise InvalidRequestError(
-            "resume_token_ids", f"{resumed} tokens leave nothing of max_tokens {stopping.max_tokens}"
-        )
+    # A call may be interrupted between its last token and its end: whoever has them all is told the end.
+    if stopping.max_tokens is not None and resumed > stopping.max_tokens:
+        raise InvalidRequestError("resume_token_ids", f"{resumed} tokens, more than max_tokens {stopping.max_tokens}")
 
 
 async def _prompt_ids(
@@ -245,7 +244,8 @@ async def _prompt_ids(
 
 def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:
     total = num_prompt + len(message.resume_token_ids)
-    if total >= max_context:
+    # A whole output may end with the context.
+    if total > max_context or num_prompt >= max_context:
         raise InvalidRequestError(
             message.WhichOneof("input") or "prompt",
             f"{total} tokens leave no room in the context of {max_context} tokens",

@@ -74,6 +74,7 @@ class SimulatedRequest:
             vocab_size=VOCAB_SIZE,
             row_multiple=machine.verifier.row_multiple,
             cache=cache,
+            clock=lambda: clock.now_s,
         )
         self.max_tokens = max_tokens
         self.opened_s = clock.now_s

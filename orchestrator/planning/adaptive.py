@@ -13,6 +13,7 @@ from orchestrator.planning.budget import best_budget
 from orchestrator.planning.common_plans import CommonPlans
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.draft_plans import DraftPlans
+from orchestrator.planning.draft_times import DraftTimes
 from orchestrator.planning.exploration import Exploration
 from orchestrator.planning.knowledge import Knowledge
 from orchestrator.planning.latency_class import ClassWeights
@@ -47,6 +48,8 @@ DOUBT = 4
 LEAST_SHARE_OF_THRESHOLD = 0.6
 # Rounds that asked for drafts without one ever being there in time, after which none are expected.
 ENOUGH_IN_VAIN = 32
+# Drafts take as long as they did up to this share.
+_SAME_TIME = 0.2
 # Weight of an observation in running means.
 _RATE = 0.05
 # Fewer rounds of a pass that ask for drafts are the exception.
@@ -81,6 +84,7 @@ class AdaptivePlanner:
         self.reading = Reading(clock)
         self.exploration = Exploration(seed)
         self.sources = SourceChoice(seed)
+        self.draft_times = DraftTimes()
         self.stance = Stance()
         self._draft_plans = DraftPlans(self.stance, 0, linger_us)
         self._costs = CostModel()
@@ -161,9 +165,13 @@ class AdaptivePlanner:
     def draft_plans(self) -> DraftPlans:
         """Plans of rounds that ask for drafts."""
         plans = self._draft_plans
-        if plans.stance is not self.stance:
-            plans = self._draft_plans = DraftPlans(self.stance, self.num_running, self.fixed.linger_us)
+        quickest_s = self.draft_times.quickest_s
+        if plans.stance is not self.stance or abs(plans.quickest_draft_s - quickest_s) > _SAME_TIME * quickest_s:
+            plans = self._draft_plans = self._new_draft_plans()
         return plans
+
+    def _new_draft_plans(self) -> DraftPlans:
+        return DraftPlans(self.stance, self.num_running, self.fixed.linger_us, self.draft_times.quickest_s)
 
     @property
     def some_draft(self) -> bool:
@@ -243,7 +251,7 @@ class AdaptivePlanner:
     def _now_run(self, num_running: int) -> None:
         self.num_running = num_running
         self.rounds_per_look = max(1, -(-num_running // LOOKED_AT_PER_PASS))
-        self._draft_plans = DraftPlans(self.stance, num_running, self.fixed.linger_us)
+        self._draft_plans = self._new_draft_plans()
 
     def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
         """Begin anew if what was learned elsewhere is of no use here."""

@@ -152,6 +152,8 @@ class AdaptiveRequest:
         plans = planner.draft_plans
         if not plans.stance.is_known:
             fixed = planner.fixed.plan(situation)
+            if plans.is_vain(fixed.linger_us):
+                fixed = replace(fixed, linger_us=0)
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
         if plans.num_running > 1:
             self._row_multiple = 1
@@ -161,8 +163,10 @@ class AdaptiveRequest:
         weight = self._weight / planner.weights.mean
         return plans.plan(self._gain, weight, nodes, self._row_multiple, self._left_out_next, is_trial, waits)
 
-    def tree_arrived(self) -> None:
+    def tree_arrived(self, took_s: float | None = None) -> None:
         """Drafters owe the request nothing."""
+        if took_s is not None:
+            self._planner.draft_times.add(took_s)
         if self._is_newcomer:
             self._is_newcomer = self._catches_up = False
             self._planner.num_newcomers -= 1

@@ -47,14 +47,14 @@ WRONG: list[tuple[str, Request]] = [
     ("prompt", Request(prompt="")),
     ("prompt", Request(prompt="x" * CONTEXT)),
     ("prompt", Request(prompt="x" * 512 * (CONTEXT + 1))),
-    ("prompt", Request(prompt="x" * (CONTEXT - 10), resume_token_ids=[1] * 10)),
+    ("prompt", Request(prompt="x" * (CONTEXT - 10), resume_token_ids=[1] * 11)),
     ("token_ids", Request(token_ids=ids())),
     ("token_ids", Request(token_ids=ids(1, VOCAB))),
     ("token_ids", Request(token_ids=ids(*[1] * CONTEXT))),
     ("resume_token_ids", Request(prompt="x", resume_token_ids=[VOCAB])),
     (
         "resume_token_ids",
-        Request(prompt="x", resume_token_ids=[1, 2], stopping=sampling_pb2.StoppingOptions(max_tokens=2)),
+        Request(prompt="x", resume_token_ids=[1, 2], stopping=sampling_pb2.StoppingOptions(max_tokens=1)),
     ),
     ("sampling.seed", Request(prompt="x", resume_token_ids=[1], sampling=sampling_pb2.SamplingParams(temperature=1))),
     ("sampling.temperature", sampled(temperature=-0.1)),
@@ -252,6 +252,11 @@ async def test_resuming_what_had_ended_already_only_finishes_it(start_fakes: Sta
     async with start_fakes(verifier) as (client, _):
         by_eos = await client.generate(PROMPT, Options(resume_token_ids=(*b"a STOP", EOS)))
         by_text = await client.generate(PROMPT, Options(resume_token_ids=tuple(b"a STOP"), stop=("STOP",)))
+        by_length = await client.generate(PROMPT, Options(resume_token_ids=tuple(b"a ST"), max_tokens=4))
+        to_the_brim = tuple(b"a" * (CONTEXT - len(PROMPT)))
+        by_context = await client.generate(PROMPT, Options(resume_token_ids=to_the_brim))
+    assert (by_length.finish_reason, by_length.token_ids, by_length.text) == ("length", (), "")
+    assert (by_context.finish_reason, by_context.token_ids) == ("context_length", ())
     assert (by_eos.finish_reason, by_eos.token_ids, by_eos.text) == ("eos", (), "")
     assert (by_text.finish_reason, by_text.stop_match, by_text.text) == ("stop", "STOP", "")
     assert not verifier.opened

@@ -30,7 +30,7 @@ class ToldPlanner:
         self.sources = situation.sources
         return RoundPlan(self.max_nodes, 1000, left_out=self.left_out)
 
-    def tree_arrived(self) -> None: ...
+    def tree_arrived(self, took_s: float | None = None) -> None: ...
 
     def select(self, tree: TokenTree) -> TokenTree:
         return tree

@@ -29,7 +29,7 @@ class ToldPlanner:
     def plan(self, situation: Situation) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 
-    def tree_arrived(self) -> None: ...
+    def tree_arrived(self, took_s: float | None = None) -> None: ...
 
     def select(self, tree: TokenTree) -> TokenTree:
         return tree
