@@ -47,9 +47,9 @@ WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
         lambda facts: build((facts.prompts[0] * facts.max_context_tokens)[: facts.max_context_tokens]),
     ),
     "a-resumed-token-outside-the-vocabulary": ("resume_token_ids", outside("resume_token_ids")),
-    "resumed-tokens-that-leave-nothing": (
+    "more-resumed-tokens-than-max-tokens": (
         "resume_token_ids",
-        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:4]),
+        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:5]),
     ),
     "a-sampled-output-resumed-without-its-seed": (
         "sampling.seed",

@@ -21,7 +21,8 @@ TOKENS = 16
 async def from_every_split(deployment: Deployment, **knobs: Any) -> None:
     request = build(deployment.facts.prompts[0], **{"max_tokens": TOKENS, "ignore_eos": True, "seed": 41, **knobs})
     whole = await deployment.plain(request)
-    for split in range(1, len(whole.token_ids)):
+    # The last time nothing follows but the end.
+    for split in range(1, len(whole.token_ids) + 1):
         request = varied(request, resume_token_ids=whole.token_ids[:split], mode=(OFF, FORCED)[split % 2])
         rest = await deployment.ask(request)
         same_tokens(whole.token_ids[split:], rest.token_ids, request, rest.speculation.near_ties)

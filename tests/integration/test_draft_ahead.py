@@ -95,6 +95,8 @@ async def test_tokens_are_those_of_plain_decoding_whatever_is_drafted_ahead(lie:
     hits = sum(speculation.draft_ahead_hits_by_rank)
     assert 0 < speculation.expected_outcomes <= speculation.rounds
     assert hits <= speculation.expected_outcomes
-    # Every round that verified what was drafted ahead followed an outcome that was drafted for.
+    # Every round that verified what was drafted ahead followed an outcome that was drafted for, or one inside the
+    # expected tree, which counts as neither expected nor hit.
     if "ahead" in speculation.origins:
-        assert speculation.origins["ahead"].rounds <= hits or lie == "no outcome"
+        inside = speculation.rounds - speculation.expected_outcomes
+        assert speculation.origins["ahead"].rounds <= hits + inside or lie == "no outcome"
