@@ -8,6 +8,7 @@ outcome, they would come two messages later.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -127,9 +128,15 @@ class AheadDrafting:
 
     def behind(self, token_ids: tuple[int, ...]) -> TokenTree:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
+        behind = self._tree.descend(token_ids)
         if self._told and self._expected.find(token_ids) is None:
-            self.counts.count(self._ranks.get(token_ids))
-        return self._tree.descend(token_ids)
+            self.counts.count(self._rank(token_ids) if len(behind) else None)
+        return behind
+
+    def _rank(self, token_ids: tuple[int, ...]) -> int | None:
+        """The best rank of what was assumed on the way that was taken; a round may end before or behind it."""
+        on_the_way = (rank for assumed, rank in self._ranks.items() if all(map(operator.eq, assumed, token_ids)))
+        return min(on_the_way, default=None)
 
     def round_ended(self) -> None:
         """Forget the round."""

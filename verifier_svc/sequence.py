@@ -125,6 +125,8 @@ class Sequence:
         )
         self.linger = Linger(spec.linger_s)
         self.last_outcome_s = opened_s
+        # The length that the last round started from.
+        self._last_base = 0
         self._max_nodes = max_nodes
         self._budget = max_nodes
         self._usual_promise = UsualPromise()
@@ -244,8 +246,9 @@ class Sequence:
             raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
         if draft.is_ahead:
             tree = self._cut(draft.tree, AHEAD_BUDGETS * self._max_nodes)
-            # During a pass nothing is put here.
-            self.mailbox.put_ahead(draft.base_length, tree, self.tokens, in_time=came_s <= self.last_outcome_s)
+            # During a pass nothing is put here: it came before the outcome of its own round, or late.
+            in_time = draft.base_length == self._last_base and came_s <= self.last_outcome_s
+            self.mailbox.put_ahead(draft.base_length, tree, self.tokens, in_time=in_time)
             return
         if draft.linger_s is not None:
             self.linger.limit_s = draft.linger_s
@@ -301,7 +304,7 @@ class Sequence:
             rows.cache.keep(range(num_pending))
             rows.cache.publish(self.tokens)
             return None
-        base = len(self.tokens)
+        base = self._last_base = len(self.tokens)
         finishes: list[Finish | None] = []
 
         def draw(node: int, depth: int) -> int:

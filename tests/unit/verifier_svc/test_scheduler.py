@@ -11,6 +11,7 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
+from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_shares import PROMPT_SHARE, SHARED_ROWS, Share
 from verifier_svc.round_outcome import RoundOutcome
@@ -371,3 +372,17 @@ def test_no_pass_has_more_rows_than_the_limit(seed: int) -> None:
         assert rows <= max_rows
         full += rows == max_rows
     assert full > 50
+
+
+def test_what_was_drafted_ahead_counts_as_that_only_if_it_came_before_its_own_rounds_outcome() -> None:
+    bench = Bench(num_blocks=40)
+    in_time, late = bench.add(0, [1, 2, 3], 50), bench.add(1, [1, 2, 3], 50)
+    bench.turn()
+    base = len(in_time.tokens)
+    bench.turn()
+    # Between the outcomes at 1.0 and at 2.0; put there behind the latter, since a pass ran.
+    in_time.submit(Draft(base, chain([0, 0, 0]), is_ahead=True), came_s=1.5)
+    assert in_time.mailbox.origin is DraftOrigin.AHEAD
+    bench.turn()
+    late.submit(Draft(base, chain([0] * 4), is_ahead=True), came_s=2.5)
+    assert late.mailbox.origin is DraftOrigin.REROOTED
