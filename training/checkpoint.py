@@ -58,6 +58,14 @@ def save_checkpoint(
     model.to(torch.bfloat16)  # type: ignore[arg-type]
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
+
+
+def write_card(
+    out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop, extra: str = ""
+) -> None:
+    """Write `recipe.json`, the validation curve and the card to `out`, where the weights are."""
     last = loop.curve[-1]
     bits_per_byte = last["held_out"] / math.log(2) / store.held_out_bytes_per_token
     facts = {
@@ -65,7 +73,7 @@ def save_checkpoint(
         "command": "coppice " + shlex.join(sys.argv[1:]),
         "seed": recipe.seed,
         "steps": last["step"],
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameters,
         "train_tokens": len(store.train),
         "held_out_tokens": len(store.held_out),
         "held_out_loss": last["held_out"],

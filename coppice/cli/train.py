@@ -124,6 +124,29 @@ _block_command(
 )
 
 
+@app.command()
+def space(
+    corpus: Corpus = None,
+    out: Path = MODELS / "space",
+    target_dir: TargetDir = MODELS / "target",
+    steps: int = 1500,
+    masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
+    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers.")] = 32,
+    samples: Samples = 768,
+    corpus_rows: CorpusRows = 1536,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Teach the target to draft for itself in its own passes: an adapter, beside weights that stay as they are."""
+    set_threads(threads)
+    from training.corpus import default_roots
+    from verifier_svc.training.space import SpaceRecipe, train_space
+
+    recipe = SpaceRecipe(steps=steps, masks=masks, rank=rank, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
+    with mistakes_as_messages():
+        train_space(corpus or default_roots(), target_dir, out, recipe)
+
+
 @contextlib.contextmanager
 def mistakes_as_messages() -> Iterator[None]:
     """Report what the user can mend in one line, not as a traceback."""

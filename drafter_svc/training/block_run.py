@@ -10,24 +10,23 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from coppice.errors import IncompatibleError
-from drafter_svc.training.acceptance_report import TEMPERATURES
-from drafter_svc.training.block_layout import even_layout
-from drafter_svc.training.block_losses import token_terms
 from drafter_svc.training.block_model import load_start, mask_ids, new_block_model
-from drafter_svc.training.block_report import BlockReport, measure_blocks
-from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
-from drafter_svc.training.teacher import TaughtRows, teach
+from training.block_layout import even_layout
+from training.block_losses import token_terms
+from training.block_report import BlockReport, measure_blocks
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
+from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.precision import training_dtype
 from training.state import open_state
+from training.target_samples import SampleShape, sample_target
+from training.teacher import TaughtRows, teach
 from training.token_store import TokenStore
 
-EVALUATION_ROWS = 48
 EVALUATION_GROUPS = 8
 EVALUATION_BATCHES = 4
 
@@ -125,23 +124,16 @@ def train_block_drafter(
     loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir))
     loop.run()
     text = held_out_text(target, store, shape, recipe.seed)
-    report = measure_blocks(target.float(), model.eval(), text, layout, filling, recipe.seed)
+
+    def predict(rows: Tensor) -> Tensor:
+        return layout.run(model, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
+
+    model.eval()
+    report = measure_blocks(target.float(), predict, text, layout, recipe.seed)
     extra = f"{story}\n{_card_extra(report, samples.numel(), windows.numel(), target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
     save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
     write_calibration(out, recipe, model, objective.num_masks, report)
-
-
-def held_out_text(target: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int) -> dict[float, Tensor]:
-    """Per temperature, the target's continuations of held-out prompts [rows, tokens]."""
-    rows = {}
-    target = target.float()
-    for number, temperature in enumerate(TEMPERATURES):
-        torch.manual_seed(seed + number)
-        (windows,) = store.held_out_batches(EVALUATION_ROWS, EVALUATION_ROWS, shape.prompt_tokens)
-        continued = continue_prompts(target, windows, shape.new_tokens, temperature)
-        rows[temperature] = torch.from_numpy(continued.astype("int64"))
-    return rows
 
 
 def write_calibration(

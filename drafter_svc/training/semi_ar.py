@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from drafter_svc.training.block_layout import random_layout
-from drafter_svc.training.block_losses import position_weights, weighted
 from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
-from drafter_svc.training.teacher import TaughtRows, distillation_terms
+from training.block_layout import random_layout
+from training.block_losses import position_weights, weighted
+from training.teacher import TaughtRows, distillation_terms
 
 KIND = "semi-ar"
 STORY = """

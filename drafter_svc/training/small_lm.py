@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
-from drafter_svc.training.target_samples import SampleShape, continue_prompts, sample_target
-from drafter_svc.training.teacher import distillation_loss, full_distillation_loss, teach
+from training.acceptance_report import AcceptanceReport, measure_acceptance
 from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
+from training.held_out_text import held_out_text
 from training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
 from training.precision import training_dtype
 from training.state import open_state
+from training.target_samples import SampleShape, sample_target
+from training.teacher import distillation_loss, full_distillation_loss, teach
 from training.token_store import TokenStore
 
 # Two layers: the second can look for what followed an earlier occurrence, which code is full of.
@@ -34,7 +35,6 @@ HIDDEN = 256
 INTERMEDIATE = 640
 HEADS = 4
 KV_HEADS = 2
-EVALUATION_ROWS = 48
 EVALUATION_BATCHES = 5
 
 
@@ -156,14 +156,8 @@ def _report(
     target: PreTrainedModel, drafter: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int
 ) -> AcceptanceReport:
     """Acceptance on the target's continuations of held-out prompts."""
-    rows = {}
-    target = target.float()
-    for number, temperature in enumerate(TEMPERATURES):
-        torch.manual_seed(seed + number)
-        (windows,) = store.held_out_batches(EVALUATION_ROWS, EVALUATION_ROWS, shape.prompt_tokens)
-        continued = continue_prompts(target, windows, shape.new_tokens, temperature)
-        rows[temperature] = torch.from_numpy(continued.astype("int64"))
-    return measure_acceptance(target, drafter, rows, shape.prompt_tokens, seed)
+    rows = held_out_text(target, store, shape, seed)
+    return measure_acceptance(target.float(), drafter, rows, shape.prompt_tokens, seed)
 
 
 def _card_extra(

@@ -19,16 +19,17 @@ from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.training import block_run, diffusion, semi_ar
-from drafter_svc.training.block_layout import BlockLayout, even_layout, random_layout
-from drafter_svc.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
 from drafter_svc.training.block_model import mask_ids, new_block_model
-from drafter_svc.training.block_report import measure_blocks, posterior_noise
 from drafter_svc.training.block_run import BlockRecipe
-from drafter_svc.training.target_samples import SampleShape
-from drafter_svc.training.teacher import TOP, TaughtRows
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
+from training import held_out_text
+from training.block_layout import BlockLayout, even_layout, random_layout
+from training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
+from training.block_report import measure_blocks, posterior_noise
 from training.corpus import read_corpus
 from training.loop import LoopConfig
+from training.target_samples import SampleShape
+from training.teacher import TOP, TaughtRows
 from training.tokenizer import train_tokenizer
 
 VOCAB = 256
@@ -165,7 +166,12 @@ def test_the_report_of_a_drafter_that_knows_the_target_is_right_at_the_first_pla
     greedy = target.generate(text(12, 8), max_new_tokens=32, do_sample=False, eos_token_id=None, pad_token_id=0)
     torch.manual_seed(0)
     drawn = target.generate(text(12, 8), max_new_tokens=32, do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0)
-    report = measure_blocks(target, drafter, {0.0: greedy, 1.0: drawn}, layout, mask_ids(drafter, 2), seed=0)
+    masks = mask_ids(drafter, 2)
+
+    def predict(rows: torch.Tensor) -> torch.Tensor:
+        return layout.run(drafter, rows, masks.expand(len(rows), len(layout.anchors), -1))
+
+    report = measure_blocks(target, predict, {0.0: greedy, 1.0: drawn}, layout, seed=0)
     for temperature in (0.0, 1.0):
         assert report.within_rank[temperature][0] == [1.0] * 4
         assert report.within_rank[temperature][2][0] < 0.9
@@ -193,7 +199,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(workshop: Path, out: Path, kind: str, monkeypatch: pytest.MonkeyPatch, start: str = "start") -> None:
-    monkeypatch.setattr(block_run, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(block_run, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(block_run, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
     monkeypatch.setattr(

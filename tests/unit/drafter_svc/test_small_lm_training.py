@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from drafter_svc.drafters.checkpoint import load_calibration
-from drafter_svc.training.acceptance_report import measure_acceptance
-from drafter_svc.training.target_samples import SampleShape, sample_target
-from drafter_svc.training.teacher import TOP, TaughtRows, distillation_loss, teach
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
+from training.acceptance_report import measure_acceptance
 from training.state import ForeignStateError
+from training.target_samples import SampleShape, sample_target
+from training.teacher import TOP, TaughtRows, distillation_loss, teach
 
 VOCAB = 256
 
@@ -108,6 +108,7 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
 
 def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from drafter_svc.training import small_lm
+    from training import held_out_text
     from training.corpus import read_corpus
     from training.tokenizer import train_tokenizer
 
@@ -117,7 +118,7 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         text = f"def function_{number}(value):\n    return value + {number}\n" * 12
         (corpus / f"module_{number}.py").write_text(text)
     monkeypatch.setattr(small_lm, "HIDDEN", 16)
-    monkeypatch.setattr(small_lm, "EVALUATION_ROWS", 4)
+    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 4)
     target = teacher(0)
     train_tokenizer(read_corpus([corpus]), tmp_path / "target", vocab_size=300)
     torch.manual_seed(0)

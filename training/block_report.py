@@ -7,6 +7,7 @@ noise is drawn anew from what it can have been: Gumbel noise, given that the tex
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafter_svc.training.acceptance_report import RANKS
-from drafter_svc.training.block_layout import BlockLayout
+from training.acceptance_report import RANKS
+from training.block_layout import BlockLayout
 
 # Scales that are tried, in even ratios, and the fewest tokens that one is chosen by.
 _SIGMAS = np.geomspace(0.3, 5.0, 24).round(2).tolist()
@@ -62,20 +63,18 @@ class BlockReport:
 @torch.inference_mode()
 def measure_blocks(
     target: PreTrainedModel,
-    drafter: PreTrainedModel,
+    predict: Callable[[Tensor], Tensor],
     rows: dict[float, Tensor],
     layout: BlockLayout,
-    mask_ids: Tensor,
     seed: int,
 ) -> BlockReport:
     """Predict blocks, all of them masks, within the target's own text.
 
     Args:
         target: the target, vocabulary V.
-        drafter: the drafter, whose vocabulary begins with the target's.
+        predict: from text [R, L] the drafter's logits [R, G, 1 + K, at least V] of the layout's blocks.
         rows: per temperature, text that the target said at it, at least behind the layout's first anchor.
         layout: where the blocks are.
-        mask_ids: what the rows of a block hold [K].
         seed: seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -86,10 +85,9 @@ def measure_blocks(
     for temperature, text in rows.items():
         tally = _Tally(1 + layout.num_masks)
         for part in text.split(_ROWS_PER_PART):
-            groups = mask_ids.expand(len(part), len(layout.anchors), -1)
             right = part[:, layout.predicted]
             said = target(input_ids=part, use_cache=False).logits[:, layout.predicted - 1].float()
-            scores = layout.run(drafter, part, groups)[..., : said.shape[-1]].float().log_softmax(-1)
+            scores = predict(part)[..., : said.shape[-1]].float().log_softmax(-1)
             if temperature > 0:
                 scores += temperature * posterior_noise(said / temperature, right, generator)
             tally.add(scores.flatten(0, 1), right.flatten(0, 1))

@@ -1,0 +1,125 @@
+"""`coppice train space`: the frozen target learns to draft for itself, from masks behind its own rows (SPACE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coppice.error_scales import ErrorScales
+from training.block_layout import even_layout, random_layout
+from training.block_losses import position_weights, token_terms, weighted
+from training.block_report import BlockReport, measure_blocks
+from training.checkpoint import write_card
+from training.corpus import read_corpus
+from training.held_out_text import held_out_text
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
+from training.target_samples import SampleShape, sample_target
+from training.teacher import distillation_terms, teach
+from training.token_store import TokenStore
+from verifier_svc.space_adapter import save_adapter
+from verifier_svc.training.space_masks import SpaceMasks
+
+EVALUATION_GROUPS = 8
+EVALUATION_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceRecipe:
+    """Everything that decides the result of a run, beside the target.
+
+    In every step, `groups` groups of `masks` masks behind each of `rows` rows are predicted. `position_decay` is the
+    number of places over which a mask's weight falls by a factor of e.
+    """
+
+    steps: int = 1500
+    masks: int = 5
+    rank: int = 32
+    rows: int = 4
+    groups: int = 32
+    sample_rows: int = 768
+    corpus_rows: int = 1536
+    learning_rate: float = 6e-3
+    cooldown_share: float = 0.6
+    total_variation: float = 0.5
+    position_decay: float = 3.0
+    seed: int = 0
+
+
+def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SpaceRecipe) -> None:
+    """Train, measure, and write the adapter with its card.
+
+    A mask learns what the target says at its place in the target's own text and in the corpus (2402.11809, the layout
+    that keeps whole samples, with many groups). The target knows the tokens in between and the mask does not: on
+    average over text, what it is asked for are the target's marginals.
+
+    Raises:
+        IncompatibleError: no additions can be put on the target, or the state there is another run's.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    ).eval()
+    state_dir = open_state(out, recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    shape = SampleShape(rows=recipe.sample_rows)
+    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
+    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
+    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
+    held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
+    model = SpaceMasks(target, recipe.masks, recipe.rank, recipe.seed)
+    layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, recipe.masks, sees_all=False)
+    weights = position_weights(recipe.masks, recipe.position_decay)
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        batch = taught.batch(recipe.rows, recipe.seed, step)
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        places = random_layout(shape.length, recipe.groups, recipe.masks, False, generator)
+        logits = runner(batch.token_ids, places)[:, :, 1:]
+        before = places.predicted[:, 1:] - 1
+        terms = distillation_terms(
+            logits, batch.top_ids[:, before], batch.top_log_probs[:, before], recipe.total_variation
+        )
+        return weighted(terms, weights)
+
+    def evaluate(runner: nn.Module) -> float:
+        losses = [
+            float(token_terms(runner(rows, layout), rows[:, layout.predicted])[:, :, 1:].mean()) for rows in held_out
+        ]
+        return sum(losses) / len(losses)
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
+    loop.run()
+    text = held_out_text(target, store, shape, recipe.seed)
+    report = measure_blocks(target, lambda rows: model(rows, layout), text, layout, recipe.seed)
+    save_adapter(model.adapter(sigmas_of_masks(report)), out)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
+    title = "Adapter for in-pass re-drafts"
+    write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
+
+
+def sigmas_of_masks(report: BlockReport) -> ErrorScales:
+    """A report's scales without those of the first place, which is the target's own and not a mask's."""
+    return tuple(sorted((temperature, tuple(scales[1:])) for temperature, scales in report.sigmas.items()))
+
+
+def _card_extra(report: BlockReport, sample_tokens: int, corpus_tokens: int, target_dir: Path) -> str:
+    return f"""
+Belongs to `{target_dir.name}`, whose weights it leaves as they are and whose own rows it does not act on: outputs are
+those of the target. Trained on {sample_tokens:,} tokens of the target's own continuations and {corpus_tokens:,} of
+corpus text. The held-out figure above is that of masks, each predicted without the tokens between it and the last
+committed one: it does not compare with that of a model that sees them.
+
+Share of {report.blocks:,} places in the target's continuations of held-out prompts where the target's token is the
+first child, or among the first four, both adding the same noise; the calibrated sigma; and the mean number of tokens in
+a row that are first children. j=1 is the target's own next token, j=2 what the first mask predicts:
+
+{report.table()}
+"""

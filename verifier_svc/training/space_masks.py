@@ -1,0 +1,139 @@
+"""What `coppice train space` trains: masks' embeddings and low-rank additions, on a target that stays as it is.
+
+Text is read once, without gradients, by the target alone; groups of masks then read its keys and values, with the
+additions in place. So every row of text computes what it does in service, bit for bit the same model, and gradients
+cost no more than the masks' own rows.
+
+Axes: R rows of text, L tokens of a row, G groups, K masks of a group, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from coppice.error_scales import ErrorScales
+from coppice.errors import IncompatibleError
+from training.block_layout import BlockLayout
+from verifier_svc.space_adapter import LowRank, SpaceAdapter
+
+# Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
+_MASK_SPREAD = 0.1
+_PROBE_TOKENS = 5
+
+
+class SpaceMasks(nn.Module):
+    """The trained part beside a frozen target, which it holds and which is none of its parameters."""
+
+    def __init__(self, target: PreTrainedModel, num_masks: int, rank: int, seed: int) -> None:
+        """Additions begin at zero, so that masks say at first what the target says of a strange token.
+
+        Raises:
+            IncompatibleError: the target has no layer that additions could be put on.
+        """
+        super().__init__()
+        for parameter in target.parameters():
+            parameter.requires_grad_(False)
+        # In a tuple, so that the target's parameters are none of ours.
+        self._target = (target,)
+        generator = torch.Generator().manual_seed(seed)
+        embed: Any = target.get_input_embeddings()
+        table: Tensor = embed.weight.detach().float()
+        noise = torch.randn(num_masks, table.shape[1], generator=generator) * table.std() * _MASK_SPREAD
+        self.masks = nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
+        self._names = list(_layers_of_every_row(target))
+        if not self._names:
+            raise IncompatibleError(f"{type(target).__name__} has no linear layer that additions could be put on")
+        modules = dict(target.named_modules())
+        self.down, self.up = nn.ParameterList(), nn.ParameterList()
+        self._is_on = False
+        for number, name in enumerate(self._names):
+            width_in, width_out = _widths(modules[name])
+            self.down.append(nn.Parameter(torch.randn(rank, width_in, generator=generator) * width_in**-0.5))
+            self.up.append(nn.Parameter(torch.zeros(width_out, rank)))
+            modules[name].register_forward_hook(self._hook(number))
+
+    @property
+    def num_masks(self) -> int:
+        """Masks of a group."""
+        return int(self.masks.num_embeddings)
+
+    def forward(self, token_ids: Tensor, layout: BlockLayout) -> Tensor:
+        """Logits [R, G, 1 + K, V]: the target's own behind the anchors of `layout`, then those of the masks there.
+
+        Args:
+            token_ids: text [R, L].
+            layout: where the groups are; K is the number of our masks or less.
+        """
+        target: Any = self._target[0]
+        rows, groups = len(token_ids), len(layout.anchors)
+        with torch.no_grad():
+            read = target(
+                input_ids=token_ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=layout.anchors
+            )
+        length = token_ids.shape[1]
+        inputs = self.masks.weight[: layout.num_masks].repeat(groups, 1).to(target.dtype)
+        self._is_on = True
+        try:
+            said: Tensor = target(
+                inputs_embeds=inputs.expand(rows, -1, -1),
+                past_key_values=read.past_key_values,
+                attention_mask=layout.visible[length:].expand(rows, 1, -1, -1),
+                position_ids=layout.positions[length:].expand(rows, -1),
+                use_cache=True,
+            ).logits
+        finally:
+            self._is_on = False
+        return torch.cat([read.logits[:, :, None], said.unflatten(1, (groups, layout.num_masks))], 2)
+
+    def adapter(self, sigmas: ErrorScales) -> SpaceAdapter:
+        """What has been trained, as the verifier loads it, in bfloat16."""
+        low_rank = {
+            name: LowRank(down.detach().bfloat16(), up.detach().bfloat16())
+            for name, down, up in zip(self._names, self.down, self.up, strict=True)
+        }
+        return SpaceAdapter(self.masks.weight.detach().bfloat16(), low_rank, sigmas)
+
+    def _hook(self, number: int) -> Any:
+        def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            if not self._is_on:
+                return None
+            values = inputs[0]
+            down, up = self.down[number].to(values.dtype), self.up[number].to(values.dtype)
+            return output + F.linear(F.linear(values, down), up)
+
+        return add
+
+
+def _widths(module: nn.Module) -> tuple[int, int]:
+    """Numbers that go into a linear layer, and come out of it."""
+    weight: Any = module.weight
+    wide, narrow = weight.shape
+    # GPT-2's layers are called convolutions, and have their weights the other way round.
+    return (wide, narrow) if isinstance(module, Conv1D) else (narrow, wide)
+
+
+def _layers_of_every_row(target: PreTrainedModel) -> Iterator[str]:
+    """Names of linear layers inside the target's layers that compute each row of a pass: not an expert's, whose rows
+    are chosen, and not the output layer."""
+    seen: dict[str, bool] = {}
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _module, inputs, name=name: seen.__setitem__(name, inputs[0].shape[:-1] == (1, _PROBE_TOKENS))
+        )
+        for name, module in target.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not target.get_output_embeddings()
+    ]
+    try:
+        with torch.no_grad():
+            target(input_ids=torch.zeros(1, _PROBE_TOKENS, dtype=torch.long), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (name for name, sees_every_row in seen.items() if sees_every_row)
