@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +22,14 @@ Drafters = Annotated[
         help="A drafter; repeatable. `none` for the prefix cache alone. Default: small-lm, the bundled one.",
     ),
 ]
+Space = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|off|DIR",
+        help="Adapter with which the target drafts for itself in its own passes. auto: the bundled one, where the "
+        "bundled target has no drafter.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: what is there.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of each model; 0 leaves them to the service.")]
 
@@ -33,10 +43,13 @@ Token = Annotated[
 ]
 
 DEFAULT_TARGET = str(MODELS / "target")
+DEFAULT_SPACE = MODELS / "space"
+SPACE_SETTING = "SPACE_ADAPTER"
+AUTO, OFF = "auto", "off"
 
 
 def topology_spec(
-    target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0
+    target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0, space: str = AUTO
 ) -> TopologySpec:
     """What the options describe.
 
@@ -48,7 +61,25 @@ def topology_spec(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--drafter") from error
     require_device(device)
-    return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads)
+    adapter = space_adapter(space, target, has_drafter=bool(parsed))
+    return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads, space=adapter)
+
+
+def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
+    """The adapter that verifiers get, empty for none; None leaves it to their environment.
+
+    Raises:
+        typer.BadParameter: the directory that `space` names has none.
+    """
+    if space == OFF:
+        return ""
+    if space != AUTO:
+        if not (Path(space) / "space.json").is_file():
+            raise typer.BadParameter(f"{space} has no space.json", param_hint="--space")
+        return space
+    if SPACE_SETTING in os.environ or has_drafter or target != DEFAULT_TARGET or not DEFAULT_SPACE.is_dir():
+        return None
+    return str(DEFAULT_SPACE)
 
 
 def channel_tls(address: str, tls: bool, ca: str, cert: str, key: str, name: str) -> ChannelTls | None:

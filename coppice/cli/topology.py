@@ -66,6 +66,9 @@ class TopologySpec:
     port: int = 0
     device: str = ""
     threads: int = 0
+    # Directory of the adapter with which verifiers' targets draft for themselves, empty for none; None leaves it to the
+    # environment.
+    space: str | None = None
     tensor_parallel: int = 0
     kv_cache_mib: int = 0
     # Where the prefix cache is kept; empty leaves it in the orchestrator.
@@ -205,6 +208,8 @@ class Topology:
             "KV_CACHE_MIB": str(spec.kv_cache_mib or ""),
         }
         env |= {f"VERIFIER_{name}": value for name, value in own.items() if value}
+        if spec.space is not None:
+            env["VERIFIER_SPACE_ADAPTER"] = spec.space
         env |= {f"DRAFTER_{name}": own[name] for name in ("DEVICE", "THREADS") if own[name]}
         drafters = ",".join(f"{drafter.kind}={drafter.model}" for drafter in spec.drafters)
         return env | {"VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
@@ -235,6 +240,8 @@ class Topology:
             env["TENSOR_PARALLEL"] = str(self._spec.tensor_parallel)
         if self._spec.kv_cache_mib:
             env["KV_CACHE_MIB"] = str(self._spec.kv_cache_mib)
+        if self._spec.space is not None:
+            env["SPACE_ADAPTER"] = self._spec.space
         return env
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:

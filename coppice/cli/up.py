@@ -10,7 +10,7 @@ import typer
 
 from coppice.certificates import Certificates
 from coppice.cli.child import ChildError
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.options import AUTO, DEFAULT_TARGET, OFF, Device, Drafters, Space, Target, Threads, topology_spec
 from coppice.cli.topology import Topology, TopologySpec, tls_files
 from coppice.rpc import stop_signal
 from coppice.tls import ChannelTls, TlsError
@@ -19,6 +19,7 @@ from coppice.tls import ChannelTls, TlsError
 def up(
     target: Target = DEFAULT_TARGET,
     drafter: Drafters = None,
+    space: Space = AUTO,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 0,
     redis: Annotated[
         str,
@@ -59,7 +60,9 @@ def up(
     require_tls(tls)
     if rounds not in ("", "asynchronous", "synchronous"):
         raise typer.BadParameter(f"must be asynchronous or synchronous, got {rounds!r}", param_hint="--rounds")
-    spec = topology_spec(target, drafter, port, device, threads)
+    # What a process holds only a part of cannot be adapted.
+    own_drafts = OFF if space == AUTO and tensor_parallel > 1 else space
+    spec = topology_spec(target, drafter, port, device, threads, own_drafts)
     try:
         spec = replace(
             spec,
