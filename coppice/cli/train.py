@@ -127,11 +127,14 @@ _block_command(
 @app.command()
 def space(
     corpus: Corpus = None,
-    out: Path = MODELS / "space",
+    out: Annotated[Path | None, typer.Option(help="Default: models/space, or models/target-space with --full.")] = None,
     target_dir: TargetDir = MODELS / "target",
-    steps: int = 1500,
+    full: Annotated[
+        bool, typer.Option("--full", help="Tune the target itself, as published: it becomes another model.")
+    ] = False,
+    steps: int = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
-    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers.")] = 32,
+    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 32,
     samples: Samples = 768,
     corpus_rows: CorpusRows = 1536,
     seed: int = 0,
@@ -140,11 +143,21 @@ def space(
     """Teach the target to draft for itself in its own passes: an adapter, beside weights that stay as they are."""
     set_threads(threads)
     from training.corpus import default_roots
-    from verifier_svc.training.space import SpaceRecipe, train_space
 
-    recipe = SpaceRecipe(steps=steps, masks=masks, rank=rank, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
+    roots = corpus or default_roots()
     with mistakes_as_messages():
-        train_space(corpus or default_roots(), target_dir, out, recipe)
+        if full:
+            from verifier_svc.training.space_full import FullSpaceRecipe, train_space_full
+
+            tuned = FullSpaceRecipe(steps=steps, masks=masks, seed=seed)
+            train_space_full(roots, target_dir, out or MODELS / "target-space", tuned)
+            return
+        from verifier_svc.training.space import SpaceRecipe, train_space
+
+        recipe = SpaceRecipe(
+            steps=steps, masks=masks, rank=rank, sample_rows=samples, corpus_rows=corpus_rows, seed=seed
+        )
+        train_space(roots, target_dir, out or MODELS / "space", recipe)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class SpaceRecipe:
     number of places over which a mask's weight falls by a factor of e.
     """
 
-    steps: int = 1500
+    steps: int = 1000
     masks: int = 5
     rank: int = 32
     rows: int = 4

@@ -43,10 +43,7 @@ class SpaceMasks(nn.Module):
         # In a tuple, so that the target's parameters are none of ours.
         self._target = (target,)
         generator = torch.Generator().manual_seed(seed)
-        embed: Any = target.get_input_embeddings()
-        table: Tensor = embed.weight.detach().float()
-        noise = torch.randn(num_masks, table.shape[1], generator=generator) * table.std() * _MASK_SPREAD
-        self.masks = nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
+        self.masks = first_masks(target, num_masks, seed)
         self._names = list(_layers_of_every_row(target))
         if not self._names:
             raise IncompatibleError(f"{type(target).__name__} has no linear layer that additions could be put on")
@@ -109,6 +106,15 @@ class SpaceMasks(nn.Module):
             return output + F.linear(F.linear(values, down), up)
 
         return add
+
+
+def first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedding:
+    """What masks are before they have learned anything [num_masks, H]."""
+    embed: Any = target.get_input_embeddings()
+    table: Tensor = embed.weight.detach().float()
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(num_masks, table.shape[1], generator=generator) * table.std() * _MASK_SPREAD
+    return nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:

@@ -41,7 +41,7 @@ def test_without_a_bundled_adapter_there_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_directory_without_an_adapter_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="no space.json"):
+    with pytest.raises(typer.BadParameter, match=r"no space\.json"):
         topology_spec(DEFAULT_TARGET, None, space=str(tmp_path))
 
 

@@ -1,0 +1,129 @@
+"""`coppice train space --full`: SPACE as it was published. The target itself is tuned, and becomes another model.
+
+Semi-autoregressive fine-tuning (Yi et al. 2402.11809, the layout that keeps whole samples): text keeps its ordinary
+loss, and groups of masks behind it theirs, in one pass. Lossless then means equal to the tuned target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from training.block_layout import BlockLayout, even_layout, random_layout
+from training.block_losses import token_terms
+from training.block_report import BlockReport, measure_blocks
+from training.checkpoint import save_checkpoint
+from training.corpus import read_corpus
+from training.held_out_text import held_out_text
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
+from training.target_samples import SampleShape
+from training.token_store import TokenStore
+from verifier_svc.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks
+from verifier_svc.training.space_masks import first_masks
+
+
+@dataclass(frozen=True, slots=True)
+class FullSpaceRecipe:
+    """Everything that decides the result of a run, beside the target that it starts from."""
+
+    steps: int = 1000
+    masks: int = 5
+    rows: int = 4
+    groups: int = 16
+    learning_rate: float = 1e-3
+    cooldown_share: float = 0.6
+    seed: int = 0
+
+
+class TunedTarget(nn.Module):
+    """A target with masks, all of it trained."""
+
+    def __init__(self, target: PreTrainedModel, num_masks: int, seed: int) -> None:
+        super().__init__()
+        self.target = target
+        self.masks = first_masks(target, num_masks, seed)
+
+    def forward(self, token_ids: Tensor, layout: BlockLayout) -> tuple[Tensor, Tensor]:
+        """Logits of the text's own rows [R, L, V], and of the blocks behind the anchors of `layout` [R, G, 1 + K, V].
+
+        Args:
+            token_ids: text [R, L].
+            layout: where the groups are; K is the number of our masks.
+        """
+        target: Any = self.target
+        rows, groups = len(token_ids), len(layout.anchors)
+        masks = self.masks.weight.repeat(groups, 1).expand(rows, -1, -1)
+        logits: Tensor = target(
+            inputs_embeds=torch.cat([target.get_input_embeddings()(token_ids), masks], 1),
+            attention_mask=layout.visible[None, None].expand(rows, 1, -1, -1),
+            position_ids=layout.positions[None].expand(rows, -1),
+            use_cache=False,
+        ).logits
+        text, behind = logits[:, : layout.length], logits[:, layout.length :]
+        said = behind.unflatten(1, (groups, layout.num_masks))
+        return text, torch.cat([text[:, layout.anchors, None], said], 2)
+
+
+def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe: FullSpaceRecipe) -> None:
+    """Tune, measure, and write the tuned target with its card, and the masks' adapter beside it.
+
+    Raises:
+        IncompatibleError: the state there is another run's.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    state_dir = open_state(out, recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    shape = SampleShape()
+    model = TunedTarget(target, recipe.masks, recipe.seed).train()
+    held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
+    layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, recipe.masks, sees_all=False)
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        token_ids = store.training_batch(recipe.seed, step, recipe.rows, shape.length)
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+        places = random_layout(shape.length, recipe.groups, recipe.masks, False, generator)
+        text, blocks = runner(token_ids, places)
+        own = F.cross_entropy(text[:, :-1].flatten(0, 1).float(), token_ids[:, 1:].flatten())
+        return own + token_terms(blocks, token_ids[:, places.predicted])[:, :, 1:].mean()
+
+    def evaluate(runner: nn.Module) -> float:
+        """Of the text's own rows: what tuning costs the model itself."""
+        losses = [token_terms(runner(rows, layout)[0][:, :-1], rows[:, 1:]).mean() for rows in held_out]
+        return float(sum(losses) / len(losses))
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
+    loop = TrainingLoop(model, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
+    loop.run()
+    model.eval()
+    text = held_out_text(target, store, shape, recipe.seed)
+    report = measure_blocks(target, lambda rows: model(rows, layout)[1], text, layout, recipe.seed)
+    adapter = SpaceAdapter(model.masks.weight.detach().bfloat16(), {}, sigmas_of_masks(report))
+    extra, title = _card_extra(report, target_dir), "Target tuned for in-pass re-drafts"
+    save_checkpoint(target, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
+    save_adapter(adapter, out)
+
+
+def _card_extra(report: BlockReport, target_dir: Path) -> str:
+    return f"""
+**This is not `{target_dir.name}` any more**: tuning has changed its weights, and a server without loss gives what this
+model says, not what `{target_dir.name}` would have said. The held-out figure above is that of its own rows. The masks'
+embeddings are in `space.safetensors`: serve it with `--target` and `--space` naming this directory.
+
+Share of {report.blocks:,} places in its own continuations of held-out prompts where its token is the first child, or
+among the first four, both adding the same noise; the calibrated sigma; and the mean number of tokens in a row that are
+first children. j=1 is its own next token, j=2 what the first mask predicts:
+
+{report.table()}
+"""
