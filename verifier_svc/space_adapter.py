@@ -2,6 +2,8 @@
 
 A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], an embedding for each place
 behind the last token, and for layers of the target, by their names, `NAME.down` [rank, in] and `NAME.up` [out, rank].
+There may be `transition.before` and `transition.behind` [vocab, rank], whose products are added to what masks say of a
+token, once it is known which one comes before it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from coppice.errors import IncompatibleError
 DESCRIPTION_FILE = "space.json"
 TENSOR_FILE = "space.safetensors"
 KIND = "space"
+TRANSITION = ("transition.before", "transition.behind")
 # More than any round pays for.
 MAX_MASKS = 16
 
@@ -43,6 +46,18 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Transition:
+    """`before` and `behind` [vocab, rank]: the score of a pair of neighbours is the product of the rows of both."""
+
+    before: Tensor
+    behind: Tensor
+
+    def __post_init__(self) -> None:
+        if self.before.dim() != 2 or self.before.shape != self.behind.shape:
+            raise ValueError(f"before {tuple(self.before.shape)} and behind {tuple(self.behind.shape)} differ")
+
+
+@dataclass(frozen=True, slots=True)
 class SpaceAdapter:
     """`masks` [K, hidden]; `low_rank` by the name of the layer; `sigmas` by temperature and place, see `error_scales`.
 
@@ -53,6 +68,7 @@ class SpaceAdapter:
     masks: Tensor
     low_rank: Mapping[str, LowRank]
     sigmas: ErrorScales
+    transition: Transition | None = None
 
     def __post_init__(self) -> None:
         if self.masks.dim() != 2 or not 1 <= len(self.masks) <= MAX_MASKS:
@@ -77,9 +93,11 @@ def load_adapter(directory: Path) -> SpaceAdapter:
             raise IncompatibleError(f"{directory / DESCRIPTION_FILE} is not that of an adapter of the kind {KIND!r}")
         tensors = load_file(directory / TENSOR_FILE)
         masks = tensors.pop("masks")
+        sides = [tensors.pop(name) for name in TRANSITION if name in tensors]
+        transition = Transition(*sides) if sides else None
         names = {name.removesuffix(".down").removesuffix(".up") for name in tensors}
         low_rank = {name: LowRank(tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)}
-        return SpaceAdapter(masks, low_rank, read_error_scales(content["sigmas"]))
+        return SpaceAdapter(masks, low_rank, read_error_scales(content["sigmas"]), transition)
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise IncompatibleError(f"{directory} has no adapter that can be used: {error!r}") from error
 
@@ -90,6 +108,8 @@ def save_adapter(adapter: SpaceAdapter, directory: Path) -> None:
     tensors = {"masks": adapter.masks}
     for name, low_rank in adapter.low_rank.items():
         tensors |= {f"{name}.down": low_rank.down, f"{name}.up": low_rank.up}
+    if (pair := adapter.transition) is not None:
+        tensors |= dict(zip(TRANSITION, (pair.before, pair.behind), strict=True))
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, directory / TENSOR_FILE)
     sigmas = {f"{temperature:g}": scales for temperature, scales in adapter.sigmas}
     (directory / DESCRIPTION_FILE).write_text(json.dumps({"kind": KIND, "sigmas": sigmas}) + "\n")

@@ -134,7 +134,7 @@ def space(
     ] = False,
     steps: int = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
-    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 32,
+    rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 16,
     samples: Samples = 768,
     corpus_rows: CorpusRows = 1536,
     seed: int = 0,

@@ -34,12 +34,14 @@ class SpaceRecipe:
     """Everything that decides the result of a run, beside the target.
 
     In every step, `groups` groups of `masks` masks behind each of `rows` rows are predicted. `position_decay` is the
-    number of places over which a mask's weight falls by a factor of e.
+    number of places over which a mask's weight falls by a factor of e. `rank` is that of the additions to the target's
+    layers, `transition_rank` that of what neighbours say of each other.
     """
 
     steps: int = 1000
     masks: int = 5
-    rank: int = 32
+    rank: int = 16
+    transition_rank: int = 32
     rows: int = 4
     groups: int = 32
     sample_rows: int = 768
@@ -56,7 +58,8 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
 
     A mask learns what the target says at its place in the target's own text and in the corpus (2402.11809, the layout
     that keeps whole samples, with many groups). The target knows the tokens in between and the mask does not: on
-    average over text, what it is asked for are the target's marginals.
+    average over text, what it is asked for are the target's marginals. The last of these tokens is known when the draft
+    is made, and what it says of the next one is learned beside.
 
     Raises:
         IncompatibleError: no additions can be put on the target, or the state there is another run's.
@@ -72,7 +75,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
     taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
-    model = SpaceMasks(target, recipe.masks, recipe.rank, recipe.seed)
+    model = SpaceMasks(target, recipe.masks, recipe.rank, recipe.seed, transition_rank=recipe.transition_rank)
     layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, recipe.masks, sees_all=False)
     weights = position_weights(recipe.masks, recipe.position_decay)
 
@@ -115,7 +118,7 @@ def _card_extra(report: BlockReport, sample_tokens: int, corpus_tokens: int, tar
 Belongs to `{target_dir.name}`, whose weights it leaves as they are and whose own rows it does not act on: outputs are
 those of the target. Trained on {sample_tokens:,} tokens of the target's own continuations and {corpus_tokens:,} of
 corpus text. The held-out figure above is that of masks, each predicted without the tokens between it and the last
-committed one: it does not compare with that of a model that sees them.
+committed one, save for what the token before says: it does not compare with that of a model that sees them.
 
 Share of {report.blocks:,} places in the target's continuations of held-out prompts where the target's token is the
 first child, or among the first four, both adding the same noise; the calibrated sigma; and the mean number of tokens in

@@ -22,6 +22,7 @@ from coppice.error_scales import ErrorScales
 from coppice.errors import IncompatibleError
 from training.block_layout import BlockLayout
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
+from verifier_svc.training.transition import TrainedTransition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1
@@ -31,8 +32,12 @@ _PROBE_TOKENS = 5
 class SpaceMasks(nn.Module):
     """The trained part beside a frozen target, which it holds and which is none of its parameters."""
 
-    def __init__(self, target: PreTrainedModel, num_masks: int, rank: int, seed: int) -> None:
+    def __init__(
+        self, target: PreTrainedModel, num_masks: int, rank: int, seed: int, *, transition_rank: int = 0
+    ) -> None:
         """Additions begin at zero, so that masks say at first what the target says of a strange token.
+
+        With a `transition_rank`, what a mask says also depends on the token before the one that it predicts.
 
         Raises:
             IncompatibleError: the target has no layer that additions could be put on.
@@ -43,6 +48,7 @@ class SpaceMasks(nn.Module):
         # In a tuple, so that the target's parameters are none of ours.
         self._target = (target,)
         generator = torch.Generator().manual_seed(seed)
+        self.transition = TrainedTransition(target, transition_rank, generator) if transition_rank else None
         self.masks = first_masks(target, num_masks, seed)
         self._names = list(_layers_of_every_row(target))
         if not self._names:
@@ -63,6 +69,8 @@ class SpaceMasks(nn.Module):
 
     def forward(self, token_ids: Tensor, layout: BlockLayout) -> Tensor:
         """Logits [R, G, 1 + K, V]: the target's own behind the anchors of `layout`, then those of the masks there.
+
+        Of the text behind an anchor, masks are told nothing, and the transition the tokens before those it predicts.
 
         Args:
             token_ids: text [R, L].
@@ -87,7 +95,10 @@ class SpaceMasks(nn.Module):
             ).logits
         finally:
             self._is_on = False
-        return torch.cat([read.logits[:, :, None], said.unflatten(1, (groups, layout.num_masks))], 2)
+        said = said.unflatten(1, (groups, layout.num_masks))
+        if self.transition is not None:
+            said = said + self.transition(token_ids[:, layout.predicted[:, :-1]])
+        return torch.cat([read.logits[:, :, None], said], 2)
 
     def adapter(self, sigmas: ErrorScales) -> SpaceAdapter:
         """What has been trained, as the verifier loads it, in bfloat16."""
@@ -95,7 +106,8 @@ class SpaceMasks(nn.Module):
             name: LowRank(down.detach().bfloat16(), up.detach().bfloat16())
             for name, down, up in zip(self._names, self.down, self.up, strict=True)
         }
-        return SpaceAdapter(self.masks.weight.detach().bfloat16(), low_rank, sigmas)
+        transition = None if self.transition is None else self.transition.tables()
+        return SpaceAdapter(self.masks.weight.detach().bfloat16(), low_rank, sigmas, transition)
 
     def _hook(self, number: int) -> Any:
         def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:

@@ -207,7 +207,9 @@ def test_the_command_gets_its_options(tmp_path: Path, monkeypatch: pytest.Monkey
     shape = ["--masks", "2", "--rank", "6", "--corpus", str(tmp_path), "--target", "t", "--out", "o"]
     result = CliRunner().invoke(app, ["space", *sizes, *shape])
     assert result.exit_code == 0, result.output
-    assert calls == [([tmp_path], Path("t"), Path("o"), space.SpaceRecipe(7, 2, 6, 4, 32, 64, 5, seed=3))]
+    assert calls == [
+        ([tmp_path], Path("t"), Path("o"), space.SpaceRecipe(7, 2, 6, sample_rows=64, corpus_rows=5, seed=3))
+    ]
     monkeypatch.setattr(space_full, "train_space_full", lambda *arguments: calls.append(arguments))
     result = CliRunner().invoke(app, ["space", "--full", *sizes, *shape])
     assert result.exit_code == 0, result.output
