@@ -31,6 +31,7 @@ from verifier_svc.redraft import RedraftSettings
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import load_adapter
 from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.transition_scores import TransitionScores
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +196,13 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     free_rows = config.redraft_rows or _FREE_ROWS[target.device.type]
     shape = MaskShape(num_masks, config.redraft_groups)
     logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
-    return RedraftSettings(shape, min(config.redraft_nodes, config.max_nodes), free_rows, adapter.sigmas)
+    transition = None if adapter.transition is None else TransitionScores(adapter.transition)
+    if transition is not None and transition.vocab_size != vocab_size:
+        raise IncompatibleError(
+            f"the adapter's transition has {transition.vocab_size} tokens, the target's vocabulary {vocab_size}"
+        )
+    nodes = min(config.redraft_nodes, config.max_nodes)
+    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

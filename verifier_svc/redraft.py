@@ -1,23 +1,28 @@
 """In-pass re-draft: the target's own draft for the next round, from the masks behind the accepted path's end (SPACE).
 
 Masks behind the end predict what follows the round's own next token, one place each: marginals, whose best tree is the
-draft. The request's noise is added first, as drafters do it. Nothing of this decides on a token.
+draft. Where the adapter has a transition, what a mask says of a token also depends on the token before it, which masks
+could not know; for the first of them that is the round's own. The request's noise is added first, as drafters do it.
+Nothing of this decides on a token.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.error_scales import ErrorScales, error_scales_at
 from coppice.likeliest_tokens import FloatArray, top_children
 from coppice.marginal_tree import marginal_tree
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.tree_builder import Frontier, build_tree
+from coppice.tree_limits import Children, TreeLimits
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.mask_groups import MaskGroup, MaskShape, choose_groups, rows_behind
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.token_choice import Logits, TokenChooser
+from verifier_svc.transition_scores import TransitionScores
 
 SOURCE = "redraft"
 # A node whose path is less likely is not worth a row of the next pass.
@@ -36,13 +41,14 @@ class RedraftSettings:
     """What re-drafts a target offers: masks per round, and nodes of a tree at most.
 
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
-    log-probabilities are off.
+    log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
     """
 
     shape: MaskShape
     max_nodes: int
     free_rows: int
     sigmas: ErrorScales
+    transition: TransitionScores | None = None
 
 
 class Redrafter:
@@ -102,23 +108,48 @@ class Redrafter:
             return EMPTY_TREE
         first = 1 + len(rows.tree)
         scores = chooser.guess_scores(logits[first + found.start : first + found.stop], position)
-        tree = redraft_tree(scores, self._settings, self._temperature, self._max_nodes)
+        tree = redraft_tree(scores, accepted.token_ids[-1], self._settings, self._temperature, self._max_nodes)
         if not len(tree):
             # Masks that say nothing gain nothing.
             self._pace.verified(0)
         return tree
 
 
-def redraft_tree(scores: FloatArray, settings: RedraftSettings, temperature: float, max_nodes: int) -> TokenTree:
-    """The best tree of at most `max_nodes` nodes, from scores [depths, vocab] with the request's noise in them."""
+def redraft_tree(
+    scores: FloatArray, last_token: int, settings: RedraftSettings, temperature: float, max_nodes: int
+) -> TokenTree:
+    """The best tree of at most `max_nodes` nodes.
+
+    Args:
+        scores: of all tokens at each depth [depths, vocab], with the request's noise in them.
+        last_token: the last committed one.
+        settings: the target's.
+        temperature: the request's.
+        max_nodes: the request's bound.
+    """
     sigmas = error_scales_at(settings.sigmas, temperature, len(scores))
-    nodes = min(max_nodes, settings.max_nodes)
-    marginals = [
-        children
-        for row, sigma in zip(scores, sigmas, strict=True)
-        for children in top_children(row[None], sigma, max(1, nodes))
-    ]
-    return marginal_tree(marginals, TreeLimits(nodes, min_path_log_prob=_MIN_PATH_LOG_PROB), SOURCE)
+    nodes = max(1, min(max_nodes, settings.max_nodes))
+    limits = TreeLimits(nodes, max_depth=len(scores), min_path_log_prob=_MIN_PATH_LOG_PROB)
+    if (transition := settings.transition) is None:
+        marginals = [
+            children
+            for row, sigma in zip(scores, sigmas, strict=True)
+            for children in top_children(row[None], sigma, nodes)
+        ]
+        return marginal_tree(marginals, limits, SOURCE)
+
+    def children_of(token_ids: Sequence[int], depths: Sequence[int]) -> list[Children]:
+        rows = scores[depths] + transition.behind(token_ids)
+        return [
+            children
+            for row, depth in zip(rows, depths, strict=True)
+            for children in top_children(row[None], sigmas[depth], nodes)
+        ]
+
+    def expand(frontier: Frontier) -> list[Children]:
+        return children_of(frontier.token_ids, frontier.depths)
+
+    return build_tree(children_of([last_token], [0])[0], expand, limits, SOURCE)
 
 
 class RedraftPace:

@@ -13,6 +13,7 @@ import torch
 
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
@@ -31,7 +32,6 @@ from drafter_svc.drafters.sampled_lm import SampledLmSequence
 from drafter_svc.drafters.tree_cache import Forward, TreeCache
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
-from drafter_svc.tree_builder import Frontier, build_tree
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from coppice.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.config import VerifierConfig
 from verifier_svc.loading import load_probed_target
-from verifier_svc.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.space_adapter import SpaceAdapter, Transition, load_adapter, save_adapter
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -68,4 +68,13 @@ def test_an_adapter_of_another_target_is_refused_at_start(tmp_path: Path) -> Non
     target = str(MODELS / "target")
     config = VerifierConfig(target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
     with pytest.raises(IncompatibleError, match="masks have 8 numbers"):
+        load_probed_target(config)
+
+
+def test_an_adapter_for_another_vocabulary_is_refused_at_start(tmp_path: Path, adapter: Path) -> None:
+    tables = Transition(torch.zeros(99, 2), torch.zeros(99, 2))
+    save_adapter(replace(load_adapter(adapter), transition=tables), tmp_path)
+    target = str(MODELS / "target")
+    config = VerifierConfig(target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
+    with pytest.raises(IncompatibleError, match="transition has 99 tokens"):
         load_probed_target(config)

@@ -10,8 +10,8 @@ import pytest
 
 from coppice.marginal_tree import marginal_tree
 from coppice.tree import TokenTree
+from coppice.tree_builder import build_tree
 from coppice.tree_limits import Children, TreeLimits
-from drafter_svc.tree_builder import build_tree
 
 
 def random_marginals(seed: int, num_depths: int = 4, vocab: int = 5) -> list[Children]:

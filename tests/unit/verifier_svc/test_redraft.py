@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,8 +32,10 @@ from verifier_svc.mailbox import Mailbox
 from verifier_svc.mask_groups import MaskShape
 from verifier_svc.pass_plan import PassPlan, Segment
 from verifier_svc.redraft import SOURCE, RedraftPace, RedraftSettings, redraft_tree
+from verifier_svc.space_adapter import Transition
 from verifier_svc.target_model import TargetModel
 from verifier_svc.token_choice import TokenChooser
+from verifier_svc.transition_scores import TransitionScores
 
 SETTINGS = RedraftSettings(MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))))
 
@@ -161,10 +166,39 @@ def test_guesses_carry_the_noise_that_the_target_will_draw_with() -> None:
         drawn = [chooser.choose(row, 2 + place) for place, row in enumerate(logits)]
         scores = chooser.guess_scores(logits, 2)
         assert scores.argmax(-1).tolist() == drawn
-        tree = redraft_tree(scores, SETTINGS, sampling.temperature, 5)
+        tree = redraft_tree(scores, 7, SETTINGS, sampling.temperature, 5)
         assert 0 < len(tree) <= 5
         assert tree.token_ids[0] == drawn[0]
         assert tree.source_names == (SOURCE,)
+
+
+def test_a_transition_makes_the_likeliest_paths_those_of_scores_that_know_the_token_before() -> None:
+    """Against the list of all paths."""
+    size, depths, last = 6, 3, 4
+    rng = np.random.default_rng(9)
+    scores = rng.normal(0, 2, (depths, size)).astype(np.float32)
+    tables = [torch.from_numpy(rng.normal(0, 1, (size, 2)).astype(np.float32)) for _ in range(2)]
+    pairs = (tables[0] @ tables[1].T).numpy()
+    settings = replace(SETTINGS, transition=TransitionScores(Transition(*tables)))
+    sigma = 1.5
+    settings = replace(settings, sigmas=((0.0, (sigma,)),))
+    values: dict[tuple[int, ...], float] = {}
+    for length in range(1, depths + 1):
+        for path in itertools.product(range(size), repeat=length):
+            before = (last, *path)
+            value = 0.0
+            for depth, token in enumerate(path):
+                row = (scores[depth] + pairs[before[depth]]).astype(np.float64) / sigma
+                value += row[token] - np.log(np.exp(row).sum())
+            values[path] = value
+    likeliest = sorted(values, key=lambda path: -values[path])[:7]
+    tree = redraft_tree(scores, last, settings, 0.0, 7)
+    kept = [path for path in likeliest if values[path] >= math.log(0.1)]
+    paths = dict(zip(tree.paths(), tree.path_log_probs, strict=True))
+    assert 2 < len(kept) < 7
+    assert set(paths) == set(kept)
+    assert paths == pytest.approx({path: values[path] for path in kept}, abs=1e-4)
+    assert set(paths) != set(redraft_tree(scores, last, SETTINGS, 0.0, 7).paths())
 
 
 def test_a_better_draft_takes_a_re_drafts_place() -> None:

@@ -29,6 +29,7 @@ from verifier_svc.target_model import TargetModel
 from verifier_svc.training import space, space_full
 from verifier_svc.training.space_full import FullSpaceRecipe, TunedTarget
 from verifier_svc.training.space_masks import SpaceMasks
+from verifier_svc.transition_scores import TransitionScores
 
 NewModel = Callable[[str], PreTrainedModel]
 ROOT = -1
@@ -41,9 +42,9 @@ def quiet_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-def shaken(model: PreTrainedModel, num_masks: int = 3) -> SpaceMasks:
+def shaken(model: PreTrainedModel, num_masks: int = 3, transition_rank: int = 0) -> SpaceMasks:
     """Masks whose additions do something, in numbers that bfloat16 has."""
-    masks = SpaceMasks(model, num_masks, rank=4, seed=0)
+    masks = SpaceMasks(model, num_masks, rank=4, seed=0, transition_rank=transition_rank)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for up in masks.up:
@@ -74,6 +75,30 @@ def test_masks_say_in_service_what_they_said_in_training(family: str, new_model:
             logits = target.forward(target.plan([rows]))[:4]
             assert torch.allclose(logits, said[row, place], atol=2e-3), (row, anchor)
             cache.release()
+
+
+def test_what_the_token_before_adds_is_in_service_what_it_was_in_training(new_model: NewModel, tmp_path: Path) -> None:
+    model = new_model("llama")
+    tokens = torch.randint(VOCAB, (2, 18), generator=torch.Generator().manual_seed(2))
+    layout = BlockLayout(18, torch.tensor([3, 9, 12]), 3, sees_all=False)
+    masks = shaken(model, transition_rank=4)
+    assert masks.transition is not None
+    with torch.no_grad():
+        masks.transition.behind.normal_(generator=torch.Generator().manual_seed(3))
+        said = masks(tokens, layout)[:, :, 1:]
+        transition, masks.transition = masks.transition, None
+        without = masks(tokens, layout)[:, :, 1:]
+        masks.transition = transition
+    save_adapter(masks.adapter(((0.0, (1.0,)),)), tmp_path)
+    pair = load_adapter(tmp_path).transition
+    assert pair is not None
+    scores = TransitionScores(pair)
+    assert scores.vocab_size == VOCAB
+    before = tokens[:, layout.predicted[:, :-1]]
+    added = torch.from_numpy(scores.behind(before.flatten().tolist())).view_as(said)
+    assert (said - without).abs().mean() > 0.1
+    # Tables are kept in bfloat16.
+    assert (added - (said - without)).abs().max() < 0.05 * (said - without).abs().max()
 
 
 def test_a_frozen_target_learns_to_say_what_comes_behind_its_next_token() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice.tree import ROOT, TokenTree
+from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
-from drafter_svc.tree_builder import Frontier, build_tree
 
 BRANCHES = 3
 DEPTH = 5
