@@ -126,7 +126,8 @@ def first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedd
     table: Tensor = embed.weight.detach().float()
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(num_masks, table.shape[1], generator=generator) * table.std() * _MASK_SPREAD
-    return nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
+    masks: nn.Embedding = nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
+    return masks
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
