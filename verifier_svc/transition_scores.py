@@ -9,6 +9,15 @@ import numpy as np
 from coppice.likeliest_tokens import FloatArray
 from verifier_svc.space_adapter import Transition
 
+try:
+    from verifier_svc.compiled_products import products
+except ImportError:
+
+    def products(left: FloatArray, right: FloatArray) -> FloatArray:
+        """Stands in for the compiled one."""
+        result: FloatArray = left @ right
+        return result
+
 
 class TransitionScores:
     """Scores of all tokens behind given ones."""
@@ -25,5 +34,4 @@ class TransitionScores:
 
     def behind(self, token_ids: Sequence[int]) -> FloatArray:
         """What is added to the scores of the tokens behind each of these [tokens, vocab]."""
-        scores: FloatArray = self._before[list(token_ids)] @ self._behind
-        return scores
+        return products(self._before[list(token_ids)], self._behind)
