@@ -14,6 +14,7 @@ from benchmarks.coppice_contender import get_model_info
 from benchmarks.environment import describe_machine
 from benchmarks.in_pass.measure import Measured, measure_groups, num_requests
 from benchmarks.in_pass.ratios import RATIO_NOTE, best_space, ratios
+from benchmarks.in_pass.remarks import uneven_trees
 from benchmarks.in_pass.rows import mismatches, rows
 from benchmarks.in_pass.services import Services
 from benchmarks.in_pass.variants import DRAFTING, Group, InPass
@@ -67,7 +68,7 @@ class InPassSuite:
         settings = self._settings(prompt_ids, num_cut)
         report = document("in-pass", rows(taken), ratios(taken, self.what), settings, machine, mismatches(taken))
         report["ratio_note"] = RATIO_NOTE
-        report["notes"] += [*NOTES, *self._best(taken), *self.left_out]
+        report["notes"] += [*NOTES, *self._best(taken), *uneven_trees(report["rows"]), *self.left_out]
         return report
 
     def _encode(self, address: str) -> tuple[list[list[int]], int]:

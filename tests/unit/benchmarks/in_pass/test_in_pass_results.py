@@ -9,6 +9,7 @@ from benchmarks.in_pass import passes
 from benchmarks.in_pass.measure import Measured, batches_of, num_requests
 from benchmarks.in_pass.passes import PassCounts
 from benchmarks.in_pass.ratios import best_space, ratios
+from benchmarks.in_pass.remarks import uneven_trees
 from benchmarks.in_pass.rows import mismatches, rows
 from benchmarks.in_pass.services import front_of
 from benchmarks.in_pass.variants import PLAIN, InPass, make_groups, pruning_name
@@ -150,3 +151,11 @@ def test_every_other_token_is_a_mismatch_in_any_group_and_run() -> None:
     assert {one.contender for one in mismatches([same, other_off])} == {OFF}
     row = {row["name"]: row for row in rows([changed])}[f"pruning b=4: {pruned(8, 'on')} T=0"]
     assert (row["identical"], row["num_identical"], row["num_requests"]) == (False, 4, 8)
+
+
+def test_passes_that_begin_with_other_rows_are_said_to() -> None:
+    batches = {pruned(8, switch): [MadeUp(passes=counts(2, 0.02, 200, nodes=160))] for switch in ("off", "on", "auto")}
+    assert list(uneven_trees(rows([measured(PRUNING_4, batches)]))) == []
+    batches[pruned(8, "auto")] = [MadeUp(passes=counts(2, 0.02, 240, nodes=200))]
+    [text] = uneven_trees(rows([measured(PRUNING_4, batches)]))
+    assert text.startswith("pruning b=4: coppice-on n=8 pruning auto T=0: passes begin with 120.0 rows")
