@@ -131,7 +131,7 @@ async def _measure(suite: InPassSuite, spec: TopologySpec) -> dict[str, Any]:
     seconds = suite.num_requests * suite.plan.max_tokens / TOKENS_PER_S
     typer.echo(
         f"{suite.num_requests} completions of {suite.plan.max_tokens} tokens with {num_verifiers} verifiers: "
-        f"{seconds / 60:.0f} minutes at {TOKENS_PER_S} tokens/s, beside their start",
+        f"{seconds / 60:.0f} minutes where all of it has {TOKENS_PER_S} tokens/s, beside their start",
         err=True,
     )
     return await measure_on_services(suite.run, spec, suite.groups)
