@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
+from benchmarks.contenders import Completion, Contender, Task
+from benchmarks.counters import Counters, parse_counters, read_counters
 
-from benchmarks.contenders import BenchmarkError, Completion, Contender, Task
-
-TIMEOUT_S = 10.0
 _PREFIX = "coppice_drafter_"
 _DRAFTS = f"{_PREFIX}draft_seconds_count"
 _DRAFT_S = f"{_PREFIX}draft_seconds_sum"
@@ -19,27 +16,12 @@ _OBSERVED = f"{_PREFIX}observed_nodes_total"
 _EXPECTED = f"{_PREFIX}expected_acceptance_total"
 _ACCEPTED = f"{_PREFIX}accepted_nodes_total"
 _COUNTED = (_OBSERVED, _EXPECTED, _ACCEPTED)
-
-# A counter's name and its labels.
-Series = tuple[str, tuple[tuple[str, str], ...]]
+_NAMES = (_DRAFTS, _DRAFT_S, *_COUNTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Counters):
     """Counts of drafters, added up, or what they grew by."""
-
-    values: Mapping[Series, float] = field(default_factory=dict)
-
-    def plus(self, other: Reading, sign: int = 1) -> Reading:
-        """The sum, or the difference, series by series."""
-        values = dict(self.values)
-        for series, value in other.values.items():
-            values[series] = values.get(series, 0.0) + sign * value
-        return Reading(values)
-
-    def total(self, name: str) -> float:
-        """A counter over all its labels."""
-        return sum(value for (found, _), value in self.values.items() if found == name)
 
     @property
     def num_trees(self) -> int:
@@ -81,15 +63,7 @@ class Reading:
 
 def parse_reading(text: str) -> Reading:
     """The counts in a drafter's metrics."""
-    wanted = (_DRAFTS, _DRAFT_S, *_COUNTED)
-    return Reading(
-        {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name in wanted
-        }
-    )
+    return Reading(parse_counters(text, _NAMES))
 
 
 class MeteredContender:
@@ -126,10 +100,5 @@ class MeteredContender:
     def _read(self) -> Reading:
         total = Reading()
         for url in self._urls:
-            try:
-                # Only ever of our own drafters on this machine.
-                with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-                    total = total.plus(parse_reading(response.read().decode()))
-            except (OSError, ValueError) as error:
-                raise BenchmarkError(f"no metrics of a drafter at {url}: {error}") from error
+            total = total.plus(Reading(read_counters(url, _NAMES, "a drafter")))
         return total

@@ -21,7 +21,7 @@ MASKS = "masks"
 GAMMA = "gamma"
 
 # Trees of exactly as many nodes as are asked for, as far as a drafter can reach: no node is too unlikely.
-_FULL = (("DRAFT_MIN_PROBABILITY", "0"), ("DRAFT_MIN_GAIN", "0"))
+FULL_TREES = (("DRAFT_MIN_PROBABILITY", "0"), ("DRAFT_MIN_GAIN", "0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _combinations(plain: tuple[DrafterSetting, ...]) -> Iterator[Variant]:
 
 def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:
     for spec in drafters:
-        tree, chain = DrafterSetting(spec, _FULL), DrafterSetting(spec, (*_FULL, ("DRAFT_CHILDREN", "1")))
+        tree, chain = DrafterSetting(spec, FULL_TREES), DrafterSetting(spec, (*FULL_TREES, ("DRAFT_CHILDREN", "1")))
         yield Variant(tree_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes)
         yield Variant(chain_name(spec.kind), (chain,), (spec.kind,), max_nodes=num_nodes)
 

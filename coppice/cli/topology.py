@@ -147,6 +147,15 @@ class Topology:
         own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
         return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
 
+    async def add_verifier(self, name: str, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> str:
+        """Start one more verifier, which no orchestrator knows yet; returns the address that it serves on.
+
+        Raises:
+            ChildError: it did not start.
+        """
+        child = await self._launch(name, self._spec.verifier_module, {**self._verifier_env(), **env})
+        return await child.ready(timeout_s)
+
     async def add_drafter(
         self, name: str, drafter: DrafterSpec, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S
     ) -> str:

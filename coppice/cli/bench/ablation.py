@@ -1,14 +1,16 @@
-"""`coppice bench ablation`: what each drafter, shape of tree and way to choose children is worth."""
+"""`coppice bench ablation`: what each drafter, shape of tree, way to choose children or part of a pass is worth."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coppice.bundled import MODELS
+from coppice.cli.bench.in_pass import InPassOptions, Sizes, run_in_pass
 from coppice.cli.bench.options import (
     PromptsFile,
     Seed,
@@ -24,6 +26,7 @@ from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.openmp import set_spin_count
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
+DRAFTERS, IN_PASS = "drafters", "in-pass"
 TEMPERATURES = [0.0, 0.7, 1.0]
 # What `--quick` measures, unless an option says otherwise.
 QUICK_TEMPERATURES = [0.0, 1.0]
@@ -31,47 +34,87 @@ USUAL_SIZES, QUICK_SIZES = (8, 96, 3), (2, 24, 1)
 
 
 def ablation(
+    suite: Annotated[
+        str,
+        typer.Option(metavar="SUITE", help="drafters, or in-pass: what the target does in its own passes is worth."),
+    ] = DRAFTERS,
     prompts: PromptsFile = None,
     target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
     drafter: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND=DIR", help="Repeatable, one of a kind. Default: every kind that is in models/."),
+        typer.Option(
+            metavar="KIND=DIR",
+            help="Repeatable, one of a kind. Default: every kind that is in models/; in-pass: one, small-lm.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for ablation.json and .png.")] = Path("benchmarks/results"),
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many prompts to use. Default: 8.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each completion. Default: 96.")] = None,
-    runs: Annotated[int | None, typer.Option(min=1, help="Passes over all prompts. Default: 3.")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable. Default: 0, 0.7 and 1.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Of trees and of chains that are compared.")] = 8,
-    masks: Annotated[str, typer.Option(metavar="K,K,…", help="Masks of semi-ar drafters to try.")] = "2,4",
-    gammas: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of diffusion blocks to try.")] = "4,8",
+    out: Annotated[Path, typer.Option(help="Directory for ablation.json and .png, or in-pass.json and .png.")] = Path(
+        "benchmarks/results"
+    ),
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each completion. Default: 96; in-pass: 64.")
+    ] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Passes over all prompts. Default: 3; in-pass: 2.")] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Repeatable. Default: 0, 0.7 and 1; in-pass: 0 and 1.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="drafters: of trees and of chains that are compared. Default: 8.")
+    ] = None,
+    masks: Annotated[
+        str | None, typer.Option(metavar="K,K,…", help="drafters: masks of semi-ar drafters to try. Default: 2,4.")
+    ] = None,
+    gammas: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="drafters: tokens of diffusion blocks to try. Default: 4,8.")
+    ] = None,
     rounds: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FORM",
-            help="asynchronous, as it serves; synchronous: each round waits for its draft, so that counts, τ among "
-            "them, do not depend on how busy the machine is, and speed is not what it could be.",
+            help="drafters: asynchronous, as it serves (default); synchronous: each round waits for its draft, so that "
+            "counts, τ among them, do not depend on how busy the machine is, and speed is not what it could be.",
         ),
-    ] = ASYNCHRONOUS,
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(help="in-pass: the target's adapter. Default: models/space where there is one.")
+    ] = None,
+    early_head: Annotated[
+        Path | None, typer.Option(help="in-pass: the early head. Default: models/early-head where there is one.")
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="in-pass: requests at once, with pruning. Default: 1,4,16.")
+    ] = None,
+    tree_sizes: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="in-pass: nodes of trees that are pruned. Default: 8,16,32.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
     threads: Threads = 0,
     seed: Seed = 0,
 ) -> None:
     """Drafters alone, in pairs and all; trees and chains; coupling and calibration: in turn with speculation off.
 
-    Exit code 1 when a token is not what it is with speculation off.
+    With --suite in-pass: the target's own drafts and early pruning. Exit code 1 when a token is not what it is with
+    speculation off.
     """
     set_spin_count()
     require_checkpoint(target, "--target")
+    sizes = Sizes(num_prompts, max_tokens, runs)
+    theirs = {"--space": space, "--early-head": early_head, "--batches": batches, "--tree-sizes": tree_sizes}
+    ours = {"--nodes": nodes, "--masks": masks, "--gammas": gammas, "--rounds": rounds}
+    _refuse(suite, theirs if suite == DRAFTERS else ours)
+    if suite == IN_PASS:
+        options = InPassOptions(target, drafter, space, early_head, batches, tree_sizes, quick=quick, threads=threads)
+        run_in_pass(options, prompts, sizes, temperature, seed, out)
+        return
     drafters = _drafters(drafter)
-    if rounds not in (ASYNCHRONOUS, SYNCHRONOUS):
-        raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {rounds!r}")
-    tried = numbers(masks, "--masks"), numbers(gammas, "--gammas")
+    form = rounds or ASYNCHRONOUS
+    if form not in (ASYNCHRONOUS, SYNCHRONOUS):
+        raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {form!r}")
+    tried = numbers(masks or "2,4", "--masks"), numbers(gammas or "4,8", "--gammas")
     temperatures = choose_temperatures(temperature or (QUICK_TEMPERATURES if quick else TEMPERATURES))
-    sizes = QUICK_SIZES if quick else USUAL_SIZES
-    count, length, num_runs = (
-        given or usual for given, usual in zip((num_prompts, max_tokens, runs), sizes, strict=True)
-    )
+    count, length, num_runs = sizes.or_else(QUICK_SIZES if quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, count, seed)
 
     from benchmarks.ablation.plot import plot_ablation
@@ -82,18 +125,30 @@ def ablation(
     from benchmarks.latency import Plan
     from benchmarks.report import write_json
 
+    num_nodes = nodes or 8
     grids = Grids() if quick else Grids(*tried)
-    groups = make_groups(drafters, temperatures, nodes, grids)
+    groups = make_groups(drafters, temperatures, num_nodes, grids)
     plan = Plan(num_runs, length, temperatures, seed)
-    suite = AblationSuite(target, drafters, groups, tuple(chosen), plan, nodes, rounds, threads or os.cpu_count() or 1)
+    ablation_suite = AblationSuite(
+        target, drafters, groups, tuple(chosen), plan, num_nodes, form, threads or os.cpu_count() or 1
+    )
     spec = TopologySpec(str(target), (), threads=threads)
-    report = run_or_exit(measure_on_services(suite.run, spec, groups, rounds))
+    report = run_or_exit(measure_on_services(ablation_suite.run, spec, groups, form))
     write_json(report, out / "ablation.json")
     plot_ablation(report, out / "ablation.png")
     print_ablation(report)
     typer.echo(f"wrote {out / 'ablation.json'} and {out / 'ablation.png'}")
     if report["mismatches"]:
         raise typer.Exit(1)
+
+
+def _refuse(suite: str, others: Mapping[str, object]) -> None:
+    """Raises typer.BadParameter where there is no such suite, or an option is one of another suite's."""
+    if suite not in (DRAFTERS, IN_PASS):
+        raise typer.BadParameter(f"--suite: must be {DRAFTERS} or {IN_PASS}, got {suite!r}")
+    for option, value in others.items():
+        if value is not None:
+            raise typer.BadParameter(f"{option}: means nothing to --suite {suite}")
 
 
 def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:

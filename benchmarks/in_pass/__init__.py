@@ -1,0 +1,1 @@
+"""`coppice bench ablation --suite in-pass`: what the target's own drafts and early pruning gain."""

@@ -1,0 +1,112 @@
+"""Named ratios of the in-pass suite, each within a run, then the median over runs.
+
+`RATIO_NOTE` says what each is. A ratio that has no value in any run is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from benchmarks.in_pass import figures
+from benchmarks.in_pass.measure import BatchSample, Measured
+from benchmarks.in_pass.variants import (
+    DRAFTING,
+    InPass,
+    merged_name,
+    pruning_group,
+    pruning_name,
+    space_names,
+)
+from benchmarks.summary import OFF, ON, ratio_name
+
+RATIO_NOTE = (
+    "medians over runs; plain names are T=0, '@T1' marks temperature 1. space/off: tokens/s of the best row whose "
+    "target drafts for itself, alone, over plain decoding (chosen by these very figures, so that chance flatters it); "
+    "space.tau: its tokens per round; space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
+    "Early pruning, on over off with the same budgets, all sizes of trees: rows-saved: share of tree nodes that it "
+    "removes; tau-kept: τ with over without; pruning.time-gain.bN: time of a pass without over with, N requests at "
+    "once; pruning.auto-gain.bN: the same with EARLY_PRUNING=auto"
+)
+
+# By name, a value for each run.
+ByRun = dict[str, list[float]]
+
+
+def ratios(measured: Sequence[Measured], what: InPass) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The named ratios, and the smallest and largest value of each over the runs."""
+    groups = {one.group.name: one for one in measured}
+    found: ByRun = {}
+    for temperature in groups[DRAFTING].temperatures:
+        if what.space:
+            found |= _space(groups[DRAFTING], what, temperature)
+    pruned = [groups[name] for name in map(pruning_group, what.batch_sizes) if name in groups]
+    for temperature in pruned[0].temperatures if pruned else ():
+        found |= _saved(pruned, what.tree_sizes, temperature)
+        for one in pruned:
+            found |= _gains(one, what.tree_sizes, temperature)
+    middle = {name: round(median(values), 4) for name, values in found.items() if values}
+    return middle, {name: [round(min(v), 4), round(max(v), 4)] for name, v in found.items() if v}
+
+
+def best_space(measured: Measured, what: InPass, temperature: float) -> str:
+    """The name of the fastest variant whose target drafts for itself, alone."""
+
+    def speed(name: str) -> float:
+        values = figures.by_run(measured, f"{ON} {name}", temperature, figures.tokens_per_s)
+        return fmean(value or 0.0 for value in values)
+
+    return max(space_names(what), key=speed)
+
+
+def _space(measured: Measured, what: InPass, temperature: float) -> ByRun:
+    kind, best = what.drafter.kind, f"{ON} {best_space(measured, what, temperature)}"
+    merged, alone = f"{ON} {merged_name(kind)}", f"{ON} {kind}"
+    speeds = {
+        name: figures.by_run(measured, name, temperature, figures.tokens_per_s) for name in (OFF, best, merged, alone)
+    }
+    taus = figures.by_run(measured, best, temperature, figures.mean_acceptance_length)
+    return {
+        ratio_name("space/off", temperature): figures.over(speeds[best], speeds[OFF]),
+        ratio_name("space.tau", temperature): [tau for tau in taus if tau is not None],
+        ratio_name(f"{merged_name(kind)}/{kind}", temperature): figures.over(speeds[merged], speeds[alone]),
+    }
+
+
+def _saved(pruned: Sequence[Measured], tree_sizes: Sequence[int], temperature: float) -> ByRun:
+    """Over all sizes of trees and numbers of requests."""
+    runs = pruned[0].runs()
+    on, off = ([_together(pruned, tree_sizes, switch, temperature, run) for run in runs] for switch in ("on", "off"))
+    shares = [figures.passes(samples).removed_share for samples in on]
+    taus = [[figures.mean_acceptance_length(samples) for samples in one] for one in (on, off)]
+    return {
+        ratio_name("rows-saved", temperature): [share for share in shares if share is not None],
+        ratio_name("tau-kept", temperature): figures.over(*taus),
+    }
+
+
+def _gains(measured: Measured, tree_sizes: Sequence[int], temperature: float) -> ByRun:
+    """Times of a pass are added up over the sizes of trees, one of each."""
+    times = {switch: _pass_times(measured, tree_sizes, switch, temperature) for switch in ("off", "on", "auto")}
+    batch = f"b{measured.group.batch_size}"
+    return {
+        ratio_name(f"pruning.time-gain.{batch}", temperature): figures.over(times["off"], times["on"]),
+        ratio_name(f"pruning.auto-gain.{batch}", temperature): figures.over(times["off"], times["auto"]),
+    }
+
+
+def _pass_times(measured: Measured, tree_sizes: Sequence[int], switch: str, temperature: float) -> list[float | None]:
+    """Of each run; None where a size has no pass that all requests shared."""
+    by_size = [
+        figures.by_run(measured, f"{ON} {pruning_name(size, switch)}", temperature, figures.ms_per_pass)
+        for size in tree_sizes
+    ]
+    runs = zip(*by_size, strict=True)
+    return [sum(known) if len(known := [time for time in run if time]) == len(run) else None for run in runs]
+
+
+def _together(
+    pruned: Sequence[Measured], tree_sizes: Sequence[int], switch: str, temperature: float, run: int
+) -> list[BatchSample]:
+    names = [f"{ON} {pruning_name(size, switch)}" for size in tree_sizes]
+    return [sample for one in pruned for name in names for sample in one.of(name, temperature, run)]

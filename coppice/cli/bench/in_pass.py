@@ -1,0 +1,166 @@
+"""`coppice bench ablation --suite in-pass`: what the target's own drafts and early pruning are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from coppice.bundled import MODELS
+from coppice.cli.bench.options import choose_prompts, choose_temperatures, drafter_spec, numbers, require_checkpoint
+from coppice.cli.bench.services import run_or_exit
+from coppice.cli.topology import DEFAULT_KIND, TopologySpec
+
+if TYPE_CHECKING:
+    from benchmarks.in_pass.suite import InPassSuite
+    from benchmarks.in_pass.variants import InPass
+
+# Prompts, tokens and runs.
+USUAL_SIZES, QUICK_SIZES = (4, 64, 2), (2, 24, 1)
+USUAL_BATCHES, QUICK_BATCHES = "1,4,16", "1,4"
+USUAL_TREES, QUICK_TREES = "8,16,32", "8"
+# A verifier's own limit on a round's nodes.
+MOST_NODES = 64
+# Of plain decoding on two cores, to say beforehand about how long it will take.
+TOKENS_PER_S = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Prompts, tokens and runs as they were given; None leaves one to the suite."""
+
+    num_prompts: int | None
+    max_tokens: int | None
+    num_runs: int | None
+
+    def or_else(self, usual: tuple[int, int, int]) -> tuple[int, int, int]:
+        """What was given, or what is usual."""
+        given = (self.num_prompts, self.max_tokens, self.num_runs)
+        prompts, tokens, runs = (mine or theirs for mine, theirs in zip(given, usual, strict=True))
+        return prompts, tokens, runs
+
+
+@dataclass(frozen=True, slots=True)
+class InPassOptions:
+    """What the command line says of the models, trees and batches; None leaves it to the suite."""
+
+    target: Path
+    drafter: list[str] | None
+    space: Path | None
+    early_head: Path | None
+    batches: str | None
+    tree_sizes: str | None
+    quick: bool
+    threads: int
+
+    def compared(self) -> tuple[InPass, tuple[str, ...]]:
+        """What there is to compare, and what is left out and why.
+
+        Raises:
+            typer.BadParameter: an option makes no sense, or there is nothing to compare.
+        """
+        from benchmarks.in_pass.variants import GROUPS, MASKS, InPass
+
+        texts = self.drafter or [DEFAULT_KIND]
+        if len(texts) > 1:
+            raise typer.BadParameter("--drafter: --suite in-pass takes one")
+        drafter = drafter_spec(texts[0])
+        require_checkpoint(Path(drafter.model), "--drafter")
+        batches = numbers(self.batches or (QUICK_BATCHES if self.quick else USUAL_BATCHES), "--batches")
+        trees = numbers(self.tree_sizes or (QUICK_TREES if self.quick else USUAL_TREES), "--tree-sizes")
+        if max(trees) > MOST_NODES:
+            raise typer.BadParameter(f"--tree-sizes: a round has at most {MOST_NODES} nodes, got {max(trees)}")
+        space, num_masks = _space(self.space)
+        head, missing = _early_head(self.early_head)
+        left_out = [missing] if missing else []
+        if not space:
+            left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
+        if not space and not head:
+            raise typer.BadParameter(" ".join(["nothing to compare.", *left_out]))
+        masks, groups = ((min(3, num_masks),), (1,)) if self.quick else (MASKS, GROUPS)
+        if unknown := [count for count in masks if space and count > num_masks]:
+            left_out.append(f"k={', '.join(map(str, unknown))} are left out: the adapter has {num_masks} masks.")
+        what = InPass(drafter, space, num_masks, head, masks, groups, trees if head else (), batches if head else ())
+        return what, tuple(left_out)
+
+
+def run_in_pass(
+    options: InPassOptions,
+    prompts: Path | None,
+    sizes: Sizes,
+    temperature: list[float] | None,
+    seed: int,
+    out: Path,
+) -> None:
+    """Measure, write `in-pass.json` and `.png`, print tables; exit code 1 when a token is not plain decoding's."""
+    what, left_out = options.compared()
+    temperatures = choose_temperatures(temperature)
+    count, length, num_runs = sizes.or_else(QUICK_SIZES if options.quick else USUAL_SIZES)
+    chosen = choose_prompts(prompts, max(count, *what.batch_sizes, 1), seed)
+
+    from benchmarks.in_pass.plot import plot_in_pass
+    from benchmarks.in_pass.suite import InPassSuite
+    from benchmarks.in_pass.table import print_in_pass
+    from benchmarks.in_pass.variants import make_groups
+    from benchmarks.latency import Plan
+    from benchmarks.report import write_json
+
+    plan = Plan(num_runs, length, temperatures, seed)
+    threads = options.threads or os.cpu_count() or 1
+    suite = InPassSuite(
+        options.target, what, make_groups(what), tuple(chosen), min(count, len(chosen)), plan, threads, left_out
+    )
+    report = run_or_exit(_measure(suite, TopologySpec(str(options.target), (), threads=options.threads)))
+    write_json(report, out / "in-pass.json")
+    plot_in_pass(report, out / "in-pass.png")
+    print_in_pass(report)
+    typer.echo(f"wrote {out / 'in-pass.json'} and {out / 'in-pass.png'}")
+    if report["mismatches"]:
+        raise typer.Exit(1)
+
+
+async def _measure(suite: InPassSuite, spec: TopologySpec) -> dict[str, Any]:
+    """Run the suite beside its services; one that ends by itself ends it."""
+    from benchmarks.in_pass.services import measure_on_services, variants_of
+
+    num_verifiers = len({variant.verifier for variant in variants_of(suite.groups)})
+    seconds = suite.num_requests * suite.plan.max_tokens / TOKENS_PER_S
+    typer.echo(
+        f"{suite.num_requests} completions of {suite.plan.max_tokens} tokens with {num_verifiers} verifiers: "
+        f"{seconds / 60:.0f} minutes where all of it has {TOKENS_PER_S} tokens/s, beside their start",
+        err=True,
+    )
+    return await measure_on_services(suite.run, spec, suite.groups)
+
+
+def _space(directory: Path | None) -> tuple[str, int]:
+    """The adapter's directory and its number of masks; nothing where none was asked for and none is bundled."""
+    from coppice.errors import IncompatibleError
+    from verifier_svc.space_adapter import DESCRIPTION_FILE, load_adapter
+
+    chosen = directory or MODELS / "space"
+    if directory is None and not (chosen / DESCRIPTION_FILE).is_file():
+        return "", 0
+    try:
+        return str(chosen.resolve()), load_adapter(chosen).num_masks
+    except IncompatibleError as error:
+        raise typer.BadParameter(f"--space: {error}") from error
+
+
+def _early_head(directory: Path | None) -> tuple[str, str]:
+    """The head's directory, or why early pruning is left out."""
+    from verifier_svc.config import VerifierConfig
+
+    chosen = directory or MODELS / "early-head"
+    exists = (chosen / "early_head.json").is_file()
+    if directory is not None and not exists:
+        raise typer.BadParameter(f"--early-head: no head in {directory}")
+    if not exists:
+        return "", "Early pruning is left out: no head (coppice train early-exit, --early-head)."
+    if "early_head" not in {field.name for field in dataclasses.fields(VerifierConfig)}:
+        return "", "Early pruning is left out: this verifier has none."
+    return str(chosen.resolve()), ""
