@@ -282,7 +282,7 @@ class AdaptivePlanner:
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
         # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
         # on and on.
-        is_typical = ran_as_planned and (is_settled or self._unsettled_s > LONGEST_UNSETTLED_S)
+        is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         if self._is_reading_pass():
             if is_typical:
