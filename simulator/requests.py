@@ -21,6 +21,7 @@ from simulator.policies import Policy
 from simulator.sequences import RoundResult, SimulatedSequence
 from simulator.texts import Text
 from simulator.verifiers import SimulatedVerifier
+from verifier_svc.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:
     from orchestrator.drafter_client import DrafterClient
@@ -163,4 +164,5 @@ def _outcome(result: RoundResult) -> Outcome:
         pass_us=round(1e6 * result.pass_s),
         linger_us=round(1e6 * result.waited_s),
         stale_drafts=0,
+        draft_origin=DRAFT_ORIGINS[result.origin],
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from simulator.texts import Text
+from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.linger import Linger
 from verifier_svc.mailbox import Mailbox
 from verifier_svc.round_start import UsualPromise, has_draft_to_start_with
@@ -26,6 +27,7 @@ class RoundResult:
     pass_rows: int
     pass_s: float
     waited_s: float
+    origin: DraftOrigin | None
 
 
 class SimulatedSequence:
@@ -51,6 +53,7 @@ class SimulatedSequence:
         self._usual_promise = UsualPromise()
         self._tree = EMPTY_TREE
         self._is_drafted = False
+        self._origin: DraftOrigin | None = None
 
     @property
     def num_pending(self) -> int:
@@ -105,12 +108,13 @@ class SimulatedSequence:
     def begin_pass(self, num_pending: int, max_nodes: int) -> int:
         """The rows that the sequence brings to a pass, which ends a round where these are all its pending tokens."""
         if num_pending < self.num_pending:
-            self._tree = EMPTY_TREE
+            self._tree, self._origin = EMPTY_TREE, None
             return num_pending
         room = self._max_length - len(self.tokens)
         draft = (self.mailbox.tree or EMPTY_TREE).up_to_depth(room - 1).prune(self._budget)
         self._tree = draft.prune(max_nodes)
         self._is_drafted = len(draft) > 0
+        self._origin = self.mailbox.origin if len(self._tree) else None
         return num_pending + len(self._tree)
 
     def end_pass(self, num_pending: int, now_s: float, waited_s: float, rows: int, pass_s: float) -> RoundResult | None:
@@ -130,7 +134,7 @@ class SimulatedSequence:
         self._num_rounds += 1
         self.mailbox.advance(committed, self.tokens)
         self.last_outcome_s = now_s
-        return RoundResult(base, tuple(committed), accepted, tree, rows, pass_s, waited_s)
+        return RoundResult(base, tuple(committed), accepted, tree, rows, pass_s, waited_s, self._origin)
 
 
 def num_followed(tree: TokenTree, said: list[int]) -> int:

@@ -18,7 +18,7 @@ _FINISH_REASONS = {
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
     FinishReason.CONTEXT_LENGTH: sampling_pb2.FINISH_REASON_CONTEXT_LENGTH,
 }
-_ORIGINS = {
+DRAFT_ORIGINS = {
     None: tree_pb2.DRAFT_ORIGIN_UNSPECIFIED,
     DraftOrigin.FRESH: tree_pb2.DRAFT_ORIGIN_FRESH,
     DraftOrigin.LEFT_OVER: tree_pb2.DRAFT_ORIGIN_LEFT_OVER,
@@ -67,7 +67,7 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         linger_us=microseconds(outcome.linger_s),
         stale_drafts=outcome.stale_drafts,
         near_ties=outcome.near_ties,
-        draft_origin=_ORIGINS[outcome.draft_origin],
+        draft_origin=DRAFT_ORIGINS[outcome.draft_origin],
         bubble_us=microseconds(event.bubble_s),
     )
     if len(outcome.redraft):

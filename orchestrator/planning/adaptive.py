@@ -10,6 +10,7 @@ from collections.abc import Callable
 from orchestrator.planner import FixedPlanner, Load
 from orchestrator.planning.borrowed_costs import BorrowedCosts
 from orchestrator.planning.budget import best_budget
+from orchestrator.planning.changeover import Changeover
 from orchestrator.planning.common_plans import CommonPlans
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.draft_plans import DraftPlans
@@ -92,6 +93,7 @@ class AdaptivePlanner:
         self._borrowed: BorrowedCosts | None = None
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
+        self._changeover = Changeover()
         self._measured = MeasuredRates()
         # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
         # round, and those that wait for their first tree.
@@ -165,13 +167,13 @@ class AdaptivePlanner:
     def draft_plans(self) -> DraftPlans:
         """Plans of rounds that ask for drafts."""
         plans = self._draft_plans
-        quickest_s = self.draft_times.quickest_s
-        if plans.stance is not self.stance or abs(plans.quickest_draft_s - quickest_s) > _SAME_TIME * quickest_s:
+        needed_s = self.draft_times.needed_s
+        if plans.stance is not self.stance or abs(plans.needed_s - needed_s) > _SAME_TIME * needed_s:
             plans = self._draft_plans = self._new_draft_plans()
         return plans
 
     def _new_draft_plans(self) -> DraftPlans:
-        return DraftPlans(self.stance, self.num_running, self.fixed.linger_us, self.draft_times.quickest_s)
+        return DraftPlans(self.stance, self.num_running, self.fixed.linger_us, self.draft_times)
 
     @property
     def some_draft(self) -> bool:
@@ -274,6 +276,7 @@ class AdaptivePlanner:
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
         self._was_joint = record.is_joint
         self.sources.pass_over(record, self.num_running)
+        ran_as_planned = self._changeover.pass_over(record, self.draft_times.way_s)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
@@ -285,9 +288,9 @@ class AdaptivePlanner:
             if is_typical:
                 self._costs.add(record)
             return
-        self._measured.add(record, self.num_running, is_settled)
+        self._measured.add(record, self.num_running, is_settled, ran_as_planned)
         trial_is_over = self.exploration.next_pass(
-            self.num_running, record.num_asked, record.num_rounds, seconds, is_settled
+            self.num_running, record.num_asked, record.num_rounds, seconds, is_settled, ran_as_planned
         )
         if self.exploration.is_trying and not self._was_trying:
             self._measured.joint.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.planner import RoundPlan
+from orchestrator.planning.draft_times import DraftTimes
 from orchestrator.planning.linger import worthwhile_linger_s
 from orchestrator.planning.stance import Stance
 
@@ -20,10 +21,10 @@ STEPS_PER_GAIN = 16
 class DraftPlans:
     """Plans by one stance, for so many running requests."""
 
-    def __init__(self, stance: Stance, num_running: int, linger_us: int, quickest_draft_s: float = 0.0) -> None:
-        """`linger_us` is the longest that a round may wait, `quickest_draft_s` the least that drafts take."""
+    def __init__(self, stance: Stance, num_running: int, linger_us: int, draft_times: DraftTimes | None = None) -> None:
+        """`linger_us` is the longest that a round may wait, `draft_times` what drafts take as yet."""
         self.stance = stance
-        self.quickest_draft_s = quickest_draft_s
+        self.quickest_s, self.needed_s = (draft_times.quickest_s, draft_times.needed_s) if draft_times else (0.0, 0.0)
         self.num_running = max(1, num_running)
         self._most_linger_us = linger_us
         # What `CommonPlans` knows of them: those of requests that want nothing special, by weight and gain in steps.
@@ -52,14 +53,18 @@ class DraftPlans:
             if self.num_running > 1 and not is_trial:
                 max_nodes = min(max_nodes, 1 + math.ceil(SPARE_NODES * gain * stance.nodes))
             linger_us = min(self._most_linger_us, self._linger_us(gain, weight, is_trial)) if waits else 0
-            if self.is_vain(linger_us):
+            if self.is_vain(linger_us, is_trial=is_trial):
                 linger_us = 0
             plan = self._known[key] = RoundPlan(max_nodes, linger_us, row_multiple, left_out, stance.price / weight)
         return plan
 
-    def is_vain(self, linger_us: int) -> bool:
-        """Whether no draft comes within so long a wait; late ones serve the rounds that run when they come."""
-        return linger_us < 1e6 * self.quickest_draft_s
+    def is_vain(self, linger_us: int, *, is_trial: bool) -> bool:
+        """Whether no draft comes within so long a wait; late ones serve the rounds that run when they come.
+
+        What the way between verifier and orchestrator takes only rounds that wait tell. So in a trial they do, unless
+        the drafter alone takes longer.
+        """
+        return linger_us < 1e6 * (self.quickest_s if is_trial else self.needed_s)
 
     def _linger_us(self, gain: float, weight: float, is_trial: bool) -> int:
         tokens = gain * self.stance.gain

@@ -74,10 +74,19 @@ class Exploration:
         if not self._trial_left and not self._pause_left:
             self._pause_left, self._pause_passes = NEW_LOAD_PAUSE_PASSES, 0
 
-    def next_pass(self, num_running: int, num_asked: int, num_rounds: int, seconds: float, is_settled: bool) -> bool:
+    def next_pass(
+        self,
+        num_running: int,
+        num_asked: int,
+        num_rounds: int,
+        seconds: float,
+        is_settled: bool,
+        ran_as_planned: bool = True,
+    ) -> bool:
         """A pass of so many rounds that took so long has ended, of which so many had asked for drafts.
 
-        `is_settled` says that drafters have caught up with those who ask.
+        `is_settled` says that drafters have caught up with those who ask, `ran_as_planned` that the verifier had heard
+        who is to ask. Only then it counts as one that was to be tried.
         Returns whether a trial of all has ended with it.
         """
         if num_running and not 1 / OTHER_LOAD < num_running / self._load < OTHER_LOAD:
@@ -89,14 +98,16 @@ class Exploration:
         if self._trial_left > 0:
             self._credit_s -= seconds
             self._trial_passes += 1
-            self._trial_left = 0 if self._trial_passes == LONGEST_TRIAL else self._trial_left - is_settled
+            self._trial_left = (
+                0 if self._trial_passes == LONGEST_TRIAL else self._trial_left - (is_settled and ran_as_planned)
+            )
             return self._trial_left == 0
         self._alone_chance = 0.0
         if self._num_alone > 0:
             self._credit_s -= ALONE_CHARGE * seconds
         elif self._pause_left > 0:
             self._pause_passes += 1
-            is_full = num_rounds >= FULL_SHARE * num_running
+            is_full = ran_as_planned and num_rounds >= FULL_SHARE * num_running
             self._pause_left = 0 if self._pause_passes == LONGEST_PAUSE else self._pause_left - is_full
         elif num_asked:
             self._count_down(num_running)

@@ -66,14 +66,14 @@ class MeasuredRates:
         self.joint = MeasuredRate(_FEWEST_DRAFTED_ROUNDS)
         self._last: MeasuredRate | None = None
 
-    def add(self, record: PassRecord, num_running: int, is_settled: bool) -> None:
-        """Take a pass in; one of another kind than the one before is neither."""
+    def add(self, record: PassRecord, num_running: int, is_settled: bool, ran_as_planned: bool) -> None:
+        """Take a pass in; one of another kind than the one before, or that did not run as planned, is neither."""
         self.all.add(record, num_running)
         kind = None
         if record.num_asked == 0 and record.num_rounds >= FULL_SHARE * num_running:
             kind = self.plain
         elif record.is_joint and is_settled:
             kind = self.joint
-        if kind is not None and kind is self._last:
+        if kind is not None and kind is self._last and ran_as_planned:
             kind.add(record, num_running)
         self._last = kind

@@ -69,6 +69,8 @@ class AdaptiveRequest:
         self._is_newcomer = False
         # Whether they have to read more for it than a round's tokens.
         self._catches_up = False
+        # What the draft made for the round took, once it is here.
+        self._took_s: float | None = None
         self._alone_left = 0
         self._is_closed = False
         # Gain of its drafts relative to usual ones, from so many rounds.
@@ -152,7 +154,7 @@ class AdaptiveRequest:
         plans = planner.draft_plans
         if not plans.stance.is_known:
             fixed = planner.fixed.plan(situation)
-            if plans.is_vain(fixed.linger_us):
+            if plans.is_vain(fixed.linger_us, is_trial=False):
                 fixed = replace(fixed, linger_us=0)
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
         if plans.num_running > 1:
@@ -166,6 +168,7 @@ class AdaptiveRequest:
     def tree_arrived(self, took_s: float | None = None) -> None:
         """Drafters owe the request nothing."""
         if took_s is not None:
+            self._took_s = took_s
             self._planner.draft_times.add(took_s)
         if self._is_newcomer:
             self._is_newcomer = self._catches_up = False
@@ -201,6 +204,10 @@ class AdaptiveRequest:
             # The first round is the prompt's, which waits for nobody.
             asked = False
         self._last_pass = planner.round_over(outcome, last_pass, asked, self._is_newcomer)
+        took_s, self._took_s = self._took_s, None
+        if outcome.linger_us and took_s is not None and self._last_pass == last_pass + 1:
+            # It was in the pass before, too: it waited for drafts, not for a pass of others.
+            planner.draft_times.waited(outcome.linger_us / 1e6, took_s, was_in_time=outcome.had_fresh_draft)
         # The next round has been planned already.
         left_out, self._left_out = self._left_out, self._left_out_next
         if asked:

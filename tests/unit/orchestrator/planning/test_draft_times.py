@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.v1 import tree_pb2
 from orchestrator.asked_at import AskedAt
 from orchestrator.planner import Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
@@ -11,14 +12,21 @@ from orchestrator.planning.draft_plans import DraftPlans
 from orchestrator.planning.draft_times import DraftTimes
 from orchestrator.planning.source_choice import NONE_LEFT_OUT
 from orchestrator.planning.stance import Stance
+from orchestrator.rounds import Outcome
 
 LINGER_US = 40_000
 # A second of waiting is worth 100 tokens, and a usual draft five: 50 ms, more than the most.
 STANCE = Stance(gain=5.0, nodes=8.0, rate=100.0)
 
 
-def linger_us(quickest_s: float, *, is_trial: bool = False) -> int:
-    plans = DraftPlans(STANCE, 1, LINGER_US, quickest_s)
+def times(quickest_s: float, way_s: float = 0.0) -> DraftTimes:
+    known = DraftTimes()
+    known.quickest_s, known.way_s = quickest_s, way_s
+    return known
+
+
+def linger_us(quickest_s: float, way_s: float = 0.0, *, is_trial: bool = False) -> int:
+    plans = DraftPlans(STANCE, 1, LINGER_US, times(quickest_s, way_s))
     return plans.plan(1.0, 1.0, 8, 1, NONE_LEFT_OUT, is_trial, waits=True).linger_us
 
 
@@ -29,20 +37,79 @@ def test_a_wait_that_no_draft_was_ever_quick_enough_for_is_none(*, is_trial: boo
     assert linger_us(0.041, is_trial=is_trial) == 0
 
 
+def test_the_way_to_the_verifier_and_back_counts_too_but_trials_find_out_whether_it_still_does() -> None:
+    assert linger_us(0.02, 0.019) == LINGER_US
+    assert linger_us(0.02, 0.021) == 0
+    assert linger_us(0.02, 0.021, is_trial=True) == LINGER_US
+
+
 def test_the_quickest_of_the_latest_drafts_counts_once_there_are_some() -> None:
-    times = DraftTimes()
+    known = DraftTimes()
     for seconds in (0.2, 0.3, 0.25):
-        times.add(seconds)
-        assert times.quickest_s == 0
-    times.add(0.21)
-    assert times.quickest_s == 0.2
+        known.add(seconds)
+        assert known.quickest_s == 0
+    known.add(0.21)
+    assert known.quickest_s == 0.2
     for _ in range(40):
-        times.add(0.05)
-    assert times.quickest_s == 0.05
+        known.add(0.05)
+    assert known.quickest_s == 0.05
     # Far away from now on: what was seen before is forgotten.
     for _ in range(40):
-        times.add(0.5)
-    assert times.quickest_s == 0.5
+        known.add(0.5)
+    assert known.quickest_s == 0.5
+
+
+def test_waits_in_time_tell_the_way_and_vain_ones_only_that_it_is_longer() -> None:
+    known = DraftTimes()
+    for waited_s in (0.04, 0.04, 0.03):
+        known.waited(waited_s, 0.02, was_in_time=False)
+        assert known.way_s == 0
+    known.waited(0.04, 0.02, was_in_time=False)
+    assert 0.02 < known.way_s < 0.03
+    # Others that the pass waited for, too, make a wait longer than the way.
+    for waited_s in (0.09, 0.034, 0.05):
+        known.waited(waited_s, 0.02, was_in_time=True)
+    assert known.way_s == pytest.approx(0.014)
+    for _ in range(40):
+        known.waited(0.021, 0.02, was_in_time=True)
+    assert known.way_s == pytest.approx(0.001)
+
+
+def test_a_drafter_that_is_slow_for_once_says_nothing_of_the_way() -> None:
+    known = DraftTimes()
+    for _ in range(40):
+        # Vain waits for a draft that took long, and rounds that began with something else.
+        known.waited(0.04, 0.5, was_in_time=False)
+        known.waited(0.002, 0.02, was_in_time=True)
+    assert known.way_s == 0
+
+
+@pytest.mark.parametrize(
+    ("waited_us", "origin", "expected_us"),
+    [
+        (35_000, tree_pb2.DRAFT_ORIGIN_FRESH, LINGER_US),
+        (39_000, tree_pb2.DRAFT_ORIGIN_FRESH, LINGER_US),
+        (40_000, tree_pb2.DRAFT_ORIGIN_UNSPECIFIED, 0),
+        (2_000, tree_pb2.DRAFT_ORIGIN_REROOTED, LINGER_US),
+    ],
+)
+def test_a_request_learns_the_way_from_what_the_verifier_says_of_its_rounds(
+    waited_us: int, origin: tree_pb2.DraftOrigin, expected_us: int
+) -> None:
+    planner = AdaptivePlanner(8, LINGER_US)
+    request = planner.follow(is_greedy=True)
+    request.plan(Situation(has_drafter=True))
+    request.round_over(outcome(0, 0, tree_pb2.DRAFT_ORIGIN_UNSPECIFIED), [], asked=True)
+    for number in range(1, 6):
+        request.tree_arrived(0.022)
+        request.round_over(outcome(number, waited_us, origin), [], asked=True)
+    request.close()
+    plan = planner.follow(is_greedy=True).plan(Situation(has_drafter=True))
+    assert (plan.max_nodes, plan.linger_us) == (8, expected_us)
+
+
+def outcome(number: int, waited_us: int, origin: tree_pb2.DraftOrigin) -> Outcome:
+    return Outcome(10 + number, (7,), 0, 0, 0, 0, b"", 1, 10_000, waited_us, 0, draft_origin=origin)
 
 
 @pytest.mark.parametrize(("took_s", "expected_us"), [(0.01, LINGER_US), (0.1, 0)])
