@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +14,20 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from coppice.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
-from tests.unit.verifier_svc.early_heads import random_head
+from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
 from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.test_mask_passes import BUNDLED, KERNELS, new_target, some_masks
 from tests.unit.verifier_svc.test_pass_graphs import CPUKernel, Repeating
+from verifier_svc.config import VerifierConfig
 from verifier_svc.draw_rule import DrawRule
+from verifier_svc.early_head import save_head
 from verifier_svc.early_pruning import survivors_of
 from verifier_svc.kv_cache import SequenceCache
+from verifier_svc.loading import with_early_head
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.pruned_layers import decoder_layers
+from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.target_model import TargetModel
 
@@ -208,3 +214,20 @@ def test_heads_that_do_not_fit_are_refused(new_model: NewModel) -> None:
     model.set_output_embeddings(torch.nn.Identity())
     with pytest.raises(IncompatibleError, match="no output layer"):
         TargetModel(model, exact=True, num_blocks=8).install_head(random_head(64))
+
+
+def test_a_head_is_loaded_tried_and_switched(tmp_path: Path, new_model: NewModel) -> None:
+    target = new_target(new_model("llama"))
+    save_head(random_head(64), tmp_path)
+    config = VerifierConfig("m", early_head=str(tmp_path))
+    settings = with_early_head(target, config, VOCAB, exact=True)
+    assert settings == PruningSettings(THRESHOLDS, 0.5, free_rows=16, row_multiple=4)
+    forced = with_early_head(new_target(new_model("llama")), replace(config, early_pruning="on"), VOCAB, exact=True)
+    assert forced is not None
+    assert forced.is_forced
+    for off in (replace(config, early_pruning="off"), VerifierConfig("m")):
+        other = new_target(new_model("llama"))
+        assert with_early_head(other, off, VOCAB, exact=True) is None
+        assert not other.can_prune(other.plan([SequenceRows(SequenceCache(other.cache, 64), [1])]))
+    with pytest.raises(IncompatibleError, match="no early head"):
+        with_early_head(target, replace(config, early_head=str(tmp_path / "none")), VOCAB, exact=True)
