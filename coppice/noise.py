@@ -68,6 +68,17 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
     return noise
 
 
+def gumbel_of(seed: int, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> FloatArray:
+    """Gumbel noise [nodes] of single tokens, each at its own absolute position: the same numbers as `gumbel` has."""
+    places = positions.astype(np.uint64)
+    groups, words = np.divmod(token_ids, 4)
+    counter = (groups.astype(np.uint64), places & _LOW, places >> _SHIFT, np.zeros(len(places), np.uint64))
+    by_word = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)))
+    uniform = (by_word[words, np.arange(len(places))].astype(np.float64) + 0.5) / 2.0**32
+    noise: FloatArray = -np.log(-np.log(uniform))
+    return noise
+
+
 def library_noise_words(
     seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
 ) -> npt.NDArray[np.uint32]:

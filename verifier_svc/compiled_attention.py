@@ -50,8 +50,9 @@ class RaggedRows(NamedTuple):
     """A plan's segments as flat arrays.
 
     Segment s has rows `starts[s]` to before `starts[s + 1]`, `contexts[s]` cached tokens, and its blocks are
-    `tables[table_starts[s]]` to before `tables[table_starts[s + 1]]`. A row sees the context, the first `runs` rows
-    of its segment, and those that `tails[tail_starts[row]]` to before `tails[tail_starts[row + 1]]` name.
+    `tables[table_starts[s]]` to before `tables[table_starts[s + 1]]`. A row sees the context, the first `runs` places
+    behind it, and those that `tails[tail_starts[row]]` to before `tails[tail_starts[row + 1]]` name. No row before it
+    in its segment sees a place from `ends[row]` on, nor does it.
     """
 
     starts: IntArray
@@ -59,6 +60,7 @@ class RaggedRows(NamedTuple):
     table_starts: IntArray
     tables: IntArray
     runs: IntArray
+    ends: IntArray
     tail_starts: IntArray
     tails: IntArray
 
@@ -159,15 +161,18 @@ class CompiledKernel:
 def ragged_rows(segments: Sequence[Segment]) -> RaggedRows:
     """Segments as flat arrays."""
     runs: list[int] = []
+    ends: list[int] = []
     tails: list[int] = []
     tail_starts = [0]
     for segment in segments:
         pending = segment.num_pending
+        places = segment.row_places.tolist()
         runs += range(1, pending + 1)
+        ends += [place + 1 for place in places]
         tail_starts += [len(tails)] * pending
         paths: list[list[int]] = []
         for node, parent in enumerate(segment.parents):
-            paths.append([*(paths[parent] if parent != ROOT else ()), pending + node])
+            paths.append([*(paths[parent] if parent != ROOT else ()), places[pending + node]])
             runs.append(pending)
             tails += paths[node]
             tail_starts.append(len(tails))
@@ -178,6 +183,7 @@ def ragged_rows(segments: Sequence[Segment]) -> RaggedRows:
         table_starts=np.cumsum([0, *(len(table) for table in tables)]),
         tables=np.concatenate([np.empty(0, np.int64), *tables]),
         runs=np.array(runs, np.int64),
+        ends=np.array(ends, np.int64),
         tail_starts=np.array(tail_starts, np.int64),
         tails=np.array(tails, np.int64),
     )
@@ -254,7 +260,7 @@ def attend_rows(
             last = min(first + _ROWS_TOGETHER, stop)
             context = rows.contexts[segment]
             begin = first_key(rows, segment, first, last, window)
-            last_block = (context + last - start + BLOCK_SIZE - 1) // BLOCK_SIZE
+            last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
             for head in range(first_head, last_head):
                 some = Group(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
                 score_rows(query, keys, some, scale, work)
@@ -346,7 +352,7 @@ def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, sco
     """
     place = context + rows.runs[row]
     for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
-        # Tails name rows in ascending order and at or beyond their own place, so that none is lost.
+        # Tails name places in ascending order and at or beyond their own, so that none is lost.
         scores[place] = scores[context + rows.tails[tail]]
         place += 1
     lowest = begin if window <= 0 else max(begin, place - window)

@@ -12,6 +12,7 @@ from coppice.tls import ServerTls, server_tls
 
 DEVICES = ("auto", "cpu", "cuda")
 SWITCH = ("on", "off")
+PRUNING = ("auto", "on", "off")
 EXACTNESS = ("auto", "strict", "fast")
 # Fewer rows are no faster, and there would be none to set aside for prompts.
 MIN_ROWS = 4
@@ -82,19 +83,30 @@ class VerifierConfig:
     redraft_nodes: int = 7
     # Masks are computed while a pass has no more rows than this with them; 0 means what fits the device.
     redraft_rows: int = 0
+    # A directory with a head that prunes nodes behind an early layer, see early_head.py; empty: none is.
+    early_head: str = ""
+    # auto prunes the passes where that pays, on all of them.
+    early_pruning: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("MODEL must name a checkpoint directory or hub id")
-        for name, choices in (("device", DEVICES), ("exactness", EXACTNESS), ("prefix_reuse", SWITCH)):
+        choices_by_name = {
+            "device": DEVICES,
+            "exactness": EXACTNESS,
+            "prefix_reuse": SWITCH,
+            "early_pruning": PRUNING,
+        }
+        for name, choices in choices_by_name.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         self._require(1, "max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel")
         self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap")
         self._require(0, "metrics_port", "health_port", "redraft_tokens", "redraft_rows")
         self._require(1, "redraft_groups", "redraft_nodes")
-        if self.space_adapter and self.tensor_parallel > 1:
-            raise ValueError("SPACE_ADAPTER needs a target that one process holds: TENSOR_PARALLEL must be 1")
+        for name in ("space_adapter", "early_head"):
+            if getattr(self, name) and self.tensor_parallel > 1:
+                raise ValueError(f"{name.upper()} needs a target that one process holds: TENSOR_PARALLEL must be 1")
         if 0 < self.max_rows < MIN_ROWS:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
         if self.collective_timeout_s <= 0:
@@ -130,6 +142,8 @@ class VerifierConfig:
             redraft_groups=_integer(env, "REDRAFT_GROUPS", cls.redraft_groups),
             redraft_nodes=_integer(env, "REDRAFT_NODES", cls.redraft_nodes),
             redraft_rows=_integer(env, "REDRAFT_ROWS", cls.redraft_rows),
+            early_head=env.get("EARLY_HEAD", cls.early_head),
+            early_pruning=env.get("EARLY_PRUNING", cls.early_pruning),
             metrics_port=_integer(env, "METRICS_PORT", cls.metrics_port),
             metrics_tls=env.get("METRICS_TLS", cls.metrics_tls),
             tls_cert=env.get("TLS_CERT", cls.tls_cert),

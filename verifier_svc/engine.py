@@ -22,6 +22,7 @@ from verifier_svc.engine_counts import EngineCounts
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.output_end import Finish, FinishReason
+from verifier_svc.pass_runner import PassRunner
 from verifier_svc.pass_shares import Share
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome
@@ -69,6 +70,7 @@ class Engine:
         self._tokenizer = TargetTokenizer(info.tokenizer_json)
         self._grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
         self._scheduler = Scheduler(target.cache, limits)
+        self._passes = PassRunner(target, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._outbox: dict[int, list[Event]] = {}
@@ -297,7 +299,7 @@ class Engine:
             work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in shares]
             plan = self._target.plan(work)
             forward_s = self._clock()
-            logits = self._target.forward(plan).numpy()
+            result = self._passes.run(plan)
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
             self.counts.pass_failed()
@@ -309,10 +311,11 @@ class Engine:
             ids = [share.key.sequence_id for share in shares]
             self._timeline.took("pass", forward_s, ended_s, size=plan.num_rows, sequences=ids)
         outcomes: list[RoundOutcome] = []
-        for share, (first, last) in zip(shares, plan.logit_ranges, strict=True):
+        for index, (share, (first, last)) in enumerate(zip(shares, result.ranges, strict=True)):
             key, sequence = share.key, share.sequence
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-            outcome = self._finish_round(key, sequence, logits[first:last], ended_s, waited_s)
+            logits, survivors = result.logits[first:last], result.survivors_at(index)
+            outcome = self._finish_round(key, sequence, logits, survivors, ended_s, waited_s)
             if outcome is None:
                 continue
             outcomes.append(outcome)
@@ -329,17 +332,24 @@ class Engine:
                 self._count_end(outcome.finish)
                 self._scheduler.remove(key)
         self.counts.masks_over(plan)
+        self.counts.pruning_over(result.num_pruned)
         self.counts.rounds_over(outcomes)
         self._unprepared = [share.sequence for share in shares if share.sequence.may_linger]
         self._scheduler.pass_over(shares, plan.num_rows, ended_s)
         self._report_load(len(shares), plan.num_rows, ended_s - forward_s, ended_s)
 
     def _finish_round(
-        self, key: SequenceKey, sequence: RunningSequence, logits: Logits, ended_s: float, waited_s: float
+        self,
+        key: SequenceKey,
+        sequence: RunningSequence,
+        logits: Logits,
+        survivors: tuple[int, ...] | None,
+        ended_s: float,
+        waited_s: float,
     ) -> RoundOutcome | None:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
         try:
-            return sequence.finish_round(logits, ended_s, waited_s)
+            return sequence.finish_round(logits, ended_s, waited_s, survivors)
         except InvalidRequestError as error:
             self._scheduler.remove(key)
             self._refuse(key, error)

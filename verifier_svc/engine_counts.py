@@ -35,6 +35,9 @@ class EngineCounts:
         # Masks computed, and nodes of the target's own drafts that came of them.
         self.num_masks = 0
         self.num_redraft_nodes = 0
+        # Passes that early pruning took nodes from, and these nodes.
+        self.num_pruned_passes = 0
+        self.num_pruned_nodes = 0
         self._last_end_s: float | None = None
 
     def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
@@ -61,6 +64,11 @@ class EngineCounts:
         """A pass has ended, perhaps one with masks."""
         if plan.mask_places is not None:
             self.num_masks += int((plan.mask_places >= 0).sum())
+
+    def pruning_over(self, num_pruned: int) -> None:
+        """A pass has ended, perhaps without some of its nodes."""
+        self.num_pruned_passes += num_pruned > 0
+        self.num_pruned_nodes += num_pruned
 
     def rounds_over(self, outcomes: Sequence[RoundOutcome]) -> None:
         """The rounds of a pass have ended."""

@@ -21,12 +21,15 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.cuda_capture import CudaCapture
+from verifier_svc.early_head import load_head
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.mask_groups import MaskShape
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.pass_graphs import Capture, PassGraphs
+from verifier_svc.pruning_pace import PruningSettings
+from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.redraft import RedraftSettings
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import load_adapter
@@ -92,6 +95,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if not exact:
         logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
     redraft = adapted(target, config, vocab_size, exact=exact)
+    pruning = with_early_head(target, config, vocab_size, exact=exact)
     target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
     target.record_now()
     if device.type == "cpu":
@@ -112,6 +116,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
         redraft=redraft,
+        pruning=pruning,
     )
     return target, info
 
@@ -203,6 +208,26 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
         )
     nodes = min(config.redraft_nodes, config.max_nodes)
     return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition)
+
+
+def with_early_head(
+    target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool
+) -> PruningSettings | None:
+    """Have the target prune nodes early, where there is a head for that; returns how.
+
+    Raises:
+        IncompatibleError: the head is not one for this target, whose layers perhaps cannot go on with some of the rows;
+            or strict mode would not keep its promise.
+    """
+    if not config.early_head or config.early_pruning == "off":
+        return None
+    head = load_head(Path(config.early_head))
+    layers_left = target.install_head(head)
+    check_pruning(target, vocab_size, exact=exact)
+    logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
+    is_forced = config.early_pruning == "on"
+    free_rows = _FREE_ROWS[target.device.type]
+    return PruningSettings(head.thresholds, layers_left, free_rows, target.row_multiple, is_forced)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

@@ -48,6 +48,11 @@ class MaskRows:
         masks = self._table[mask_places.clamp_min(0)]
         return torch.where(self._gate, masks, self._embed(token_ids))
 
+    def narrow(self, rows: Tensor) -> None:
+        """From here on the forward has some of its rows [M] alone."""
+        if self._gate is not None:
+            self._gate = self._gate.index_select(0, rows)
+
     def end(self) -> None:
         """The forward is over."""
         self._gate = None

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from verifier_svc.draw_rule import DrawRule
 from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 from verifier_svc.mask_groups import MaskGroup, mask_depths, mask_parents
 
@@ -29,7 +30,7 @@ FINE_ROWS = 128
 class SequenceRows:
     """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
 
-    `wants_logits` is false for a part of a prompt that has more to come.
+    `wants_logits` is false for a part of a prompt that has more to come. Without a `draw_rule` no node is pruned early.
     """
 
     cache: SequenceCache
@@ -37,6 +38,7 @@ class SequenceRows:
     tree: TokenTree = EMPTY_TREE
     wants_logits: bool = True
     masks: tuple[MaskGroup, ...] = ()
+    draw_rule: DrawRule | None = None
 
     def __len__(self) -> int:
         return len(self.pending) + len(self.tree) + self.num_masks
@@ -53,8 +55,8 @@ class Segment:
 
     A row sees the sequence's first `num_context` tokens, which are in the cache, and of the segment's own rows: a
     pending token all up to itself, a node all pending ones, its ancestors and itself. `parents` are those of the tree's
-    nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`;
-    `positions` are the places in the text that the model is told.
+    nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`,
+    or to `num_context` + `places[i]` where rows are gone. `positions` are the places in the text told to the model.
     """
 
     start: int
@@ -64,6 +66,12 @@ class Segment:
     parents: tuple[int, ...]
     positions: IntArray
     table: IntArray
+    places: IntArray | None = None
+
+    @property
+    def row_places(self) -> IntArray:
+        """Places of the rows behind the context."""
+        return np.arange(self.stop - self.start) if self.places is None else self.places
 
     def slots(self, first: int, last: int) -> IntArray:
         """Slots of the sequence's positions from `first` to before `last`."""
@@ -77,6 +85,7 @@ class PassPlan:
     `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row.
     `logit_rows` [K] are the rows whose logits are computed; `logit_ranges[i]` is where sequence i finds its own.
     `mask_places` [N] are the places of masks in their groups, from 0 on, and -1 for all other rows; None without masks.
+    `draw_rules` has one entry per segment.
     """
 
     token_ids: IntArray
@@ -87,6 +96,7 @@ class PassPlan:
     logit_ranges: tuple[tuple[int, int], ...]
     num_rows: int
     mask_places: IntArray | None = None
+    draw_rules: tuple[DrawRule | None, ...] = ()
 
 
 def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -175,6 +185,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         logit_ranges=tuple(logit_ranges),
         num_rows=num_rows,
         mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
+        draw_rules=tuple([rows.draw_rule for rows in work]),
     )
 
 

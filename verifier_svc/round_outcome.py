@@ -30,3 +30,5 @@ class RoundOutcome:
     draft_origin: DraftOrigin | None = None
     # The target's own draft for the next round.
     redraft: TokenTree = EMPTY_TREE
+    # Nodes of the draft that early pruning took out of the pass.
+    pruned_nodes: int = 0

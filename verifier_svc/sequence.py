@@ -13,6 +13,8 @@ from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
 from verifier_svc.draft_counts import DraftCounts, DraftOrigin
+from verifier_svc.draw_rule import draw_rule
+from verifier_svc.early_pruning import surviving_part
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
@@ -135,6 +137,9 @@ class Sequence:
         self._redrafter = Redrafter(
             info.redraft if redrafts else None, spec.max_redraft_nodes, spec.sampling.temperature
         )
+        self._draw_rule = None
+        if info.pruning is not None and not spec.traverses:
+            self._draw_rule = draw_rule(spec.sampling, info.pruning.thresholds, spec.stopping.min_tokens)
         self._round_is_drafted = False
         self._end = OutputEnd(
             spec.stopping,
@@ -285,20 +290,24 @@ class Sequence:
             )
             self._origin = self.mailbox.origin if len(tree) else None
             masks = self._redrafter.groups(tree, max_masks, self._end.room)
-            self._rows = SequenceRows(cache, pending, tree, masks=masks)
+            self._rows = SequenceRows(cache, pending, tree, masks=masks, draw_rule=self._draw_rule)
         return self._rows
 
-    def finish_round(self, logits: Logits, now_s: float, waited_s: float) -> RoundOutcome | None:
+    def finish_round(
+        self, logits: Logits, now_s: float, waited_s: float, survivors: tuple[int, ...] | None = None
+    ) -> RoundOutcome | None:
         """Commit a pass's result. `logits` [1 + nodes + masks, vocab] are the root's, the tree's and the masks' rows.
 
-        Returns None when the pass was a part of the prompt.
+        With `survivors` only these nodes and masks have logits: the others were pruned, and the round goes on as if
+        they had never been drafted. Returns None when the pass was a part of the prompt.
 
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
         """
-        rows, self._rows = self._rows, None
-        if rows is None:
+        whole, self._rows = self._rows, None
+        if whole is None:
             raise RuntimeError("a round ended that had not begun")
+        rows = whole if survivors is None else surviving_part(whole, survivors)
         num_pending = len(rows.pending)
         if not rows.wants_logits:
             rows.cache.keep(range(num_pending))
@@ -327,7 +336,8 @@ class Sequence:
             accepted = sample_and_follow(rows.tree, draw, is_last)
         num_top = self._top_log_probs
         log_probs = () if num_top is None else committed_log_probs(logits, accepted, num_top)
-        rows.cache.keep([*range(num_pending), *(num_pending + node for node in accepted.nodes)])
+        nodes = accepted.nodes if survivors is None else tuple([survivors[node] for node in accepted.nodes])
+        rows.cache.keep([*range(num_pending), *(num_pending + node for node in nodes)])
         self.tokens += accepted.token_ids
         rows.cache.publish(self.tokens)
         self._learn_from_wait(waited_s)
@@ -342,9 +352,9 @@ class Sequence:
         return RoundOutcome(
             base_length=base,
             token_ids=accepted.token_ids,
-            accepted_nodes=accepted.nodes,
-            draft_nodes=len(rows.tree),
-            draft_depth=rows.tree.depth,
+            accepted_nodes=nodes,
+            draft_nodes=len(whole.tree),
+            draft_depth=whole.tree.depth,
             linger_s=waited_s,
             stale_drafts=self.mailbox.take_stale(),
             finish=finishes[-1],
@@ -352,6 +362,7 @@ class Sequence:
             near_ties=self._chooser.take_near_ties(),
             draft_origin=self._origin,
             redraft=redraft,
+            pruned_nodes=len(whole.tree) - len(rows.tree),
         )
 
     def _learn_from_wait(self, waited_s: float) -> None:

@@ -14,12 +14,15 @@ from coppice.errors import IncompatibleError
 from coppice.tree import ROOT
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
+from verifier_svc.early_head import EarlyHead
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
 from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.mask_rows import MaskRows
 from verifier_svc.packed_linear import prepare_rows
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
+from verifier_svc.pruned_layers import PrunedForward, PrunedLayers
+from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.redraft import RedraftSettings
 from verifier_svc.space_adapter import SpaceAdapter
 from verifier_svc.tensor_attention import TensorKernel
@@ -49,6 +52,8 @@ class TargetInfo:
     near_tie_gap: float = 0.0
     # What it drafts for itself in its own passes; None without an adapter for that.
     redraft: RedraftSettings | None = None
+    # Which nodes it prunes early, and when; None without a head for that.
+    pruning: PruningSettings | None = None
 
 
 class TargetModel:
@@ -70,6 +75,7 @@ class TargetModel:
         self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
         self._graphs: PassGraphs | None = None
         self._masks: MaskRows | None = None
+        self._pruned: PrunedLayers | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -121,6 +127,45 @@ class TargetModel:
                 self._masks.end()
         return logits.float().cpu()
 
+    @torch.inference_mode()
+    def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:
+        """As `forward`, without the nodes that the early head rules out; logits are those of the plan that is left.
+
+        `scores` [C] of the plan's candidates are taken in place of the head's.
+
+        Raises:
+            IncompatibleError: there is no early head, or the model's layers cannot go on with some of the rows.
+        """
+        if self._pruned is None:
+            raise IncompatibleError("a pass is to be pruned, and the target has no early head")
+        if self._threads is not None:
+            self._threads.set_for(len(plan.token_ids))
+        self._attention.begin(plan, *self.cache.take_moves())
+        self._pruned.begin(plan, self._narrow, scores)
+        try:
+            logits = self._run_eagerly(plan, is_pruned=True)
+        finally:
+            forward = self._pruned.end()
+            self._attention.end()
+            if self._masks is not None:
+                self._masks.end()
+        if len(logits) != len(forward.plan.logit_rows):
+            raise IncompatibleError(f"{type(self._model).__name__} does not call its output layer as others do")
+        return logits.float().cpu(), forward
+
+    def can_prune(self, plan: PassPlan) -> bool:
+        """Whether a pass can be pruned: not one that is a recording, whose rows are fixed."""
+        return self._pruned is not None and (self._graphs is None or self._graphs.padded(plan) is None)
+
+    def install_head(self, head: EarlyHead) -> float:
+        """From now on passes can be pruned; returns the share of the layers that come behind the head.
+
+        Raises:
+            IncompatibleError: the head is not one for this model.
+        """
+        self._pruned = PrunedLayers(self._model, head, self.row_multiple)
+        return self._pruned.layers_left
+
     def adapt(self, adapter: SpaceAdapter) -> None:
         """From now on passes may have masks.
 
@@ -161,14 +206,25 @@ class TargetModel:
             num_met += 1
         return num_met
 
-    def _run_eagerly(self, plan: PassPlan) -> Tensor:
+    def _narrow(self, plan: PassPlan, rows: Tensor) -> None:
+        self._attention.narrow(plan)
+        if self._masks is not None:
+            self._masks.narrow(rows)
+
+    def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Tensor:
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
         mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
-        return self._logits(token_ids, positions, self._on_device(plan.logit_rows), mask_places)
+        logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
+        return self._logits(token_ids, positions, logit_rows, mask_places)
 
-    def _logits(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, mask_places: Tensor | None) -> Tensor:
-        """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N]."""
-        keep = {"logits_to_keep": logit_rows} if self._keeps_rows else {}
+    def _logits(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
+    ) -> Tensor:
+        """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N].
+
+        Without `logit_rows` they are picked on the way.
+        """
+        keep = {"logits_to_keep": logit_rows} if self._keeps_rows and logit_rows is not None else {}
         inputs = {"input_ids": token_ids}
         if mask_places is not None:
             if self._masks is None:
@@ -176,7 +232,7 @@ class TargetModel:
             inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
         output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
-        return logits if self._keeps_rows else logits.index_select(0, logit_rows)
+        return logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows)
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from verifier_svc.attention_kernel import AttentionRule
-from verifier_svc.kv_cache import BLOCK_SIZE, IntArray
+from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, slots_of
 from verifier_svc.pass_plan import PassPlan, Segment, visibility
 
 # Rows of a long prompt that are scored together.
@@ -103,7 +103,7 @@ class TensorKernel:
             start=segment.start,
             stop=segment.stop,
             num_context=context,
-            read_slots=self._on_device(segment.slots(0, context + len(segment.positions))),
+            read_slots=self._on_device(_slots(segment)),
             visible=None if visible is None else visible.to(self._device),
             query_positions=self._on_device(segment.positions),
             key_positions=self._on_device(np.concatenate([np.arange(context), segment.positions])),
@@ -111,6 +111,11 @@ class TensorKernel:
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _slots(segment: Segment) -> IntArray:
+    """Slots of the context and of the segment's own rows."""
+    return slots_of(segment.table, np.append(np.arange(segment.num_context), segment.num_context + segment.row_places))
 
 
 def _mask(rows: _SegmentTensors, sliding_window: int | None) -> Tensor | None:

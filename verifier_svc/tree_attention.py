@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -20,6 +21,7 @@ from verifier_svc.pass_plan import PassPlan
 # Tensors that models pass along and that plain softmax attention does not need: positions are in the plan.
 _IGNORED_TENSORS = frozenset({"position_ids", "cache_position", "position_embeddings", "attention_mask"})
 _names = itertools.count()
+_NO_SLOTS: IntArray = np.empty(0, np.int64)
 
 
 class TreeAttention:
@@ -36,6 +38,10 @@ class TreeAttention:
         """The model's next forward computes this plan, once slots have moved from `sources` to `destinations`."""
         self.kernel.begin(plan, sources, destinations)
         self._in_pass = True
+
+    def narrow(self, plan: PassPlan) -> None:
+        """From the next layer on, the forward has this plan's rows alone; nothing moves."""
+        self.kernel.begin(plan, _NO_SLOTS, _NO_SLOTS)
 
     def end(self) -> None:
         """The forward is over."""

@@ -44,6 +44,7 @@ class TritonKernel:
         self._pools = LayerPools(device)
         self._buffers: dict[Layout, PassBuffers] = {}
         self._pass: PassTensors | None = None
+        self._has_gaps = False
 
     @property
     def bytes_per_slot(self) -> int:
@@ -68,9 +69,13 @@ class TritonKernel:
         buffers = self._buffers[layout]
         buffers.load(plan, self._pools.scratch_slot)
         self._pass = buffers.tensors
+        self._has_gaps = any(segment.places is not None for segment in plan.segments)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """As `AttentionKernel` has it; knows every rule, in single and half precision, for heads of at most 256."""
+        if rule.sliding_window is not None and self._has_gaps:
+            # It finds a key's position by its row's number.
+            raise KernelLimitError("the Triton kernel knows no window in passes that nodes were pruned from")
         shape = HeadShape(query.shape[0], key.shape[0], query.shape[-1], value.shape[-1])
         if query.dtype not in _DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
             raise KernelLimitError(f"the Triton kernel does not know {query.dtype} queries beside {key.dtype} keys")

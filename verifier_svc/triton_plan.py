@@ -6,6 +6,7 @@ reads the next pass of the same layout from the same addresses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ class Layout:
     @classmethod
     def of(cls, plan: PassPlan) -> Layout:
         """The smallest layout that a pass fits into."""
-        most_nodes = max((len(segment.parents) for segment in plan.segments), default=0)
+        most_nodes = max((_num_places(segment) - segment.num_pending for segment in plan.segments), default=0)
         table = sum(len(segment.table) for segment in plan.segments)
         num_tiles = sum(len(_tiles(segment)) for segment in plan.segments)
         return cls(
@@ -142,7 +143,8 @@ def fill(plan: PassPlan, arrays: PassArrays, scratch_slot: int) -> None:
             tiles.append((first, num_rows, len(items), len(parts)))
             items += [(first, num_rows, *shared, *part) for part in parts]
         if segment.parents:
-            bits = ancestor_bits(segment.parents, arrays.bits.shape[1])
+            nodes = (segment.row_places[segment.num_pending :] - segment.num_pending).tolist()
+            bits = ancestor_bits(segment.parents, nodes, arrays.bits.shape[1])
             arrays.bits[segment.start + segment.num_pending : segment.stop] = bits
         table_start = table_stop
     end = len(plan.token_ids)
@@ -152,14 +154,22 @@ def fill(plan: PassPlan, arrays: PassArrays, scratch_slot: int) -> None:
     arrays.num_tiles[0], arrays.num_items[0] = len(tiles), len(items)
 
 
-def ancestor_bits(parents: tuple[int, ...], words: int) -> Int32Array:
-    """For each node, the bits of its ancestors and its own [nodes, words], the lowest first."""
+def ancestor_bits(parents: tuple[int, ...], nodes: Sequence[int], words: int) -> Int32Array:
+    """For each node, the bits of its ancestors and its own [nodes, words], the lowest first.
+
+    A node's bit is its number in `nodes`, which is another one than its own where nodes are gone.
+    """
     paths: list[int] = []
-    for node, parent in enumerate(parents):
+    for node, parent in zip(nodes, parents, strict=True):
         paths.append((paths[parent] if parent != ROOT else 0) | 1 << node)
     joined = b"".join(path.to_bytes(words * _BITS // 8, "little") for path in paths)
     bits: Int32Array = np.frombuffer(joined, "<i4").reshape(-1, words)
     return bits
+
+
+def _num_places(segment: Segment) -> int:
+    """Places behind the context, up to the last row's."""
+    return segment.num_pending + len(segment.parents) if segment.places is None else int(segment.places[-1]) + 1
 
 
 def _tiles(segment: Segment) -> range:
@@ -169,7 +179,8 @@ def _tiles(segment: Segment) -> range:
 
 def _last_key(segment: Segment, first: int) -> int:
     """The key behind the last one that a tile may see, as a place in the sequence."""
-    return segment.num_context + min(first + TILE_ROWS, segment.stop) - segment.start
+    last = min(first + TILE_ROWS, segment.stop) - segment.start
+    return segment.num_context + (last if segment.places is None else int(segment.places[last - 1]) + 1)
 
 
 def _num_cuts(segment: Segment, first: int) -> int:

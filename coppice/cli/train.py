@@ -14,7 +14,9 @@ from coppice.bundled import MODELS
 from coppice.errors import CoppiceError
 from coppice.openmp import set_spin_count
 
-app = typer.Typer(help="Train the tokenizer, the target or a drafter: seeded and resumable.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train the tokenizer, the target, a drafter or an early head: seeded and resumable.", no_args_is_help=True
+)
 
 Corpus = Annotated[
     list[Path] | None,
@@ -158,6 +160,27 @@ def space(
             steps=steps, masks=masks, rank=rank, sample_rows=samples, corpus_rows=corpus_rows, seed=seed
         )
         train_space(roots, target_dir, out or MODELS / "space", recipe)
+
+
+@app.command("early-exit")
+def early_exit(
+    corpus: Corpus = None,
+    out: Path = MODELS / "early-head",
+    target_dir: TargetDir = MODELS / "target",
+    layer: Annotated[int, typer.Option(help="Layers of the target that come before the head.")] = 2,
+    rank: Annotated[int, typer.Option(help="Of the head's addition to the norm.")] = 128,
+    steps: int = 400,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Teach a small head behind an early layer which drafted tokens the target would hardly draw."""
+    set_threads(threads)
+    from training.corpus import default_roots
+    from verifier_svc.training.early_exit import EarlyExitRecipe, train_early_exit
+
+    recipe = EarlyExitRecipe(layer=layer, rank=rank, steps=steps, seed=seed)
+    with mistakes_as_messages():
+        train_early_exit(corpus or default_roots(), target_dir, out, recipe)
 
 
 @contextlib.contextmanager

@@ -56,10 +56,19 @@ def test_settings_of_re_drafts_are_read() -> None:
         VerifierConfig.from_env({**env, "TENSOR_PARALLEL": "2"})
 
 
+def test_settings_of_early_pruning_are_read() -> None:
+    env = {"MODEL": "m", "EARLY_HEAD": "h", "EARLY_PRUNING": "on"}
+    assert VerifierConfig.from_env(env) == VerifierConfig("m", early_head="h", early_pruning="on")
+    assert VerifierConfig("m").early_pruning == "auto"
+    with pytest.raises(ValueError, match="EARLY_HEAD needs a target that one process holds"):
+        VerifierConfig.from_env({**env, "TENSOR_PARALLEL": "2"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("MODEL", ""),
+        ("EARLY_PRUNING", "perhaps"),
         ("REDRAFT_TOKENS", "-1"),
         ("REDRAFT_GROUPS", "0"),
         ("REDRAFT_NODES", "0"),

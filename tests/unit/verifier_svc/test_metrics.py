@@ -55,6 +55,8 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "linger_seconds_total": 0.0,
         "masks_total": 0,
         "redraft_tokens_total": 0,
+        "early_pruned_passes_total": 0,
+        "early_pruned_nodes_total": 0,
         "prompt_tokens_total": 6 * 40,
         "cached_prompt_tokens_total": 0,
         "kv_blocks": 7,

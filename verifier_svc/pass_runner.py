@@ -1,0 +1,57 @@
+"""Runs passes, with early pruning where that pays, and says which nodes are left."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from verifier_svc.early_pruning import num_candidates, survivors_of
+from verifier_svc.pass_plan import PassPlan
+from verifier_svc.pruning_pace import PruningPace, PruningSettings
+from verifier_svc.target_model import TargetModel
+from verifier_svc.token_choice import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """Logits [K, vocab] of a pass, and which of them are whose.
+
+    `survivors` has for each sequence the numbers of the nodes, and behind them of the masks, that have logits; it is
+    None for a pass that was not pruned.
+    """
+
+    logits: Logits
+    ranges: tuple[tuple[int, int], ...]
+    survivors: tuple[tuple[int, ...], ...] | None = None
+    num_pruned: int = 0
+
+    def survivors_at(self, index: int) -> tuple[int, ...] | None:
+        """Those of one of the sequences."""
+        return None if self.survivors is None else self.survivors[index]
+
+
+class PassRunner:
+    """One target's passes; without `settings` none is pruned."""
+
+    def __init__(self, target: TargetModel, settings: PruningSettings | None) -> None:
+        self._target = target
+        self._pace = None if settings is None else PruningPace(settings)
+
+    def run(self, plan: PassPlan) -> PassResult:
+        """Run a pass."""
+        pace = self._pace
+        if pace is None or not self._target.can_prune(plan):
+            return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
+        if not pace.prunes(plan.num_rows, num_candidates(plan)):
+            started_s = time.perf_counter()
+            logits = self._target.forward(plan).numpy()
+            # Rows of prompts cost less, without logits.
+            if all(segment.num_pending == 1 for segment in plan.segments):
+                pace.pass_over(plan.num_rows, time.perf_counter() - started_s)
+            return PassResult(logits, plan.logit_ranges)
+        logits_left, forward = self._target.forward_pruned(plan)
+        pace.pruned(forward.num_candidates, forward.num_pruned, forward.step_s)
+        if forward.kept is None:
+            return PassResult(logits_left.numpy(), plan.logit_ranges)
+        survivors = tuple(survivors_of(segment) for segment in forward.plan.segments)
+        return PassResult(logits_left.numpy(), forward.plan.logit_ranges, survivors, forward.num_pruned)

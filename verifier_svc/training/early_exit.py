@@ -1,0 +1,181 @@
+"""`coppice train early-exit`: a head that says behind an early layer which drafted tokens are hardly the target's own.
+
+The target is frozen. The head learns the target's whole next-token distributions, computed in the same forward pass, by
+soft cross-entropy; a penalty on the logarithm of its sum over the vocabulary keeps it normalised by itself, so that one
+token's score needs no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from coppice.errors import IncompatibleError
+from training.corpus import read_corpus
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.state import open_state
+from training.token_store import TokenStore
+from verifier_svc.draw_rule import Thresholds
+from verifier_svc.early_head import EarlyHead, predicted_norm, save_head
+from verifier_svc.output_layer import OutputLayer, output_layer
+from verifier_svc.pruned_layers import decoder_layers
+from verifier_svc.space_adapter import LowRank
+from verifier_svc.training.early_exit_report import calibrate, collect, measure, write_card
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExitRecipe:
+    """Everything that decides the result of a run. The head acts behind the target's first `layer` layers."""
+
+    layer: int = 2
+    rank: int = 128
+    steps: int = 400
+    rows: int = 12
+    length: int = 256
+    learning_rate: float = 3e-3
+    # Weight of the squared logarithm of the sum over the vocabulary.
+    normalising: float = 0.1
+    # Windows of held-out text: every other batch calibrates, the others are reported.
+    held_out_windows: int = 128
+    recall: float = 0.995
+    seed: int = 0
+
+
+class HeadModule(nn.Module):
+    """An early head as it is trained; at first it is the target's own last norm and adds nothing."""
+
+    def __init__(self, norm: FinalNorm, rank: int, seed: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(norm.weight.clone())
+        self.bias = nn.Parameter(norm.bias.clone())
+        size = len(norm.weight)
+        generator = torch.Generator().manual_seed(seed)
+        self.down = nn.Parameter(torch.randn(rank, size, generator=generator) * size**-0.5)
+        self.up = nn.Parameter(torch.zeros(size, rank))
+        self.is_centred = norm.is_centred
+        self.eps = norm.eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """What stands for the last hidden states, from those behind the early layer [..., hidden]."""
+        rows = predicted_norm(hidden, self.weight, self.bias, is_centred=self.is_centred, eps=self.eps)
+        added: Tensor = F.linear(F.silu(F.linear(rows, self.down)), self.up)
+        return rows + added
+
+    def head(self, layer: int, thresholds: Thresholds) -> EarlyHead:
+        """The head that verifiers load."""
+        low_rank = LowRank(self.down.detach(), self.up.detach())
+        return EarlyHead(
+            layer, self.weight.detach(), self.bias.detach(), self.is_centred, self.eps, low_rank, thresholds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """A model's last norm: `weight` and `bias` [hidden], and whether it takes the mean away."""
+
+    weight: Tensor
+    bias: Tensor
+    is_centred: bool
+    eps: float
+
+
+@torch.inference_mode()
+def final_norm(model: PreTrainedModel) -> FinalNorm:
+    """Read off what the norm before the output layer does to rows whose norm is known.
+
+    Raises:
+        IncompatibleError: there is no such norm.
+    """
+    inside = {id(module) for module in decoder_layers(model).modules()}
+    outside = [module for module in model.base_model.modules() if id(module) not in inside]
+    norms = [module for module in outside if "norm" in type(module).__name__.lower()]
+    if not norms:
+        raise IncompatibleError(f"{type(model).__name__} has no norm behind its last layer")
+    norm, size = norms[-1], model.config.get_text_config().hidden_size
+    # Mean 0 and mean square 1; then mean 1, which a norm that takes means away leaves nothing of.
+    signs = torch.ones(size)
+    signs[1::2] = -1
+    bias = norm(torch.zeros(1, size))[0]
+    weight = (norm(1e3 * signs[None])[0] - bias) * signs
+    is_centred = bool((norm(1e3 * torch.ones(1, size))[0] - bias).norm() < 0.5 * weight.norm())
+    eps = float(getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 1e-6)
+    return FinalNorm(weight.clone(), bias.clone(), is_centred, eps)
+
+
+class FrozenTarget:
+    """The target's hidden states behind an early layer, and its logits, in one forward."""
+
+    def __init__(self, model: PreTrainedModel, layer: int) -> None:
+        layers = decoder_layers(model)
+        if not 1 <= layer < len(layers):
+            raise IncompatibleError(f"the head is to act behind layer {layer}, the target has {len(layers)}")
+        self._model = model.eval().requires_grad_(False)
+        self._hidden: list[Tensor] = []
+        layers[layer - 1].register_forward_hook(self._keep)
+
+    @torch.no_grad()
+    def look(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [rows, length, hidden] and logits [rows, length, vocab] of windows [rows, length]."""
+        self._hidden.clear()
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
+        [hidden] = self._hidden
+        return hidden, logits
+
+    def _keep(self, _module: nn.Module, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        self._hidden.append(output[0] if isinstance(output, tuple) else output)
+
+
+def self_normalised_loss(logits: Tensor, target_logits: Tensor, normalising: float) -> Tensor:
+    """Mean soft cross-entropy to the target, in nats per token, plus the penalty; both are [..., vocab]."""
+    log_sums = torch.logsumexp(logits.float(), -1)
+    probabilities = target_logits.float().softmax(-1)
+    cross_entropy = log_sums - (probabilities * logits.float()).sum(-1)
+    return (cross_entropy + normalising * log_sums.square()).mean()
+
+
+def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe: EarlyExitRecipe) -> None:
+    """Train, calibrate thresholds on held-out text, and write the head with its card."""
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
+    state_dir = open_state(out, recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    output, target = output_layer(model), FrozenTarget(model, recipe.layer)
+    head = HeadModule(final_norm(model), recipe.rank, recipe.seed)
+    held_out = store.held_out_batches(recipe.held_out_windows, recipe.rows, recipe.length)
+
+    def loss_of(runner: nn.Module, ids: Tensor) -> Tensor:
+        hidden, logits = target.look(ids)
+        return self_normalised_loss(output.all_scores(runner(hidden)), logits, recipe.normalising)
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        return loss_of(runner, store.training_batch(recipe.seed, step, recipe.rows, recipe.length))
+
+    def evaluate(runner: nn.Module) -> float:
+        losses = [loss_of(runner, ids).item() for ids in held_out[:4]]
+        return sum(losses) / len(losses)
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate)
+    # The head is next to nothing beside the target, which is not compiled.
+    loop = TrainingLoop(head, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
+    loop.run()
+    calibrating, reported = (
+        collect((_look(ids, head, target, output) for ids in held_out[half::2]), recipe.seed + half) for half in (0, 1)
+    )
+    thresholds = calibrate(calibrating, recipe.recall)
+    save_head(head.head(recipe.layer, thresholds), out)
+    write_card(out, recipe, store, loop, head, measure(reported, thresholds))
+
+
+@torch.no_grad()
+def _look(ids: Tensor, head: HeadModule, target: FrozenTarget, output: OutputLayer) -> tuple[Tensor, Tensor]:
+    """Early scores and the target's logits [rows, vocab]."""
+    hidden, logits = target.look(ids)
+    return output.all_scores(head(hidden)).flatten(0, 1).float(), logits.flatten(0, 1).float()

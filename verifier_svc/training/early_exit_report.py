@@ -1,0 +1,135 @@
+"""What an early head is calibrated to and does on held-out text, and its card."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from training.loop import TrainingLoop
+from training.token_store import TokenStore
+from verifier_svc.draw_rule import Threshold, Thresholds
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+# The drawn token, and those behind it that stand for a drafter's other children.
+CHILDREN = 4
+
+CARD = """# Early-exit head
+
+| | |
+|---|---|
+| acts behind | layer {layer} of the target |
+| parameters | {parameters:,} |
+| data | {train_tokens:,} training tokens of Python sources; the target's own distributions over them |
+| held-out | {held_out_loss:.4f} nats per token, the penalty for not being normalised included |
+| command | `{command}` |
+| seed | {seed} |
+| steps | {steps} |
+| training time | {minutes:.0f} minutes on {machine} |
+| versions | {versions} |
+| date | {date} |
+| licence | weights Apache-2.0; trained on sources under their own licences |
+
+Thresholds are calibrated on one half of held-out windows of text for a recall of {recall}; the rows below are the other
+half's. Recall: the share of tokens drawn by the target that are not pruned. Removed: of the {others} tokens that the
+target itself ranks behind the drawn one, noise included, the share that is pruned. No drafter could have better wrong
+children, and so these are the hardest to rule out.
+
+| temperature | threshold | recall | removed |
+|---|---|---|---|
+{rows}
+
+`early_head.json` has the thresholds, `recipe.json` every setting and the validation curve.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What is compared with a threshold: of drawn tokens [N], and of the children that come next [N, CHILDREN - 1]."""
+
+    drawn: Tensor
+    others: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a threshold does at its temperature; `removed` is the share of likely, wrong children that it prunes."""
+
+    temperature: float
+    threshold: float
+    recall: float
+    removed: float
+
+
+def collect(batches: Iterable[tuple[Tensor, Tensor]], seed: int) -> dict[float, Values]:
+    """By temperature, from batches of early scores and the target's logits of the same positions [rows, vocab]."""
+    parts: dict[float, list[Tensor]] = {temperature: [] for temperature in TEMPERATURES}
+    for index, (scores, logits) in enumerate(batches):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        uniform = torch.rand(logits.shape, generator=generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+        noise = (-(-uniform.log()).log()).float()
+        for temperature in TEMPERATURES:
+            children = (logits + temperature * noise).topk(CHILDREN).indices
+            parts[temperature].append((scores + temperature * noise).gather(-1, children))
+    joined = {temperature: torch.cat(values) for temperature, values in parts.items()}
+    return {temperature: Values(values[:, 0], values[:, 1:]) for temperature, values in joined.items()}
+
+
+def calibrate(values: Mapping[float, Values], recall: float) -> Thresholds:
+    """For each temperature the highest threshold that at least a share of `recall` of the drawn tokens reach."""
+    thresholds = []
+    for temperature, at in values.items():
+        drawn = at.drawn.sort().values
+        lowest = drawn[int((1 - recall) * len(drawn))]
+        thresholds.append(Threshold(temperature, float(lowest), float((drawn >= lowest).double().mean())))
+    return tuple(thresholds)
+
+
+def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[Measured]:
+    """What thresholds do to values that they were not calibrated on."""
+    return [
+        Measured(
+            threshold.temperature,
+            threshold.score,
+            recall=float((values[threshold.temperature].drawn >= threshold.score).double().mean()),
+            removed=float((values[threshold.temperature].others < threshold.score).double().mean()),
+        )
+        for threshold in thresholds
+    ]
+
+
+def write_card(
+    out: Path, recipe: Any, store: TokenStore, loop: TrainingLoop, head: nn.Module, measured: Sequence[Measured]
+) -> None:
+    """Write the card and `recipe.json`."""
+    last = loop.curve[-1]
+    facts = {
+        "command": "coppice " + shlex.join(sys.argv[1:]),
+        "layer": recipe.layer,
+        "recall": recipe.recall,
+        "seed": recipe.seed,
+        "steps": last["step"],
+        "parameters": sum(parameter.numel() for parameter in head.parameters()),
+        "train_tokens": len(store.train),
+        "held_out_loss": last["held_out"],
+        "minutes": loop.seconds / 60,
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}",
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+    }
+    rows = "\n".join(f"| {m.temperature:g} | {m.threshold:.3f} | {m.recall:.4f} | {m.removed:.3f} |" for m in measured)
+    (out / "README.md").write_text(CARD.format(**facts, others=CHILDREN - 1, rows=rows))
+    record = {**facts, "recipe": asdict(recipe), "curve": loop.curve, "measured": [asdict(m) for m in measured]}
+    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
