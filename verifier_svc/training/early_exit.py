@@ -36,7 +36,7 @@ class EarlyExitRecipe:
     layer: int = 2
     rank: int = 128
     steps: int = 400
-    rows: int = 12
+    rows: int = 6
     length: int = 256
     learning_rate: float = 3e-3
     # Weight of the squared logarithm of the sum over the vocabulary.
