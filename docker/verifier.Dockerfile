@@ -30,6 +30,7 @@ RUN pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir 
 FROM ${PYTHON_IMAGE} AS serve
 COPY --from=build /opt/coppice /opt/coppice
 COPY models/target /models/target
+COPY models/space /models/space
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub. What torch and Triton compile goes where it may be written.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
