@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
 
+CAN_COMPILE = True
+try:
+    from verifier_svc.compiled_products import add_low_rank
+except ImportError:
+    CAN_COMPILE = False
+
 
 class MaskRows:
     """Mask embeddings, and low-rank additions to layers, behind a gate per row. Without masks the gate is shut.
 
-    Every layer computes all rows as ever; then mask rows are replaced by theirs. Shapes depend on the number of rows
-    alone, so that a pass can be recorded.
+    Every layer computes all rows as ever. On a CPU the additions of mask rows are then computed row by row, compiled;
+    elsewhere those of all rows, so that shapes depend on the number of rows alone and a pass can be recorded.
     """
 
     def __init__(self, model: PreTrainedModel, adapter: SpaceAdapter) -> None:
@@ -36,6 +42,9 @@ class MaskRows:
             raise IncompatibleError(
                 f"the adapter's masks have {self._table.shape[-1]} numbers, the target's embeddings {probe.shape[-1]}"
             )
+        self._rows = np.empty(0, np.int64)
+        # Small products take longer to hand to torch than to carry out.
+        self._by_row = CAN_COMPILE and parameter.device.type == "cpu" and parameter.dtype == torch.float32
         modules = dict(model.named_modules())
         for name, low_rank in adapter.low_rank.items():
             if (module := modules.get(name)) is None:
@@ -44,29 +53,42 @@ class MaskRows:
 
     def begin(self, token_ids: Tensor, mask_places: Tensor) -> Tensor:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
-        self._gate = mask_places[:, None] >= 0
+        gate = mask_places[:, None] >= 0
+        self._open(gate)
         masks = self._table[mask_places.clamp_min(0)]
-        return torch.where(self._gate, masks, self._embed(token_ids))
+        return torch.where(gate, masks, self._embed(token_ids))
 
     def narrow(self, rows: Tensor) -> None:
         """From here on the forward has some of its rows [M] alone."""
         if self._gate is not None:
-            self._gate = self._gate.index_select(0, rows)
+            self._open(self._gate.index_select(0, rows))
 
     def end(self) -> None:
         """The forward is over."""
         self._gate = None
 
+    def _open(self, gate: Tensor) -> None:
+        self._gate = gate
+        if self._by_row:
+            self._rows = np.flatnonzero(gate.numpy())
+
     def _hook(self, name: str, low_rank: LowRank) -> Any:
+        down, up = low_rank.down.contiguous(), low_rank.up.T.contiguous()
+        tables = (down.numpy(), up.numpy()) if self._by_row else None
+
         def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
             gate = self._gate
             if gate is None:
                 return None
-            if inputs[0].shape[-2] != len(gate) or inputs[0].shape[-1] != low_rank.down.shape[1]:
+            values = inputs[0]
+            if values.shape[-2] != len(gate) or values.shape[-1] != down.shape[1]:
                 raise IncompatibleError(
-                    f"the layer {name!r} has inputs of shape {tuple(inputs[0].shape)}, which the adapter cannot act on"
+                    f"the layer {name!r} has inputs of shape {tuple(values.shape)}, which the adapter cannot act on"
                 )
-            change = F.linear(F.linear(inputs[0], low_rank.down), low_rank.up)
-            return torch.where(gate, output + change, output)
+            if tables is not None and values.is_contiguous() and output.is_contiguous():
+                inputs_of_rows, outputs = values.view(len(gate), -1), output.view(len(gate), -1)
+                add_low_rank(inputs_of_rows.numpy(), self._rows, *tables, outputs.numpy())
+                return None
+            return torch.where(gate, output + values @ down.T @ up, output)
 
         return add
