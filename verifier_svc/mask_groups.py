@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.tree import ROOT, TokenTree
 
-# An end that is less likely gets no masks: their rows would cost more than the next round could gain.
-LEAST_LIKELY = 0.05
+# Accepted tokens that a mask has to promise the next round: its row would cost more than less could gain.
+LEAST_GAIN = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +67,35 @@ def rows_behind(groups: Sequence[MaskGroup], node: int) -> range:
     return range(0)
 
 
-def choose_groups(tree: TokenTree, shape: MaskShape, max_rows: int, room: int) -> tuple[MaskGroup, ...]:
-    """Groups behind the likeliest ends of the accepted path, by the tree's own probabilities, the likeliest first.
+def choose_groups(
+    tree: TokenTree, shape: MaskShape, max_rows: int, room: int, hit_rate: float
+) -> tuple[MaskGroup, ...]:
+    """Masks where they promise most, behind likely ends of the accepted path; the likeliest end's group comes first.
+
+    The j-th mask behind an end promises the end's probability times `hit_rate` to the power of j.
 
     Args:
-        tree: what the round verifies.
-        shape: of the groups.
+        tree: what the round verifies, whose own probabilities are believed.
+        shape: of the groups, at most.
         max_rows: most rows of all masks together.
         room: tokens that the output may still have. What a mask predicts must be of use in the next round, which
             has a token of its own to add.
+        hit_rate: how likely the token that a mask predicts is accepted if the one before it is.
     """
     ends = end_probabilities(tree)
-    groups: list[MaskGroup] = []
-    left = max_rows
-    for node in sorted(range(ROOT, len(tree)), key=lambda node: (-ends[node], node)):
-        if len(groups) == shape.num_groups or left == 0 or ends[node] < LEAST_LIKELY:
-            break
+    likeliest = sorted(range(ROOT, len(tree)), key=lambda node: (-ends[node], node))[: shape.num_groups]
+    promises: list[tuple[float, int, int]] = []
+    for rank, node in enumerate(likeliest):
         depth = 0 if node == ROOT else tree.depths[node]
-        num_masks = min(shape.num_masks, left, room - depth - 2)
-        if num_masks > 0:
-            groups.append(MaskGroup(node, num_masks))
-            left -= num_masks
-    return tuple(groups)
+        promise = ends[node]
+        for place in range(min(shape.num_masks, room - depth - 2)):
+            promise *= hit_rate
+            if promise < LEAST_GAIN:
+                break
+            promises.append((-promise, rank, place))
+    # Of equal promises the likelier end's comes first; a group's own fall from place to place.
+    counts = Counter(rank for _, rank, _ in sorted(promises)[:max_rows])
+    return tuple(MaskGroup(node, counts[rank]) for rank, node in enumerate(likeliest) if counts[rank])
 
 
 def end_probabilities(tree: TokenTree) -> list[float]:

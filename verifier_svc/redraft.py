@@ -74,7 +74,7 @@ class Redrafter:
         """The masks of a round that verifies `tree`, at most so many, where the output has `room` for more tokens."""
         if not max_masks or self._settings is None:
             return ()
-        return choose_groups(tree, self._settings.shape, max_masks, room)
+        return choose_groups(tree, self._settings.shape, max_masks, room, self._pace.hit_rate)
 
     def round_over(
         self,
@@ -163,6 +163,11 @@ class RedraftPace:
     def pays(self) -> bool:
         """Whether the coming round should have masks."""
         return self._pause == 0
+
+    @property
+    def hit_rate(self) -> float:
+        """How likely a mask's token is accepted if the one before it is: of runs that are as long on average."""
+        return self._gain / (1 + self._gain)
 
     def round_over(self) -> None:
         """A round without masks that could have had them."""

@@ -38,25 +38,33 @@ def test_a_path_ends_where_its_probability_is_not_its_childrens() -> None:
     assert ends == pytest.approx([0.18, 0.3, 0.3, 0.12, 0.1])
 
 
-def test_the_likeliest_ends_get_masks() -> None:
+def test_masks_go_where_they_promise_most() -> None:
     likely = tree((ROOT, 0.9), (0, 0.9), (1, 0.1))
-    assert choose_groups(likely, SHAPE, 99, 99) == (MaskGroup(1, 3), MaskGroup(ROOT, 3))
-    # Node 0 ends 0.09 of all paths, as much as node 2 does 0.081; there are only two groups.
-    assert choose_groups(likely, MaskShape(1, 9), 99, 99) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0, 2))
-    assert choose_groups(tree((ROOT, 0.99)), SHAPE, 99, 99) == (MaskGroup(0, 3),)
+    # Ends: 0.09, 0.729, 0.081, and 0.1 of the root. At 0.9, the root's promise 0.09, 0.081 and 0.073.
+    assert choose_groups(likely, SHAPE, 99, 99, 0.9) == (MaskGroup(1, 3), MaskGroup(ROOT, 2))
+    assert choose_groups(likely, MaskShape(1, 9), 99, 99, 0.9) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0))
+    # At 0.4: 0.29, 0.12 and no more, and nothing behind another end.
+    assert choose_groups(likely, SHAPE, 99, 99, 0.4) == (MaskGroup(1, 2),)
+    assert choose_groups(tree((ROOT, 0.99)), SHAPE, 99, 99, 0.9) == (MaskGroup(0, 3),)
+    assert choose_groups(likely, SHAPE, 99, 99, 0.05) == ()
 
 
 def test_plain_decoding_has_masks_behind_its_root() -> None:
-    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99) == (MaskGroup(ROOT, 3),)
+    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5) == (MaskGroup(ROOT, 3),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.5) == (MaskGroup(ROOT, 3),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.6) == (MaskGroup(ROOT, 4),)
 
 
 def test_rows_and_room_bound_the_masks() -> None:
-    two = tree((ROOT, 0.5))
-    assert choose_groups(two, SHAPE, 4, 99) == (MaskGroup(ROOT, 3), MaskGroup(0, 1))
-    assert choose_groups(two, SHAPE, 0, 99) == ()
+    two = tree((ROOT, 0.6))
+    # 0.54, 0.49 and 0.44 behind the node, 0.36, 0.32 and 0.29 behind the root.
+    assert choose_groups(two, SHAPE, 4, 99, 0.9) == (MaskGroup(0, 3), MaskGroup(ROOT, 1))
+    # 0.3 and 0.15, and 0.2 and 0.1: a second mask may promise less than the first of another end.
+    assert choose_groups(two, SHAPE, 3, 99, 0.5) == (MaskGroup(0, 2), MaskGroup(ROOT, 1))
+    assert choose_groups(two, SHAPE, 0, 99, 0.9) == ()
     # With room for four tokens: the root's own, then two masks', and the next round's own.
-    assert choose_groups(two, SHAPE, 99, 4) == (MaskGroup(ROOT, 2), MaskGroup(0, 1))
-    assert choose_groups(two, SHAPE, 99, 2) == ()
+    assert choose_groups(two, SHAPE, 99, 4, 0.9) == (MaskGroup(0, 1), MaskGroup(ROOT, 2))
+    assert choose_groups(two, SHAPE, 99, 2, 0.9) == ()
 
 
 def test_groups_are_chains_in_order() -> None:

@@ -245,8 +245,8 @@ def test_masks_that_say_nothing_are_given_up_too(target: TargetModel, engine: En
     target.forward = flat  # type: ignore[method-assign]
     harness.generate([PROMPTS[0]], stopping=StoppingOptions(max_tokens=60, ignore_eos=True), redraft_nodes=7)
     assert engine.counts.num_redraft_nodes == 0
-    # Three masks in each of the first sixteen rounds, and in one of about 32 further ones.
-    assert engine.counts.num_masks in range(48, 58)
+    # Three masks in the first of sixteen rounds, one in the last of them, and in one of about 32 further ones.
+    assert engine.counts.num_masks in range(20, 40)
 
 
 def test_an_ahead_draft_is_kept_before_a_re_draft() -> None:
