@@ -78,8 +78,8 @@ class VerifierConfig:
     space_adapter: str = ""
     # At most: masks behind each likely end of the accepted path, 0 for as many as the adapter has; ends in a round;
     # nodes of a re-draft.
-    redraft_tokens: int = 0
-    redraft_groups: int = 4
+    redraft_tokens: int = 3
+    redraft_groups: int = 2
     redraft_nodes: int = 7
     # Masks are computed while a pass has no more rows than this with them; 0 means what fits the device.
     redraft_rows: int = 0
