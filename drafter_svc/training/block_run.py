@@ -21,10 +21,11 @@ from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.own_text import OwnText
 from training.precision import training_dtype
 from training.state import open_state
-from training.target_samples import SampleShape, sample_target
-from training.teacher import TaughtRows, teach
+from training.target_samples import SampleShape
+from training.teacher import TaughtRows
 from training.token_store import TokenStore
 
 EVALUATION_GROUPS = 8
@@ -100,9 +101,7 @@ def train_block_drafter(
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
-    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
-    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
-    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
+    own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     model = new_block_model(start, objective.num_masks, recipe.extra_layers, recipe.seed).train()
     masks = mask_ids(model, objective.num_masks)
     # A block's rows hold the masks in order, or the only one again and again.
@@ -111,7 +110,7 @@ def train_block_drafter(
     layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, len(filling), objective.sees_all)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
-        return objective.loss(runner, taught.batch(recipe.rows, recipe.seed, step), masks, step)
+        return objective.loss(runner, own.taught.batch(recipe.rows, recipe.seed, step), masks, step)
 
     def evaluate(runner: nn.Module) -> float:
         losses = []
@@ -130,7 +129,7 @@ def train_block_drafter(
 
     model.eval()
     report = measure_blocks(target.float(), predict, text, layout, recipe.seed)
-    extra = f"{story}\n{_card_extra(report, samples.numel(), windows.numel(), target_dir, start_dir)}"
+    extra = f"{story}\n{_card_extra(report, own.samples.numel(), own.windows.numel(), target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
     save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
     write_calibration(out, recipe, model, objective.num_masks, report)

@@ -23,10 +23,11 @@ from training.checkpoint import save_checkpoint
 from training.corpus import read_corpus
 from training.held_out_text import held_out_text
 from training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
+from training.own_text import OwnText
 from training.precision import training_dtype
 from training.state import open_state
-from training.target_samples import SampleShape, sample_target
-from training.teacher import distillation_loss, full_distillation_loss, teach
+from training.target_samples import SampleShape
+from training.teacher import distillation_loss, full_distillation_loss
 from training.token_store import TokenStore
 
 # Two layers: the second can look for what followed an earlier occurrence, which code is full of.
@@ -101,20 +102,18 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
-    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
-    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
-    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
+    own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     model = new_small_lm(target, recipe.seed).train()
     kept_loss, fresh_loss, teacher = _fused(distillation_loss), _fused(full_distillation_loss), _fused(target)
     held_out = store.held_out_batches(windows=EVALUATION_BATCHES * recipe.rows, rows=recipe.rows, length=shape.length)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
         if step < recipe.steps:
-            batch = taught.batch(recipe.rows, recipe.seed, step)
+            batch = own.taught.batch(recipe.rows, recipe.seed, step)
             logits = runner(input_ids=batch.token_ids, use_cache=False).logits
             value: Tensor = kept_loss(logits, batch.top_ids, batch.top_log_probs, recipe.total_variation)
             return value
-        token_ids = fresh_rows(samples, store, recipe, step, shape.length)
+        token_ids = fresh_rows(own.samples, store, recipe, step, shape.length)
         with torch.no_grad():
             teacher_logits = teacher(input_ids=token_ids, use_cache=False).logits
         logits = runner(input_ids=token_ids, use_cache=False).logits
@@ -129,7 +128,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     loop.run()
     report = _report(target, model.eval(), store, shape, recipe.seed)
     fresh_tokens = recipe.fresh_cycles * recipe.fresh_steps * recipe.fresh_rows * shape.length
-    extra = _card_extra(report, samples.numel(), windows.numel(), fresh_tokens, target_dir)
+    extra = _card_extra(report, own.samples.numel(), own.windows.numel(), fresh_tokens, target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
     calibration = {
         "sigmas": report.sigmas,

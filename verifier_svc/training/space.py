@@ -18,9 +18,10 @@ from training.checkpoint import write_card
 from training.corpus import read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.own_text import OwnText
 from training.state import open_state
-from training.target_samples import SampleShape, sample_target
-from training.teacher import distillation_terms, teach
+from training.target_samples import SampleShape
+from training.teacher import distillation_terms
 from training.token_store import TokenStore
 from verifier_svc.space_adapter import save_adapter
 from verifier_svc.training.space_masks import SpaceMasks
@@ -71,16 +72,14 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
-    samples = torch.from_numpy(sample_target(target, store.train, shape, recipe.seed, state_dir / "samples"))
-    windows = store.training_batch(recipe.seed, 0, recipe.corpus_rows, shape.length)
-    taught = teach(target, torch.cat([samples, windows]), state_dir / "taught")
+    own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
     model = SpaceMasks(target, recipe.masks, recipe.rank, recipe.seed, transition_rank=recipe.transition_rank)
     layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, recipe.masks, sees_all=False)
     weights = position_weights(recipe.masks, recipe.position_decay)
 
     def loss(runner: nn.Module, step: int) -> Tensor:
-        batch = taught.batch(recipe.rows, recipe.seed, step)
+        batch = own.taught.batch(recipe.rows, recipe.seed, step)
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
         places = random_layout(shape.length, recipe.groups, recipe.masks, False, generator)
         logits = runner(batch.token_ids, places)[:, :, 1:]
@@ -103,7 +102,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     report = measure_blocks(target, lambda rows: model(rows, layout), text, layout, recipe.seed)
     save_adapter(model.adapter(sigmas_of_masks(report)), out)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    extra = _card_extra(report, samples.numel(), windows.numel(), target_dir)
+    extra = _card_extra(report, own.samples.numel(), own.windows.numel(), target_dir)
     title = "Adapter for in-pass re-drafts"
     write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
 
