@@ -66,10 +66,18 @@ def write_card(
     out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop, extra: str = ""
 ) -> None:
     """Write `recipe.json`, the validation curve and the card to `out`, where the weights are."""
+    facts = {"title": title, **run_facts(parameters, recipe, store, loop)}
+    facts["bits_per_byte"] = facts["held_out_loss"] / math.log(2) / store.held_out_bytes_per_token
+    (out / "README.md").write_text(CARD.format(**facts, extra=extra))
+    record = {**facts, "recipe": asdict(recipe), "curve": loop.curve}
+    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot_curve(loop.curve, out / "validation_curve.png", title)
+
+
+def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop) -> dict[str, Any]:
+    """What every card says of a run: command, data, machine, versions, date and how it ended."""
     last = loop.curve[-1]
-    bits_per_byte = last["held_out"] / math.log(2) / store.held_out_bytes_per_token
-    facts = {
-        "title": title,
+    return {
         "command": "coppice " + shlex.join(sys.argv[1:]),
         "seed": recipe.seed,
         "steps": last["step"],
@@ -77,17 +85,12 @@ def write_card(
         "train_tokens": len(store.train),
         "held_out_tokens": len(store.held_out),
         "held_out_loss": last["held_out"],
-        "bits_per_byte": bits_per_byte,
         "minutes": loop.seconds / 60,
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
     }
-    (out / "README.md").write_text(CARD.format(**facts, extra=extra))
-    record = {**facts, "recipe": asdict(recipe), "curve": loop.curve}
-    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot_curve(loop.curve, out / "validation_curve.png", title)
 
 
 def plot_curve(curve: list[dict[str, float]], path: Path, title: str) -> None:

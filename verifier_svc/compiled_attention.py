@@ -166,7 +166,8 @@ def ragged_rows(segments: Sequence[Segment]) -> RaggedRows:
     tail_starts = [0]
     for segment in segments:
         pending = segment.num_pending
-        places = segment.row_places.tolist()
+        # No array in the usual case: small ones cost more than what they hold.
+        places = range(segment.stop - segment.start) if segment.places is None else segment.places.tolist()
         runs += range(1, pending + 1)
         ends += [place + 1 for place in places]
         tail_starts += [len(tails)] * pending

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
+from training.acceptance_report import TEMPERATURES
+from training.checkpoint import run_facts
 from training.loop import TrainingLoop
 from training.token_store import TokenStore
 from verifier_svc.draw_rule import Threshold, Thresholds
 
-TEMPERATURES = (0.0, 0.7, 1.0)
 # The drawn token, and those behind it that stand for a drafter's other children.
 CHILDREN = 4
 
@@ -113,22 +108,8 @@ def write_card(
     out: Path, recipe: Any, store: TokenStore, loop: TrainingLoop, head: nn.Module, measured: Sequence[Measured]
 ) -> None:
     """Write the card and `recipe.json`."""
-    last = loop.curve[-1]
-    facts = {
-        "command": "coppice " + shlex.join(sys.argv[1:]),
-        "layer": recipe.layer,
-        "recall": recipe.recall,
-        "seed": recipe.seed,
-        "steps": last["step"],
-        "parameters": sum(parameter.numel() for parameter in head.parameters()),
-        "train_tokens": len(store.train),
-        "held_out_loss": last["held_out"],
-        "minutes": loop.seconds / 60,
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}",
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-    }
+    parameters = sum(parameter.numel() for parameter in head.parameters())
+    facts = {**run_facts(parameters, recipe, store, loop), "layer": recipe.layer, "recall": recipe.recall}
     rows = "\n".join(f"| {m.temperature:g} | {m.threshold:.3f} | {m.recall:.4f} | {m.removed:.3f} |" for m in measured)
     (out / "README.md").write_text(CARD.format(**facts, others=CHILDREN - 1, rows=rows))
     record = {**facts, "recipe": asdict(recipe), "curve": loop.curve, "measured": [asdict(m) for m in measured]}
