@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,10 +78,11 @@ class VerifierConfig:
     # it does not.
     space_adapter: str = ""
     # At most: masks behind each likely end of the accepted path, 0 for as many as the adapter has; ends in a round;
-    # nodes of a re-draft.
+    # nodes of a re-draft; and the least probability of a node's path that is worth a row of the next pass.
     redraft_tokens: int = 3
     redraft_groups: int = 2
     redraft_nodes: int = 7
+    redraft_min_probability: float = 0.1
     # Masks are computed while a pass has no more rows than this with them; 0 means what fits the device.
     redraft_rows: int = 0
     # A directory with a head that prunes nodes behind an early layer, see early_head.py; empty: none is.
@@ -102,8 +104,10 @@ class VerifierConfig:
                 raise ValueError(f"{name.upper()} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         self._require(1, "max_nodes", "max_sequences", "max_queued", "prefill_chunk", "kv_cache_mib", "tensor_parallel")
         self._require(0, "threads", "max_context_tokens", "max_rows", "grace_s", "near_tie_gap")
-        self._require(0, "metrics_port", "health_port", "redraft_tokens", "redraft_rows")
+        self._require(0, "metrics_port", "health_port", most=MAX_PORT)
+        self._require(0, "redraft_tokens", "redraft_rows")
         self._require(1, "redraft_groups", "redraft_nodes")
+        self._require(0, "redraft_min_probability", most=1)
         for name in ("space_adapter", "early_head"):
             if getattr(self, name) and self.tensor_parallel > 1:
                 raise ValueError(f"{name.upper()} needs a target that one process holds: TENSOR_PARALLEL must be 1")
@@ -111,9 +115,6 @@ class VerifierConfig:
             raise ValueError(f"MAX_ROWS must be 0 or at least {MIN_ROWS}, got {self.max_rows}")
         if self.collective_timeout_s <= 0:
             raise ValueError(f"COLLECTIVE_TIMEOUT_S must be more than 0, got {self.collective_timeout_s}")
-        for name in ("metrics_port", "health_port"):
-            if getattr(self, name) > MAX_PORT:
-                raise ValueError(f"{name.upper()} must be at most {MAX_PORT}, got {getattr(self, name)}")
         check_metrics_tls(self.metrics_tls, self.tls)
 
     @classmethod
@@ -141,6 +142,7 @@ class VerifierConfig:
             redraft_tokens=_integer(env, "REDRAFT_TOKENS", cls.redraft_tokens),
             redraft_groups=_integer(env, "REDRAFT_GROUPS", cls.redraft_groups),
             redraft_nodes=_integer(env, "REDRAFT_NODES", cls.redraft_nodes),
+            redraft_min_probability=_number(env, "REDRAFT_MIN_PROBABILITY", cls.redraft_min_probability),
             redraft_rows=_integer(env, "REDRAFT_ROWS", cls.redraft_rows),
             early_head=env.get("EARLY_HEAD", cls.early_head),
             early_pruning=env.get("EARLY_PRUNING", cls.early_pruning),
@@ -157,10 +159,13 @@ class VerifierConfig:
         """The files of TLS; None for plaintext."""
         return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca, is_internal=True)
 
-    def _require(self, least: float, *names: str) -> None:
+    def _require(self, least: float, *names: str, most: float = math.inf) -> None:
         for name in names:
-            if not getattr(self, name) >= least:  # so that NaN is refused, too
-                raise ValueError(f"{name.upper()} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not value >= least:  # so that NaN is refused, too
+                raise ValueError(f"{name.upper()} must be at least {least}, got {value}")
+            if value > most:
+                raise ValueError(f"{name.upper()} must be at most {most}, got {value}")
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

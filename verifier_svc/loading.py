@@ -207,7 +207,7 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
             f"the adapter's transition has {transition.vocab_size} tokens, the target's vocabulary {vocab_size}"
         )
     nodes = min(config.redraft_nodes, config.max_nodes)
-    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition)
+    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, config.redraft_min_probability)
 
 
 def with_early_head(
@@ -222,12 +222,12 @@ def with_early_head(
     if not config.early_head or config.early_pruning == "off":
         return None
     head = load_head(Path(config.early_head))
-    layers_left = target.install_head(head)
+    share_behind = target.install_head(head)
     check_pruning(target, vocab_size, exact=exact)
     logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
     is_forced = config.early_pruning == "on"
     free_rows = _FREE_ROWS[target.device.type]
-    return PruningSettings(head.thresholds, layers_left, free_rows, target.row_multiple, is_forced)
+    return PruningSettings(head.thresholds, share_behind, free_rows, target.row_multiple, is_forced)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

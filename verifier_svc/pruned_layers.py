@@ -21,7 +21,7 @@ from coppice.errors import IncompatibleError
 from verifier_svc.early_head import EarlyHead
 from verifier_svc.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
 from verifier_svc.kv_cache import IntArray
-from verifier_svc.output_layer import output_layer
+from verifier_svc.output_layer import OutputLayer, output_layer
 from verifier_svc.pass_plan import PassPlan
 
 # Told of the pass that goes on, and which of the rows before [N] its rows are [M].
@@ -77,7 +77,7 @@ class PrunedLayers:
         self._head = head.to(parameter.device, parameter.dtype)
         self._row_multiple = row_multiple
         self._forward: PrunedForward | None = None
-        self.layers_left = 1 - head.layer / len(layers)
+        self.share_behind = share_behind(layers, self._output, head.layer)
         layers[head.layer - 1].register_forward_hook(self._cut)
         for layer in layers[head.layer :]:
             layer.register_forward_pre_hook(self._narrow_arguments, with_kwargs=True)
@@ -183,6 +183,13 @@ class PrunedLayers:
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def share_behind(layers: nn.ModuleList, output: OutputLayer, layer: int) -> float:
+    """The share of a row's multiplications that comes behind a layer: those of the output layer are among them."""
+    sizes = [sum(parameter.numel() for parameter in one.parameters()) for one in layers]
+    behind = sum(sizes[layer:]) + output.weight.numel()
+    return behind / (sum(sizes) + output.weight.numel())
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

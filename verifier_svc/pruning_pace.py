@@ -23,12 +23,12 @@ _LOST_BEHIND = 2.0
 class PruningSettings:
     """What early pruning a target offers.
 
-    `layers_left` is the share of the layers behind the head. Up to `free_rows` rows, a pass costs the same. With
-    `is_forced` every pass is pruned, be it worth it or not.
+    `share_behind` is the share of a row's cost that comes behind the head. Up to `free_rows` rows, a pass costs the
+    same. With `is_forced` every pass is pruned, be it worth it or not.
     """
 
     thresholds: Thresholds
-    layers_left: float
+    share_behind: float
     free_rows: int
     row_multiple: int = 1
     is_forced: bool = False
@@ -82,7 +82,7 @@ class PruningPace:
         computed = self._computed(num_rows)
         saved = computed - self._computed(num_rows - int(share * num_candidates))
         pass_s = max(0.0, own_s) + row_s * computed
-        return row_s * saved * self._settings.layers_left > self._step_s + self._settings.lost_share * pass_s
+        return row_s * saved * self._settings.share_behind > self._step_s + self._settings.lost_share * pass_s
 
     def _computed(self, num_rows: int) -> int:
         """Rows that a pass takes as long as."""

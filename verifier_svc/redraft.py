@@ -25,8 +25,6 @@ from verifier_svc.token_choice import Logits, TokenChooser
 from verifier_svc.transition_scores import TransitionScores
 
 SOURCE = "redraft"
-# A node whose path is less likely is not worth a row of the next pass.
-_MIN_PATH_LOG_PROB = math.log(0.1)
 # A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so
 # many tries again.
 _LEAST_GAIN = 0.2
@@ -42,6 +40,7 @@ class RedraftSettings:
 
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
     log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
+    `min_probability`: a node whose path is less likely is not worth a row of the next pass.
     """
 
     shape: MaskShape
@@ -49,6 +48,7 @@ class RedraftSettings:
     free_rows: int
     sigmas: ErrorScales
     transition: TransitionScores | None = None
+    min_probability: float = 0.1
 
 
 class Redrafter:
@@ -129,7 +129,8 @@ def redraft_tree(
     """
     sigmas = error_scales_at(settings.sigmas, temperature, len(scores))
     nodes = max(1, min(max_nodes, settings.max_nodes))
-    limits = TreeLimits(nodes, max_depth=len(scores), min_path_log_prob=_MIN_PATH_LOG_PROB)
+    least = math.log(settings.min_probability) if settings.min_probability > 0 else -math.inf
+    limits = TreeLimits(nodes, max_depth=len(scores), min_path_log_prob=least)
     if (transition := settings.transition) is None:
         marginals = [
             children

@@ -158,13 +158,13 @@ class TargetModel:
         return self._pruned is not None and (self._graphs is None or self._graphs.padded(plan) is None)
 
     def install_head(self, head: EarlyHead) -> float:
-        """From now on passes can be pruned; returns the share of the layers that come behind the head.
+        """From now on passes can be pruned; returns the share of a row's cost that comes behind the head.
 
         Raises:
             IncompatibleError: the head is not one for this model.
         """
         self._pruned = PrunedLayers(self._model, head, self.row_multiple)
-        return self._pruned.layers_left
+        return self._pruned.share_behind
 
     def adapt(self, adapter: SpaceAdapter) -> None:
         """From now on passes may have masks.

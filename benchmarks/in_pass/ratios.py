@@ -17,6 +17,7 @@ from benchmarks.in_pass.variants import (
     pruning_group,
     pruning_name,
     space_names,
+    tree_sources,
 )
 from benchmarks.summary import OFF, ON, ratio_name
 
@@ -24,9 +25,10 @@ RATIO_NOTE = (
     "medians over runs; plain names are T=0, '@T1' marks temperature 1. space/off: tokens/s of the best row whose "
     "target drafts for itself, alone, over plain decoding (chosen by these very figures, so that chance flatters it); "
     "space.tau: its tokens per round; space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
-    "Early pruning, on over off with the same budgets, all sizes of trees: rows-saved: share of tree nodes that it "
-    "removes; tau-kept: τ with over without; pruning.time-gain.bN: time of a pass without over with, N requests at "
-    "once; pruning.auto-gain.bN: the same with EARLY_PRUNING=auto"
+    "Early pruning of the target's own trees ('.KIND': of a drafter's, where there are both), on over off with the "
+    "same budgets, all sizes of trees: rows-saved: share of tree nodes that it removes; tau-kept: τ with over without; "
+    "pruning.time-gain.bN: time of a pass without over with, N requests at once; pruning.auto-gain.bN: the same with "
+    "EARLY_PRUNING=auto"
 )
 
 # By name, a value for each run.
@@ -42,9 +44,10 @@ def ratios(measured: Sequence[Measured], what: InPass) -> tuple[dict[str, float]
             found |= _space(groups[DRAFTING], what, temperature)
     pruned = [groups[name] for name in map(pruning_group, what.batch_sizes) if name in groups]
     for temperature in pruned[0].temperatures if pruned else ():
-        found |= _saved(pruned, what.tree_sizes, temperature)
-        for one in pruned:
-            found |= _gains(one, what.tree_sizes, temperature)
+        for source in tree_sources(what):
+            found |= _saved(pruned, what, source, temperature)
+            for one in pruned:
+                found |= _gains(one, what, source, temperature)
     middle = {name: round(median(values), 4) for name, values in found.items() if values}
     return middle, {name: [round(min(v), 4), round(max(v), 4)] for name, v in found.items() if v}
 
@@ -73,40 +76,45 @@ def _space(measured: Measured, what: InPass, temperature: float) -> ByRun:
     }
 
 
-def _saved(pruned: Sequence[Measured], tree_sizes: Sequence[int], temperature: float) -> ByRun:
+def _saved(pruned: Sequence[Measured], what: InPass, source: str, temperature: float) -> ByRun:
     """Over all sizes of trees and numbers of requests."""
-    runs = pruned[0].runs()
-    on, off = ([_together(pruned, tree_sizes, switch, temperature, run) for run in runs] for switch in ("on", "off"))
+    runs, of = pruned[0].runs(), _of_source(source, what)
+    on, off = ([_together(pruned, what, source, switch, temperature, run) for run in runs] for switch in ("on", "off"))
     shares = [figures.passes(samples).removed_share for samples in on]
     taus = [[figures.mean_acceptance_length(samples) for samples in one] for one in (on, off)]
     return {
-        ratio_name("rows-saved", temperature): [share for share in shares if share is not None],
-        ratio_name("tau-kept", temperature): figures.over(*taus),
+        ratio_name(f"rows-saved{of}", temperature): [share for share in shares if share is not None],
+        ratio_name(f"tau-kept{of}", temperature): figures.over(*taus),
     }
 
 
-def _gains(measured: Measured, tree_sizes: Sequence[int], temperature: float) -> ByRun:
+def _gains(measured: Measured, what: InPass, source: str, temperature: float) -> ByRun:
     """Times of a pass are added up over the sizes of trees, one of each."""
-    times = {switch: _pass_times(measured, tree_sizes, switch, temperature) for switch in ("off", "on", "auto")}
-    batch = f"b{measured.group.batch_size}"
+    times = {switch: _pass_times(measured, what, source, switch, temperature) for switch in ("off", "on", "auto")}
+    batch = f"b{measured.group.batch_size}{_of_source(source, what)}"
     return {
         ratio_name(f"pruning.time-gain.{batch}", temperature): figures.over(times["off"], times["on"]),
         ratio_name(f"pruning.auto-gain.{batch}", temperature): figures.over(times["off"], times["auto"]),
     }
 
 
-def _pass_times(measured: Measured, tree_sizes: Sequence[int], switch: str, temperature: float) -> list[float | None]:
+def _of_source(source: str, what: InPass) -> str:
+    """What the names of ratios say of whose trees they are about."""
+    return "" if source == tree_sources(what)[0] else f".{source}"
+
+
+def _pass_times(measured: Measured, what: InPass, source: str, switch: str, temperature: float) -> list[float | None]:
     """Of each run; None where a size has no pass that all requests shared."""
     by_size = [
-        figures.by_run(measured, f"{ON} {pruning_name(size, switch)}", temperature, figures.ms_per_pass)
-        for size in tree_sizes
+        figures.by_run(measured, f"{ON} {pruning_name(source, size, switch)}", temperature, figures.ms_per_pass)
+        for size in what.tree_sizes
     ]
     runs = zip(*by_size, strict=True)
     return [sum(known) if len(known := [time for time in run if time]) == len(run) else None for run in runs]
 
 
 def _together(
-    pruned: Sequence[Measured], tree_sizes: Sequence[int], switch: str, temperature: float, run: int
+    pruned: Sequence[Measured], what: InPass, source: str, switch: str, temperature: float, run: int
 ) -> list[BatchSample]:
-    names = [f"{ON} {pruning_name(size, switch)}" for size in tree_sizes]
+    names = [f"{ON} {pruning_name(source, size, switch)}" for size in what.tree_sizes]
     return [sample for one in pruned for name in names for sample in one.of(name, temperature, run)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.in_pass.variants import SWITCHES, pruning_name
-from benchmarks.summary import ON
+from benchmarks.in_pass.variants import SWITCHES
 
 # Passes whose rows differ by more are not the same trees.
 MOST_DIFFERENCE = 0.05
@@ -21,11 +20,11 @@ def uneven_trees(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     found = {(row["group"], row["temperature"], row["contender"]): row for row in rows}
     without, *switches = SWITCHES
     for row in rows:
-        size = row["max_nodes"]
-        if size is None or row["contender"] != f"{ON} {pruning_name(size, without)}":
+        name: str = row["contender"]
+        if row["max_nodes"] is None or not name.endswith(without):
             continue
         for switch in switches:
-            other = found[row["group"], row["temperature"], f"{ON} {pruning_name(size, switch)}"]
+            other = found[row["group"], row["temperature"], name.removesuffix(without) + switch]
             pair = row["rows_per_pass"], other["rows_per_pass"]
             if all(pair) and abs(pair[1] / pair[0] - 1) > MOST_DIFFERENCE:
                 yield (

@@ -28,8 +28,9 @@ NOTES = (
     "Every variant that speculates is forced to, with the sources that it names and the fixed plan; nobody has a "
     "prefix cache. Passes are those between the last first token of a batch and its first end: all its requests are "
     "in them, and no prompt.",
-    "Where early pruning is compared, each round waits for its draft, and prompts are known from before: trees do not "
-    "depend on the machine, and tokens/s are not what they could be, nor to be compared with other groups'.",
+    "Where early pruning is compared, trees are full, each round waits for a drafter's draft, and prompts are known "
+    "from before: trees do not depend on the machine, and tokens/s are not what they could be, nor to be compared with "
+    "other groups'.",
 )
 
 

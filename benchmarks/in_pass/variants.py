@@ -18,6 +18,8 @@ MASKS = (1, 2, 3, 5)
 GROUPS = (1, 2, 4)
 # A verifier's own limit on the rows of a pass with masks would cut the larger of them.
 _MANY_ROWS = ("REDRAFT_ROWS", "64")
+# Where pruning is compared: full trees of the target's own, and masks behind more ends, whatever the rows of a pass.
+_FULL_REDRAFTS = (("REDRAFT_MIN_PROBABILITY", "0"), ("REDRAFT_GROUPS", "4"), ("REDRAFT_ROWS", "4096"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,14 @@ def merged_name(kind: str) -> str:
     return f"{SPACE}+{kind}"
 
 
-def pruning_name(num_nodes: int, switch: str) -> str:
-    """The name of the variant with trees of so many nodes and this setting of early pruning."""
-    return f"n={num_nodes} pruning {switch}"
+def tree_sources(what: InPass) -> tuple[str, ...]:
+    """Whose trees are pruned: first of all the target's own."""
+    return (REDRAFT, what.drafter.kind) if what.space else (what.drafter.kind,)
+
+
+def pruning_name(source: str, num_nodes: int, switch: str) -> str:
+    """The name of the variant with a source's trees of so many nodes and this setting of early pruning."""
+    return f"{source} n={num_nodes} pruning {switch}"
 
 
 def make_groups(what: InPass) -> tuple[Group, ...]:
@@ -140,10 +147,16 @@ def _drafting(what: InPass) -> Iterator[Variant]:
 
 
 def _pruning(what: InPass) -> Iterator[Variant]:
-    full = DrafterSetting(what.drafter, FULL_TREES)
-    for num_nodes in what.tree_sizes:
-        for switch in SWITCHES:
-            verifier = VerifierSetting((("EARLY_HEAD", what.early_head), ("EARLY_PRUNING", switch)))
-            yield Variant(
-                pruning_name(num_nodes, switch), verifier, (what.drafter.kind,), full, num_nodes, synchronous=True
-            )
+    kind, full = what.drafter.kind, DrafterSetting(what.drafter, FULL_TREES)
+    own: tuple[tuple[str, str], ...] = ()
+    if what.space:
+        own = (("SPACE_ADAPTER", what.space), ("REDRAFT_NODES", str(max(what.tree_sizes))), *_FULL_REDRAFTS)
+    for source in tree_sources(what):
+        for num_nodes in what.tree_sizes:
+            for switch in SWITCHES:
+                name = pruning_name(source, num_nodes, switch)
+                verifier = VerifierSetting((*own, ("EARLY_HEAD", what.early_head), ("EARLY_PRUNING", switch)))
+                if source == REDRAFT:
+                    yield Variant(name, verifier, (REDRAFT,), max_nodes=num_nodes)
+                else:
+                    yield Variant(name, verifier, (kind,), full, num_nodes, synchronous=True)

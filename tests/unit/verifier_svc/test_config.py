@@ -47,9 +47,16 @@ def test_settings_of_re_drafts_are_read() -> None:
         "REDRAFT_GROUPS": "2",
         "REDRAFT_NODES": "9",
         "REDRAFT_ROWS": "24",
+        "REDRAFT_MIN_PROBABILITY": "0.05",
     }
     expected = VerifierConfig(
-        "m", space_adapter="a", redraft_tokens=4, redraft_groups=2, redraft_nodes=9, redraft_rows=24
+        "m",
+        space_adapter="a",
+        redraft_tokens=4,
+        redraft_groups=2,
+        redraft_nodes=9,
+        redraft_rows=24,
+        redraft_min_probability=0.05,
     )
     assert VerifierConfig.from_env(env) == expected
     with pytest.raises(ValueError, match="TENSOR_PARALLEL must be 1"):
@@ -73,6 +80,8 @@ def test_settings_of_early_pruning_are_read() -> None:
         ("REDRAFT_GROUPS", "0"),
         ("REDRAFT_NODES", "0"),
         ("REDRAFT_ROWS", "-4"),
+        ("REDRAFT_MIN_PROBABILITY", "nan"),
+        ("REDRAFT_MIN_PROBABILITY", "1.5"),
         ("DEVICE", "tpu"),
         ("THREADS", "-1"),
         ("THREADS", "many"),

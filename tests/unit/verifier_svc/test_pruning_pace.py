@@ -11,7 +11,7 @@ OWN_S, ROW_S = 0.005, 0.0002
 
 
 def settings(recall: float = 1.0, **changes: object) -> PruningSettings:
-    kept = {"layers_left": 0.5, "free_rows": 16, "row_multiple": 4, **changes}
+    kept = {"share_behind": 0.5, "free_rows": 16, "row_multiple": 4, **changes}
     return PruningSettings((Threshold(0.0, -5.0, recall),), **kept)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from benchmarks.counters import parse_counters
@@ -15,13 +17,14 @@ from benchmarks.in_pass.services import front_of
 from benchmarks.in_pass.variants import PLAIN, InPass, make_groups, pruning_name
 from benchmarks.latency import Plan
 from benchmarks.summary import OFF, ON
+from orchestrator.rounds import REDRAFT
 from tests.unit.benchmarks.in_pass.made_up import EVERYTHING, SMALL_LM, MadeUp, counts, measured
 
 DRAFTING, PRUNING_1, PRUNING_4 = make_groups(EVERYTHING)
 
 
-def pruned(size: int, switch: str) -> str:
-    return f"{ON} {pruning_name(size, switch)}"
+def pruned(size: int, switch: str, source: str = REDRAFT) -> str:
+    return f"{ON} {pruning_name(source, size, switch)}"
 
 
 def test_every_group_begins_with_plain_decoding_on_a_plain_verifier() -> None:
@@ -49,17 +52,21 @@ def test_merged_drafts_come_from_the_same_drafter_and_the_adapter_as_it_serves()
     assert (merged.verifier, alone.verifier) == (by_name["space"].verifier, PLAIN)
 
 
-def test_trees_that_are_pruned_differ_in_the_switch_alone_and_wait_for_their_drafts() -> None:
+def test_trees_that_are_pruned_differ_in_the_switch_alone_and_those_of_drafters_are_waited_for() -> None:
     assert [group.batch_size for group in (PRUNING_1, PRUNING_4)] == [1, 4]
     assert PRUNING_1.variants == PRUNING_4.variants
-    for size in (8, 16):
-        trio = [variant for variant in PRUNING_1.variants if variant.max_nodes == size]
+    for source, size in itertools.product((REDRAFT, "small-lm"), (8, 16)):
+        trio = [one for one in PRUNING_1.variants if (one.sources, one.max_nodes) == ((source,), size)]
         assert [dict(one.verifier.settings)["EARLY_PRUNING"] for one in trio] == ["off", "on", "auto"]
         assert len({(one.drafter, one.sources, one.synchronous) for one in trio}) == 1
-        assert all(one.synchronous for one in trio)
-        assert dict(trio[0].drafter.settings if trio[0].drafter else ())["DRAFT_MIN_PROBABILITY"] == "0"
-    # All sizes of a switch are one deployment.
-    assert len({front_of(variant) for variant in PRUNING_1.variants}) == 1 + 3
+        assert all(one.synchronous == (source != REDRAFT) for one in trio)
+        full = dict(trio[0].drafter.settings if trio[0].drafter else trio[0].verifier.settings)
+        assert full["DRAFT_MIN_PROBABILITY" if source != REDRAFT else "REDRAFT_MIN_PROBABILITY"] == "0"
+    # All sizes of a switch are one deployment, and both sources share its verifier.
+    assert len({front_of(variant) for variant in PRUNING_1.variants}) == 1 + 3 + 3
+    assert len({variant.verifier for variant in PRUNING_1.variants}) == 1 + 3
+    # Trees of all sizes are within what the verifier drafts.
+    assert dict(PRUNING_1.variants[-1].verifier.settings)["REDRAFT_NODES"] == "16"
 
 
 def test_what_there_is_no_checkpoint_for_is_left_out() -> None:
@@ -68,6 +75,9 @@ def test_what_there_is_no_checkpoint_for_is_left_out() -> None:
     drafting, *pruning = make_groups(InPass(SMALL_LM, early_head="/h", tree_sizes=(8,), batch_sizes=(1, 4)))
     assert [variant.name for variant in drafting.variants] == ["", "small-lm"]
     assert len(pruning) == 2
+    # Without an adapter there are the drafter's trees alone.
+    assert {variant.sources for variant in pruning[0].variants} == {(), ("small-lm",)}
+    assert not any("SPACE_ADAPTER" in dict(variant.verifier.settings) for variant in pruning[0].variants)
 
 
 def test_batches_share_the_prompts_and_there_is_always_a_whole_one() -> None:
@@ -121,6 +131,13 @@ def test_pruning_is_on_over_off_with_sizes_of_trees_together() -> None:
     assert values["pruning.time-gain.b4"] == 2.0
     assert values["pruning.auto-gain.b4@T1"] == 2.5
     assert "pruning.time-gain.b1" not in values
+    assert "rows-saved.small-lm" not in values
+    drafters = {
+        pruned(8, "on", "small-lm"): [MadeUp(4.0, passes=counts(2, 0.02, 20, nodes=16, removed=4, pruned=2))],
+        pruned(8, "off", "small-lm"): [MadeUp(5.0, passes=counts(2, 0.02, 20, nodes=16))],
+    }
+    beside, _ = ratios(group(measured(PRUNING_4, batches | drafters)), EVERYTHING)
+    assert (beside["rows-saved"], beside["rows-saved.small-lm"]) == (0.5, 0.25)
     # A size whose requests had no pass together makes no gain.
     batches[pruned(8, "on")] = [MadeUp(4.0)]
     assert "pruning.time-gain.b4" not in ratios(group(measured(PRUNING_4, batches)), EVERYTHING)[0]
@@ -158,4 +175,4 @@ def test_passes_that_begin_with_other_rows_are_said_to() -> None:
     assert list(uneven_trees(rows([measured(PRUNING_4, batches)]))) == []
     batches[pruned(8, "auto")] = [MadeUp(passes=counts(2, 0.02, 240, nodes=200))]
     [text] = uneven_trees(rows([measured(PRUNING_4, batches)]))
-    assert text.startswith("pruning b=4: coppice-on n=8 pruning auto T=0: passes begin with 120.0 rows")
+    assert text.startswith("pruning b=4: coppice-on redraft n=8 pruning auto T=0: passes begin with 120.0 rows")

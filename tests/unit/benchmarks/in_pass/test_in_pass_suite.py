@@ -77,13 +77,14 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     report = suite.run(served(suite.groups, server, metrics_url))
     assert json.loads(json.dumps(report)) == report
     names = [row["name"] for row in report["rows"]]
-    # Plain decoding, the adapter as it serves, two shapes, merged, the drafter; plain decoding and three switches.
-    assert len(set(names)) == len(names) == 2 * (6 + 2 * 4)
+    # Plain decoding, the adapter as it serves, two shapes, merged, the drafter; plain decoding and, for
+    # both sources, three switches.
+    assert len(set(names)) == len(names) == 2 * (6 + 2 * 7)
     assert {"space/off", "space/off@T1", "space.tau", "space+small-lm/small-lm"} <= set(report["ratios"])
     assert report["ratios"]["rows-saved"] == report["ratios"]["rows-saved@T1"] == 0.25
     assert report["ratios"]["tau-kept"] == report["ratios"]["pruning.time-gain.b1"] == 1.0
     assert report["ratios"]["space.tau"] == 2.0
-    row = {row["name"]: row for row in report["rows"]}["pruning b=1: coppice-on n=4 pruning on T=1"]
+    row = {row["name"]: row for row in report["rows"]}["pruning b=1: coppice-on redraft n=4 pruning on T=1"]
     assert (row["rows_per_pass"], row["rows_left_per_pass"], row["ms_per_pass"]) == (6.0, 4.75, 5.0)
     assert (row["num_requests"], row["num_identical"], row["passes"]) == (4, 4, 16)
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
@@ -94,7 +95,7 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     assert (tmp_path / "in-pass.png").read_bytes().startswith(b"\x89PNG")
     output = io.StringIO()
     print_in_pass(report, Console(file=output))
-    assert "n=4 pruning auto" in output.getvalue()
+    assert "small-lm n=4 pruning auto" in output.getvalue()
     assert "pruning.time-gain.b1@T1" in output.getvalue()
 
 
