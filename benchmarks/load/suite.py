@@ -30,6 +30,7 @@ from benchmarks.transformers_baseline import load_model, quiet_transformers
 from coppice.client import Client, RequestFailedError
 from coppice.frozen_heap import frozen_heap
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.v1 import inference_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class LoadSuite:
             baselines = self._baselines(workload)
             references = await reference_outputs(client, workload, contenders[0])
             samples = await self._measure(client, workload, contenders, baselines)
-        settings = self._settings(workload, num_cut, samples, info.max_nodes)
+        settings = self._settings(workload, num_cut, samples, info)
         return _document(samples, references, baselines, settings, machine)
 
     def _baselines(self, workload: Workload) -> Baselines:
@@ -152,10 +153,14 @@ class LoadSuite:
         fitting = tuple(tuple(ids) for ids in prompt_ids)
         return Workload(fitting, self.min_tokens, self.max_tokens, self.temperature, self.seed), num_cut
 
-    def _settings(self, workload: Workload, num_cut: int, samples: Samples, server_max_nodes: int) -> dict[str, Any]:
+    def _settings(
+        self, workload: Workload, num_cut: int, samples: Samples, info: inference_pb2.GetModelInfoResponse
+    ) -> dict[str, Any]:
         plan = self.plan
         return {
             "target": shown(self.target),
+            # Whose drafts there are.
+            "sources": sorted(info.sources),
             "threads": self.threads,
             "concurrency": list(plan.concurrency),
             "num_runs": plan.num_runs,
@@ -169,7 +174,7 @@ class LoadSuite:
             "saturation_concurrency": saturating_load(samples).concurrency,
             "saturation_tokens_per_s": round(saturation(samples), 3),
             "saturation_requests_per_s": round(saturation(samples) / workload.mean_tokens, 3),
-            "server_max_nodes": server_max_nodes,
+            "server_max_nodes": info.max_nodes,
             "output_tokens": [self.min_tokens, self.max_tokens],
             "temperature": self.temperature,
             "seed": self.seed,

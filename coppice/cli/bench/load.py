@@ -14,14 +14,12 @@ from coppice.cli.bench.options import (
     PromptsFile,
     Seed,
     choose_prompts,
-    drafter_spec,
     numbers,
     require_checkpoint,
 )
 from coppice.cli.bench.services import measure_or_exit
-from coppice.cli.options import Threads
+from coppice.cli.options import Threads, topology_spec
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
-from coppice.cli.topology import TopologySpec
 from coppice.openmp import set_spin_count
 
 if TYPE_CHECKING:
@@ -34,9 +32,13 @@ MAX_RATE = 10
 def load(
     prompts: PromptsFile = None,
     target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
-    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
-        f"{SMALL_LM}={MODELS / SMALL_LM}"
-    ),
+    drafter: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND=DIR|none",
+            help="The drafter's checkpoint directory; none: the bundled target drafts for itself.",
+        ),
+    ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
     out: Annotated[Path, typer.Option(help="Directory for load.json, .png and .html.")] = Path("benchmarks/results"),
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
     runs: Annotated[int, typer.Option(min=1, help="Windows of each kind; at least 3 to be quoted.")] = 3,
@@ -85,7 +87,7 @@ def load(
     plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
     num_threads = threads or os.cpu_count() or 1
     suite = LoadSuite(target, tuple(chosen), plan, num_threads, shortest, longest, temperature, seed)
-    report = measure_or_exit(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
+    report = measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads))
     write_json(report, out / "load.json")
     plot_load(report, out / "load.png")
     write_html(report, out / "load.png", out / "load.html")

@@ -69,10 +69,13 @@ def test_load_writes_json_and_plot_and_prints_tables(
 def test_parts_that_are_not_asked_for_are_left_out(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve_at(monkeypatch, server)
-    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
+    specs = serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--drafter", "none"))
     assert result.exit_code == 0, result.output
+    # Without a drafter there are still the cache and, for the bundled target, its own drafts.
+    assert [spec.drafters for spec in specs] == [()]
     report = json.loads((tmp_path / "out" / "load.json").read_text())
+    assert isinstance(report["settings"]["sources"], list)
     assert {row["part"] for row in report["rows"]} == {"closed"}
     assert "Goodput" not in result.output
 
