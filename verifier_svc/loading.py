@@ -222,12 +222,12 @@ def with_early_head(
     if not config.early_head or config.early_pruning == "off":
         return None
     head = load_head(Path(config.early_head))
-    share_behind = target.install_head(head)
+    target.install_head(head)
     check_pruning(target, vocab_size, exact=exact)
     logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
     is_forced = config.early_pruning == "on"
     free_rows = _FREE_ROWS[target.device.type]
-    return PruningSettings(head.thresholds, share_behind, free_rows, target.row_multiple, is_forced)
+    return PruningSettings(head.thresholds, free_rows, target.row_multiple, is_forced)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

@@ -42,15 +42,16 @@ class PassRunner:
         pace = self._pace
         if pace is None or not self._target.can_prune(plan):
             return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
-        if not pace.prunes(plan.num_rows, num_candidates(plan)):
-            started_s = time.perf_counter()
-            logits = self._target.forward(plan).numpy()
-            # Rows of prompts cost less, without logits.
-            if all(segment.num_pending == 1 for segment in plan.segments):
-                pace.pass_over(plan.num_rows, time.perf_counter() - started_s)
-            return PassResult(logits, plan.logit_ranges)
+        prunes = pace.prunes(plan.num_rows, num_candidates(plan))
+        started_s = time.perf_counter()
+        result = self._pruned(plan) if prunes else PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
+        # Rows of prompts cost less, without logits.
+        if all(segment.num_pending == 1 for segment in plan.segments):
+            pace.pass_over(plan.num_rows, time.perf_counter() - started_s, was_pruned=prunes)
+        return result
+
+    def _pruned(self, plan: PassPlan) -> PassResult:
         logits_left, forward = self._target.forward_pruned(plan)
-        pace.pruned(forward.num_candidates, forward.num_pruned, forward.step_s)
         if forward.kept is None:
             return PassResult(logits_left.numpy(), plan.logit_ranges)
         survivors = tuple(survivors_of(segment) for segment in forward.plan.segments)

@@ -7,7 +7,6 @@ does anything.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ from coppice.errors import IncompatibleError
 from verifier_svc.early_head import EarlyHead
 from verifier_svc.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
 from verifier_svc.kv_cache import IntArray
-from verifier_svc.output_layer import OutputLayer, output_layer
+from verifier_svc.output_layer import output_layer
 from verifier_svc.pass_plan import PassPlan
 
 # Told of the pass that goes on, and which of the rows before [N] its rows are [M].
@@ -32,9 +31,8 @@ Narrow = Callable[[PassPlan, Tensor], None]
 class PrunedForward:
     """What a forward with pruning has done.
 
-    `plan` is what was left of the pass; `step_s` the seconds that pruning took; `num_candidates` nodes may have been
-    pruned and `num_pruned` were, masks not counted. `kept` [M] are the rows that went on, padding included; None while
-    all did.
+    `plan` is what was left of the pass; `num_pruned` nodes were pruned, masks not counted. `kept` [M] are the rows that
+    went on, padding included; None while all did.
     """
 
     plan: PassPlan
@@ -44,14 +42,8 @@ class PrunedForward:
     kept: Tensor | None = None
     num_rows: int = 0
     num_pruned: int = 0
-    step_s: float = 0.0
     # Arguments that later layers share, by identity: the argument, and what is left of it.
     arguments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @property
-    def num_candidates(self) -> int:
-        """Nodes that might have been pruned."""
-        return len(self.candidates)
 
 
 class PrunedLayers:
@@ -77,7 +69,6 @@ class PrunedLayers:
         self._head = head.to(parameter.device, parameter.dtype)
         self._row_multiple = row_multiple
         self._forward: PrunedForward | None = None
-        self.share_behind = share_behind(layers, self._output, head.layer)
         layers[head.layer - 1].register_forward_hook(self._cut)
         for layer in layers[head.layer :]:
             layer.register_forward_pre_hook(self._narrow_arguments, with_kwargs=True)
@@ -102,10 +93,6 @@ class PrunedLayers:
         hidden = output[0] if isinstance(output, tuple) else output
         if hidden.dim() != 3 or hidden.shape[0] != 1:
             raise IncompatibleError(f"layers give hidden states of shape {tuple(hidden.shape)}, which cannot be pruned")
-        if self._device.type == "cuda":
-            # What the layers before take is not the step's.
-            torch.cuda.synchronize(self._device)
-        started_s = time.perf_counter()
         plan, candidates = forward.plan, forward.candidates
         forward.num_rows = hidden.shape[1]
         scores = self._scores(hidden[0], candidates) if forward.scores is None else forward.scores
@@ -119,7 +106,6 @@ class PrunedLayers:
             forward.kept = self._on_device(np.concatenate([rows, padding]))
             forward.narrow(left, forward.kept)
             hidden = hidden.index_select(1, forward.kept)
-        forward.step_s += time.perf_counter() - started_s
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
     def _scores(self, hidden: Tensor, candidates: Candidates) -> Tensor:
@@ -135,14 +121,12 @@ class PrunedLayers:
         forward = self._forward
         if forward is None or forward.kept is None:
             return None
-        started_s = time.perf_counter()
         # The hidden states, which come first, are narrow already.
         others = tuple(self._narrowed(argument, forward) for argument in arguments[1:])
         named = {
             name: value if name == "hidden_states" else self._narrowed(value, forward)
             for name, value in keywords.items()
         }
-        forward.step_s += time.perf_counter() - started_s
         return (*arguments[:1], *others), named
 
     def _narrowed(self, value: Any, forward: PrunedForward) -> Any:
@@ -164,12 +148,10 @@ class PrunedLayers:
         forward = self._forward
         if forward is None or forward.kept is None:
             return None
-        started_s = time.perf_counter()
         hidden = output[0] if isinstance(output, tuple) else output
         wide = hidden.new_zeros(1, forward.num_rows, hidden.shape[-1])
         count = forward.plan.num_rows
         wide[:, forward.kept[:count]] = hidden[:, :count]
-        forward.step_s += time.perf_counter() - started_s
         return (wide, *output[1:]) if isinstance(output, tuple) else wide
 
     def _pick_logit_rows(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -183,13 +165,6 @@ class PrunedLayers:
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def share_behind(layers: nn.ModuleList, output: OutputLayer, layer: int) -> float:
-    """The share of a row's multiplications that comes behind a layer: those of the output layer are among them."""
-    sizes = [sum(parameter.numel() for parameter in one.parameters()) for one in layers]
-    behind = sum(sizes[layer:]) + output.weight.numel()
-    return behind / (sum(sizes) + output.weight.numel())
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -1,20 +1,26 @@
-"""When early pruning is worth its step: a pass is pruned only where the rows saved pay for it. Pure.
+"""When early pruning is worth its step: a pass is pruned only where that makes passes like it shorter. Pure.
 
-Learned from the passes that ran: what a row costs, which share of its candidates a pass loses, and what the step takes.
+Learned from the passes that ran, by pairs of neighbours of about the same size, of which one was pruned: a machine that
+slows down slows both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from verifier_svc.draw_rule import Thresholds
-from verifier_svc.pass_cost import PassCost
 from verifier_svc.pass_plan import padded_size
 
 # Of so many passes that could be pruned, one is run the other way: what was learned may have changed.
 TRY_ONE_IN = 64
-# Weight of a pass in the running means.
+# Pairs of a size from which on its gain is known; until then its passes are pruned in turn.
+LEAST_PAIRS = 8
+# Passes of a size are larger than the smallest by less than this factor.
+_SIZE_STEP = math.sqrt(2)
+# Weight of a pair in the running mean, once there are many, and the most that one counts: the rest is a neighbour's.
 _MEAN_RATE = 0.1
+_MOST_GAIN = math.log(2)
 # A lost token costs what hangs behind it, too: about so many tokens in all.
 _LOST_BEHIND = 2.0
 
@@ -23,12 +29,10 @@ _LOST_BEHIND = 2.0
 class PruningSettings:
     """What early pruning a target offers.
 
-    `share_behind` is the share of a row's cost that comes behind the head. Up to `free_rows` rows, a pass costs the
-    same. With `is_forced` every pass is pruned, be it worth it or not.
+    Up to `free_rows` rows, a pass costs the same. With `is_forced` every pass is pruned, be it worth it or not.
     """
 
     thresholds: Thresholds
-    share_behind: float
     free_rows: int
     row_multiple: int = 1
     is_forced: bool = False
@@ -39,51 +43,54 @@ class PruningSettings:
         return _LOST_BEHIND * (1 - min(threshold.recall for threshold in self.thresholds))
 
 
+@dataclass(slots=True)
+class _Size:
+    """Passes of about the same size. `gain`: the mean logarithm of the time without pruning over that with it."""
+
+    gain: float = 0.0
+    num_pairs: int = 0
+    num_asked: int = 0
+    # Of the last pass: whether it was pruned, and its seconds for each row that it began with.
+    last: tuple[bool, float] | None = None
+
+    def learn(self, seconds_per_row: float, *, was_pruned: bool) -> None:
+        if self.last is not None and self.last[0] != was_pruned:
+            whole, pruned = (self.last[1], seconds_per_row) if was_pruned else (seconds_per_row, self.last[1])
+            gain = min(max(math.log(whole / pruned), -_MOST_GAIN), _MOST_GAIN)
+            self.num_pairs += 1
+            self.gain += max(1 / self.num_pairs, _MEAN_RATE) * (gain - self.gain)
+        self.last = was_pruned, seconds_per_row
+
+
+@dataclass
 class PruningPace:
     """One engine's judgement of whether to prune the next pass."""
 
-    def __init__(self, settings: PruningSettings) -> None:
-        self._settings = settings
-        self._cost = PassCost()
-        # Of the candidates pruned, and of a step's seconds; None before the first.
-        self._share: float | None = None
-        self._step_s = 0.0
-        self._num_asked = 0
+    settings: PruningSettings
+    _sizes: dict[int, _Size] = field(default_factory=dict)
 
     def prunes(self, num_rows: int, num_candidates: int) -> bool:
         """Whether to prune a pass of so many rows, of which some may be pruned."""
-        if num_candidates == 0 or self._settings.is_forced:
+        if num_candidates == 0 or self.settings.is_forced:
             return num_candidates > 0
-        # Not even worth a try where all of them together would not pay.
-        if not self._pays(num_rows, num_candidates, 1.0):
+        # Not even worth a try where all of them together would save nothing.
+        if self._computed(num_rows) == self._computed(num_rows - num_candidates):
             return False
-        self._num_asked += 1
-        pays = self._share is None or self._pays(num_rows, num_candidates, self._share)
-        return not pays if self._num_asked % TRY_ONE_IN == 0 else pays
+        size = self._size(num_rows)
+        if size.num_pairs < LEAST_PAIRS:
+            return size.last is not None and not size.last[0]
+        size.num_asked += 1
+        pays = size.gain > self.settings.lost_share
+        return not pays if size.num_asked % TRY_ONE_IN == 0 else pays
 
-    def pass_over(self, num_rows: int, seconds: float) -> None:
-        """Learn from a pass over rounds alone that was not pruned."""
-        self._cost.add(self._computed(num_rows), seconds)
+    def pass_over(self, num_rows: int, seconds: float, *, was_pruned: bool) -> None:
+        """Learn from a pass over rounds alone, which began with so many rows."""
+        if num_rows > 0 and seconds > 0:
+            self._size(num_rows).learn(seconds / num_rows, was_pruned=was_pruned)
 
-    def pruned(self, num_candidates: int, num_pruned: int, step_s: float) -> None:
-        """Learn from a pass that was pruned."""
-        share = num_pruned / num_candidates
-        if self._share is None:
-            self._share, self._step_s = share, step_s
-        self._share += _MEAN_RATE * (share - self._share)
-        self._step_s += _MEAN_RATE * (step_s - self._step_s)
-
-    def _pays(self, num_rows: int, num_candidates: int, share: float) -> bool:
-        """Whether the rows saved take longer than the step and what is lost with tokens that should have stayed."""
-        line = self._cost.line
-        if line is None:
-            return False
-        own_s, row_s = line
-        computed = self._computed(num_rows)
-        saved = computed - self._computed(num_rows - int(share * num_candidates))
-        pass_s = max(0.0, own_s) + row_s * computed
-        return row_s * saved * self._settings.share_behind > self._step_s + self._settings.lost_share * pass_s
+    def _size(self, num_rows: int) -> _Size:
+        return self._sizes.setdefault(int(math.log(num_rows, _SIZE_STEP)), _Size())
 
     def _computed(self, num_rows: int) -> int:
         """Rows that a pass takes as long as."""
-        return max(self._settings.free_rows, padded_size(num_rows, self._settings.row_multiple))
+        return max(self.settings.free_rows, padded_size(num_rows, self.settings.row_multiple))

@@ -157,14 +157,13 @@ class TargetModel:
         """Whether a pass can be pruned: not one that is a recording, whose rows are fixed."""
         return self._pruned is not None and (self._graphs is None or self._graphs.padded(plan) is None)
 
-    def install_head(self, head: EarlyHead) -> float:
-        """From now on passes can be pruned; returns the share of a row's cost that comes behind the head.
+    def install_head(self, head: EarlyHead) -> None:
+        """From now on passes can be pruned.
 
         Raises:
             IncompatibleError: the head is not one for this model.
         """
         self._pruned = PrunedLayers(self._model, head, self.row_multiple)
-        return self._pruned.share_behind
 
     def adapt(self, adapter: SpaceAdapter) -> None:
         """From now on passes may have masks.

@@ -167,7 +167,7 @@ def early_exit(
     corpus: Corpus = None,
     out: Path = MODELS / "early-head",
     target_dir: TargetDir = MODELS / "target",
-    layer: Annotated[int, typer.Option(help="Layers of the target that come before the head.")] = 2,
+    layer: Annotated[int, typer.Option(help="Layers of the target that come before the head.")] = 4,
     rank: Annotated[int, typer.Option(help="Of the head's addition to the norm.")] = 128,
     steps: int = 400,
     seed: int = 0,

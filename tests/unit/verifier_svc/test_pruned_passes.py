@@ -221,12 +221,7 @@ def test_a_head_is_loaded_tried_and_switched(tmp_path: Path, new_model: NewModel
     save_head(random_head(64), tmp_path)
     config = VerifierConfig("m", early_head=str(tmp_path))
     settings = with_early_head(target, config, VOCAB, exact=True)
-    first, second = decoder_layers(target.model)
-    parts = [sum(part.numel() for part in layer.parameters()) for layer in (first, second)]
-    parts.append(VOCAB * 64)
-    # Behind the first of two layers there are the second and the output layer.
-    behind = pytest.approx(sum(parts[1:]) / sum(parts))
-    assert settings == PruningSettings(THRESHOLDS, behind, free_rows=16, row_multiple=4)
+    assert settings == PruningSettings(THRESHOLDS, free_rows=16, row_multiple=4)
     forced = with_early_head(new_target(new_model("llama")), replace(config, early_pruning="on"), VOCAB, exact=True)
     assert forced is not None
     assert forced.is_forced

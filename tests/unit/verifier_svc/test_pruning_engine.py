@@ -36,7 +36,7 @@ from verifier_svc.sequence import Draft, Sequence, SequenceSpec
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
-FORCED = PruningSettings(THRESHOLDS, 0.5, free_rows=1, row_multiple=4, is_forced=True)
+FORCED = PruningSettings(THRESHOLDS, free_rows=1, row_multiple=4, is_forced=True)
 STOPPING = StoppingOptions(max_tokens=40, ignore_eos=True)
 
 

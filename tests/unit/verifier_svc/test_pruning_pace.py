@@ -2,86 +2,110 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from verifier_svc.draw_rule import Threshold
-from verifier_svc.pruning_pace import TRY_ONE_IN, PruningPace, PruningSettings
+from verifier_svc.pruning_pace import LEAST_PAIRS, TRY_ONE_IN, PruningPace, PruningSettings
 
-OWN_S, ROW_S = 0.005, 0.0002
+# Seconds of a pass of so many rows, by whether it is pruned.
+Machine = Callable[[int, bool], float]
 
 
 def settings(recall: float = 1.0, **changes: object) -> PruningSettings:
-    kept = {"share_behind": 0.5, "free_rows": 16, "row_multiple": 4, **changes}
+    kept = {"free_rows": 16, "row_multiple": 4, **changes}
     return PruningSettings((Threshold(0.0, -5.0, recall),), **kept)  # type: ignore[arg-type]
 
 
-def knowing(pace: PruningPace) -> PruningPace:
-    """A pace that has seen passes of many sizes."""
-    for _ in range(20):
-        for rows in (20, 40, 64, 100):
-            pace.pass_over(rows, OWN_S + ROW_S * rows)
-    return pace
+def machine(saved: float, own_s: float = 0.005) -> Machine:
+    """Pruning saves so much of what rows take."""
+    return lambda rows, pruned: own_s + 0.0002 * rows * (1 - saved * pruned)
 
 
-def test_nothing_is_pruned_before_it_is_known_what_a_row_costs() -> None:
+def run(pace: PruningPace, takes: Machine, num_passes: int, rows: int = 100) -> list[bool]:
+    """Run passes as the pace has them; which were pruned."""
+    done = []
+    for _ in range(num_passes):
+        pruned = pace.prunes(rows, rows - 4)
+        pace.pass_over(rows, takes(rows, pruned), was_pruned=pruned)
+        done.append(pruned)
+    return done
+
+
+def test_passes_are_pruned_in_turn_until_it_is_known_what_that_gains() -> None:
+    for saved, expected in ((0.2, True), (-0.1, False)):
+        pace = PruningPace(settings())
+        first = run(pace, machine(saved), LEAST_PAIRS + 1)
+        assert first == [bool(index % 2) for index in range(LEAST_PAIRS + 1)]
+        assert set(run(pace, machine(saved), TRY_ONE_IN - 1)) == {expected}
+
+
+def test_each_size_of_passes_is_known_by_itself() -> None:
     pace = PruningPace(settings())
-    assert not pace.prunes(64, 60)
-    assert knowing(pace).prunes(64, 60)
+
+    def pays_for_many(rows: int, pruned: bool) -> float:
+        return machine(0.2)(rows, pruned) if rows > 100 else machine(-0.2)(rows, pruned)
+
+    for rows in (30, 300):
+        run(pace, pays_for_many, LEAST_PAIRS + 1, rows)
+    assert not pace.prunes(30, 26)
+    assert pace.prunes(300, 290)
+    assert pace.prunes(310, 290)
 
 
-def test_a_pass_is_pruned_where_its_saved_rows_take_longer_than_the_step() -> None:
-    pace = knowing(PruningPace(settings()))
-    assert pace.prunes(64, 60)
-    # Half of 60 nodes go: 28 rows of 64 and 36 that are computed, through half of the layers, or 2.8 ms.
-    pace.pruned(60, 30, 0.0027)
-    assert pace.prunes(64, 60)
-    assert not pace.prunes(40, 36)
-    slow = knowing(PruningPace(settings()))
-    slow.pruned(60, 30, 0.0029)
-    assert not slow.prunes(64, 60)
+def test_a_machine_that_slows_down_changes_nothing() -> None:
+    """Passes take twice as long from one moment on, and vary by a tenth: pairs of neighbours still tell."""
+    chance = random.Random(5)
+
+    def noisy(saved: float, slower: float) -> Machine:
+        return lambda rows, pruned: slower * machine(saved)(rows, pruned) * chance.uniform(0.95, 1.05)
+
+    for saved, expected in ((0.15, True), (-0.15, False)):
+        pace = PruningPace(settings())
+        run(pace, noisy(saved, 1.0), 200)
+        for slower in (2.0, 0.5):
+            done = run(pace, noisy(saved, slower), 640)
+            assert done.count(expected) >= 0.97 * len(done)
 
 
-def test_rows_that_cost_nothing_are_not_worth_a_step() -> None:
-    pace = knowing(PruningPace(settings()))
-    pace.pruned(60, 30, 1e-6)
-    assert pace.prunes(64, 60)
+def test_rows_that_cost_nothing_are_not_worth_a_try() -> None:
+    pace = PruningPace(settings())
+    run(pace, machine(0.2), LEAST_PAIRS + 1, 36)
+    run(pace, machine(0.2), LEAST_PAIRS + 1, 16)
+    assert pace.prunes(36, 28)
     assert not pace.prunes(16, 15)
-    # Two nodes less make no row less in passes of a multiple of four rows, where padding takes their place.
-    assert not pace.prunes(32, 4)
+    # One node less makes no row less in passes of a multiple of four rows, where padding takes its place.
+    assert not pace.prunes(36, 1)
+    assert pace.prunes(33, 1)
     assert not pace.prunes(64, 0)
-    free = PruningPace(settings())
-    for _ in range(20):
-        for rows in (20, 40, 64, 100):
-            free.pass_over(rows, OWN_S)
-    assert not free.prunes(100, 99)
 
 
 @pytest.mark.parametrize(("recall", "expected"), [(0.999, True), (0.95, False)])
 def test_what_is_lost_counts(recall: float, expected: bool) -> None:
-    """A sixth of a pass is saved; two tokens for each that is lost are not."""
-    pace = knowing(PruningPace(settings(recall)))
-    pace.pruned(60, 18, 0.0)
-    assert pace.prunes(64, 60) is expected
+    """A twentieth of a pass is saved; two tokens for each that is lost are not."""
+    pace = PruningPace(settings(recall))
+    run(pace, machine(0.07, 0.005), LEAST_PAIRS + 1)
+    assert pace.prunes(100, 90) is expected
 
 
-def test_one_pass_in_so_many_is_run_the_other_way() -> None:
-    for share, usual in ((30, True), (0, False)):
-        pace = knowing(PruningPace(settings()))
-        pace.pruned(60, share, 0.001)
-        asked = [pace.prunes(64, 60) for _ in range(2 * TRY_ONE_IN)]
-        assert asked.count(not usual) == 2
-        # Where all candidates together would not pay, it is not even tried.
-        assert not any(pace.prunes(12, 11) for _ in range(2 * TRY_ONE_IN))
+def test_one_pass_in_so_many_is_run_the_other_way_and_what_changes_is_seen() -> None:
+    pace = PruningPace(settings())
+    run(pace, machine(0.2), LEAST_PAIRS + 1)
+    assert run(pace, machine(0.2), 2 * TRY_ONE_IN).count(False) == 2
+    # Pruning loses from now on.
+    later = run(pace, machine(-0.3), 40 * TRY_ONE_IN)
+    assert not any(later[-TRY_ONE_IN + 1 :][:-2])
 
 
-def test_it_is_given_up_where_nothing_is_pruned_any_more() -> None:
-    pace = knowing(PruningPace(settings()))
-    pace.pruned(60, 40, 0.0005)
-    passes = 0
-    while pace.prunes(64, 60):
-        pace.pruned(60, 0, 0.0005)
-        passes += 1
-    assert 1 <= passes < TRY_ONE_IN
+def test_one_pass_that_was_held_up_does_not_decide() -> None:
+    pace = PruningPace(settings())
+    run(pace, machine(0.2), 10 * LEAST_PAIRS)
+    # A hundred times as long, pruned.
+    pace.pass_over(100, 2.5, was_pruned=True)
+    pace.pass_over(100, machine(0.2)(100, False), was_pruned=False)
+    assert pace.prunes(100, 90)
 
 
 def test_for_measurement_every_pass_is_pruned() -> None:
