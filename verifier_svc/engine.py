@@ -70,7 +70,7 @@ class Engine:
         self._tokenizer = TargetTokenizer(info.tokenizer_json)
         self._grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
         self._scheduler = Scheduler(target.cache, limits)
-        self._passes = PassRunner(target, info.pruning)
+        self.passes = PassRunner(target, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._outbox: dict[int, list[Event]] = {}
@@ -299,7 +299,7 @@ class Engine:
             work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in shares]
             plan = self._target.plan(work)
             forward_s = self._clock()
-            result = self._passes.run(plan)
+            result = self.passes.run(plan)
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
             self.counts.pass_failed()

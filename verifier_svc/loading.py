@@ -25,6 +25,7 @@ from verifier_svc.early_head import load_head
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.kv_cache import BLOCK_SIZE
+from verifier_svc.made_for import is_made_for
 from verifier_svc.mask_groups import MaskShape
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.pass_graphs import Capture, PassGraphs
@@ -194,6 +195,7 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     if not config.space_adapter:
         return None
     adapter = load_adapter(Path(config.space_adapter))
+    is_made_for(Path(config.space_adapter), target.model)
     target.adapt(adapter)
     num_masks = min(config.redraft_tokens or adapter.num_masks, adapter.num_masks)
     if not masks_leave_rows_alone(target, vocab_size, num_masks) and exact:
@@ -222,12 +224,12 @@ def with_early_head(
     if not config.early_head or config.early_pruning == "off":
         return None
     head = load_head(Path(config.early_head))
+    is_made_for(Path(config.early_head), target.model)
     target.install_head(head)
     check_pruning(target, vocab_size, exact=exact)
     logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
-    is_forced = config.early_pruning == "on"
     free_rows = _FREE_ROWS[target.device.type]
-    return PruningSettings(head.thresholds, free_rows, target.row_multiple, is_forced)
+    return PruningSettings(head.thresholds, free_rows, target.row_multiple, config.early_pruning)
 
 
 def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:

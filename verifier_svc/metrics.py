@@ -58,6 +58,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     text = "Passes that left nodes out behind their first layers."
     yield _OWN.counter("early_pruned_passes", text, counts.num_pruned_passes)
     yield _OWN.counter("early_pruned_nodes", "Draft nodes that these passes left out.", counts.num_pruned_nodes)
+    yield from _pruning_times(engine)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
     yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
     ahead = {"hit": drafts.ahead_hits, "miss": drafts.ahead_misses}
@@ -78,6 +79,21 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
         "room": drafts.pruned_room,
     }
     yield from _OWN.counters("pruned_nodes", "Nodes at hand that a round did not verify, by reason.", "reason", pruned)
+
+
+def _pruning_times(engine: Engine) -> Iterator[Metric]:
+    """What passes took that early pruning could act on: for comparison, with EARLY_PRUNING=in-turn."""
+    times = {"yes" if pruned else "no": value for pruned, value in engine.passes.pruning_times.items()}
+    for name, text, values in (
+        (
+            "prunable_passes",
+            "Passes over rounds that could be pruned early",
+            {k: v.num_passes for k, v in times.items()},
+        ),
+        ("prunable_pass_rows", "Rows that these passes began with", {k: v.num_rows for k, v in times.items()}),
+        ("prunable_pass_seconds", "Time of these passes", {k: v.seconds for k, v in times.items()}),
+    ):
+        yield from _OWN.counters(name, f"{text}, by whether they were.", "pruned", values)
 
 
 def _sequences(engine: Engine) -> Iterator[Metric]:

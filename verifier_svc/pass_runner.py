@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verifier_svc.early_pruning import num_candidates, survivors_of
 from verifier_svc.pass_plan import PassPlan
-from verifier_svc.pruning_pace import PruningPace, PruningSettings
+from verifier_svc.pruning_pace import PassTimes, PruningPace, PruningSettings
 from verifier_svc.target_model import TargetModel
 from verifier_svc.token_choice import Logits
 
@@ -37,16 +38,22 @@ class PassRunner:
         self._target = target
         self._pace = None if settings is None else PruningPace(settings)
 
+    @property
+    def pruning_times(self) -> Mapping[bool, PassTimes]:
+        """Passes over rounds alone that could be pruned, by whether they were."""
+        return {False: PassTimes(), True: PassTimes()} if self._pace is None else self._pace.times
+
     def run(self, plan: PassPlan) -> PassResult:
         """Run a pass."""
         pace = self._pace
         if pace is None or not self._target.can_prune(plan):
             return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
-        prunes = pace.prunes(plan.num_rows, num_candidates(plan))
+        count = num_candidates(plan)
+        prunes = pace.prunes(plan.num_rows, count)
         started_s = time.perf_counter()
         result = self._pruned(plan) if prunes else PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
         # Rows of prompts cost less, without logits.
-        if all(segment.num_pending == 1 for segment in plan.segments):
+        if count and all(segment.num_pending == 1 for segment in plan.segments):
             pace.pass_over(plan.num_rows, time.perf_counter() - started_s, was_pruned=prunes)
         return result
 

@@ -25,17 +25,21 @@ _MOST_GAIN = math.log(2)
 _LOST_BEHIND = 2.0
 
 
+AUTO, ON, IN_TURN = "auto", "on", "in-turn"
+
+
 @dataclass(frozen=True, slots=True)
 class PruningSettings:
     """What early pruning a target offers.
 
-    Up to `free_rows` rows, a pass costs the same. With `is_forced` every pass is pruned, be it worth it or not.
+    Up to `free_rows` rows, a pass costs the same. `switch`: whether passes are pruned where that is worth it, all of
+    them or every other one.
     """
 
     thresholds: Thresholds
     free_rows: int
     row_multiple: int = 1
-    is_forced: bool = False
+    switch: str = AUTO
 
     @property
     def lost_share(self) -> float:
@@ -62,17 +66,29 @@ class _Size:
         self.last = was_pruned, seconds_per_row
 
 
+@dataclass(slots=True)
+class PassTimes:
+    """Passes, the rows that they began with, and their seconds, all added up."""
+
+    num_passes: int = 0
+    num_rows: int = 0
+    seconds: float = 0.0
+
+
 @dataclass
 class PruningPace:
-    """One engine's judgement of whether to prune the next pass."""
+    """One engine's judgement of whether to prune the next pass. `times` are by whether passes were pruned."""
 
     settings: PruningSettings
+    times: dict[bool, PassTimes] = field(default_factory=lambda: {False: PassTimes(), True: PassTimes()})
     _sizes: dict[int, _Size] = field(default_factory=dict)
 
     def prunes(self, num_rows: int, num_candidates: int) -> bool:
         """Whether to prune a pass of so many rows, of which some may be pruned."""
-        if num_candidates == 0 or self.settings.is_forced:
+        if num_candidates == 0 or self.settings.switch == ON:
             return num_candidates > 0
+        if self.settings.switch == IN_TURN:
+            return self.times[True].num_passes < self.times[False].num_passes
         # Not even worth a try where all of them together would save nothing.
         if self._computed(num_rows) == self._computed(num_rows - num_candidates):
             return False
@@ -84,8 +100,12 @@ class PruningPace:
         return not pays if size.num_asked % TRY_ONE_IN == 0 else pays
 
     def pass_over(self, num_rows: int, seconds: float, *, was_pruned: bool) -> None:
-        """Learn from a pass over rounds alone, which began with so many rows."""
-        if num_rows > 0 and seconds > 0:
+        """Learn from a pass over rounds alone that could be pruned, and began with so many rows."""
+        times = self.times[was_pruned]
+        times.num_passes += 1
+        times.num_rows += num_rows
+        times.seconds += seconds
+        if seconds > 0:
             self._size(num_rows).learn(seconds / num_rows, was_pruned=was_pruned)
 
     def _size(self, num_rows: int) -> _Size:

@@ -59,6 +59,16 @@ def ms_per_pass(samples: Sequence[BatchSample]) -> float | None:
     return passes(samples).ms_per_pass
 
 
+def ms_per_whole_row(samples: Sequence[BatchSample]) -> float | None:
+    """Milliseconds for each row of passes that could be pruned, and were not."""
+    return passes(samples).ms_per_row(pruned=False)
+
+
+def ms_per_pruned_row(samples: Sequence[BatchSample]) -> float | None:
+    """Milliseconds for each row, as they began, of passes that were pruned."""
+    return passes(samples).ms_per_row(pruned=True)
+
+
 def by_run(measured: Measured, contender: str, temperature: float, figure: Figure) -> list[float | None]:
     """A figure of each run, runs in order."""
     return [figure(measured.of(contender, temperature, run)) for run in measured.runs()]

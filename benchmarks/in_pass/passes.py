@@ -15,7 +15,10 @@ MASKS = f"{_PREFIX}masks_total"
 # Only there where the verifier has a head.
 PRUNED_NODES = f"{_PREFIX}early_pruned_nodes_total"
 PRUNED_PASSES = f"{_PREFIX}early_pruned_passes_total"
-_NAMES = (PASSES, PASS_S, ROWS, NODES, MASKS, PRUNED_NODES, PRUNED_PASSES)
+# Of passes that could be pruned, by whether they were.
+PRUNABLE_ROWS = f"{_PREFIX}prunable_pass_rows_total"
+PRUNABLE_S = f"{_PREFIX}prunable_pass_seconds_total"
+_NAMES = (PASSES, PASS_S, ROWS, NODES, MASKS, PRUNED_NODES, PRUNED_PASSES, PRUNABLE_ROWS, PRUNABLE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,12 @@ class PassCounts(Counters):
     def removed_share(self) -> float | None:
         """Share of the tree nodes that early pruning removed."""
         return self.total(PRUNED_NODES) / self.total(NODES) if self.total(NODES) else None
+
+    def ms_per_row(self, *, pruned: bool) -> float | None:
+        """Milliseconds, for each row that they began with, of the passes that could be pruned and were, or were not."""
+        label = (("pruned", "yes" if pruned else "no"),)
+        rows = self.values.get((PRUNABLE_ROWS, label), 0.0)
+        return 1000 * self.values.get((PRUNABLE_S, label), 0.0) / rows if rows else None
 
     def _per_pass(self, value: float) -> float | None:
         return value / self.num_passes if self.num_passes else None

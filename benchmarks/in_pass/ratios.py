@@ -12,6 +12,7 @@ from benchmarks.in_pass import figures
 from benchmarks.in_pass.measure import BatchSample, Measured
 from benchmarks.in_pass.variants import (
     DRAFTING,
+    IN_TURN,
     InPass,
     merged_name,
     pruning_group,
@@ -27,8 +28,9 @@ RATIO_NOTE = (
     "space.tau: its tokens per round; space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
     "Early pruning of the target's own trees ('.KIND': of a drafter's, where there are both), on over off with the "
     "same budgets, all sizes of trees: rows-saved: share of tree nodes that it removes; tau-kept: τ with over without; "
-    "pruning.time-gain.bN: time of a pass without over with, N requests at once; pruning.auto-gain.bN: the same with "
-    "EARLY_PRUNING=auto"
+    "pruning.time-gain.bN: of passes of which every other is pruned, N requests at once, the time without over that "
+    "with, for each row that they began with; pruning.auto-gain.bN: time of a pass with pruning off over that with "
+    "EARLY_PRUNING=auto, in turn request by request"
 )
 
 # By name, a value for each run.
@@ -39,9 +41,8 @@ def ratios(measured: Sequence[Measured], what: InPass) -> tuple[dict[str, float]
     """The named ratios, and the smallest and largest value of each over the runs."""
     groups = {one.group.name: one for one in measured}
     found: ByRun = {}
-    for temperature in groups[DRAFTING].temperatures:
-        if what.space:
-            found |= _space(groups[DRAFTING], what, temperature)
+    for temperature in groups[DRAFTING].temperatures if what.space and DRAFTING in groups else ():
+        found |= _space(groups[DRAFTING], what, temperature)
     pruned = [groups[name] for name in map(pruning_group, what.batch_sizes) if name in groups]
     for temperature in pruned[0].temperatures if pruned else ():
         for source in tree_sources(what):
@@ -89,12 +90,17 @@ def _saved(pruned: Sequence[Measured], what: InPass, source: str, temperature: f
 
 
 def _gains(measured: Measured, what: InPass, source: str, temperature: float) -> ByRun:
-    """Times of a pass are added up over the sizes of trees, one of each."""
-    times = {switch: _pass_times(measured, what, source, switch, temperature) for switch in ("off", "on", "auto")}
+    """Times are added up over the sizes of trees, one of each."""
+
+    def times(switch: str, figure: figures.Figure) -> list[float | None]:
+        return _over_sizes(measured, what, source, switch, temperature, figure)
+
+    whole, pruned = (times(IN_TURN, figure) for figure in (figures.ms_per_whole_row, figures.ms_per_pruned_row))
+    off, auto = times("off", figures.ms_per_pass), times("auto", figures.ms_per_pass)
     batch = f"b{measured.group.batch_size}{_of_source(source, what)}"
     return {
-        ratio_name(f"pruning.time-gain.{batch}", temperature): figures.over(times["off"], times["on"]),
-        ratio_name(f"pruning.auto-gain.{batch}", temperature): figures.over(times["off"], times["auto"]),
+        ratio_name(f"pruning.time-gain.{batch}", temperature): figures.over(whole, pruned),
+        ratio_name(f"pruning.auto-gain.{batch}", temperature): figures.over(off, auto),
     }
 
 
@@ -103,14 +109,16 @@ def _of_source(source: str, what: InPass) -> str:
     return "" if source == tree_sources(what)[0] else f".{source}"
 
 
-def _pass_times(measured: Measured, what: InPass, source: str, switch: str, temperature: float) -> list[float | None]:
-    """Of each run; None where a size has no pass that all requests shared."""
+def _over_sizes(
+    measured: Measured, what: InPass, source: str, switch: str, temperature: float, figure: figures.Figure
+) -> list[float | None]:
+    """A figure's sum over the sizes of trees, for each run; None where a size has no pass that all requests shared."""
     by_size = [
-        figures.by_run(measured, f"{ON} {pruning_name(source, size, switch)}", temperature, figures.ms_per_pass)
+        figures.by_run(measured, f"{ON} {pruning_name(source, size, switch)}", temperature, figure)
         for size in what.tree_sizes
     ]
     runs = zip(*by_size, strict=True)
-    return [sum(known) if len(known := [time for time in run if time]) == len(run) else None for run in runs]
+    return [sum(known) if len(known := [value for value in run if value]) == len(run) else None for run in runs]
 
 
 def _together(

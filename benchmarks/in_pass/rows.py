@@ -83,6 +83,8 @@ def _row(measured: Measured, variant: Variant, note: str, temperature: float, ex
         "masks_per_pass": _rounded(counts.masks_per_pass),
         "pruned_passes": counts.num_pruned_passes,
         "removed_share": _rounded(counts.removed_share),
+        "ms_per_whole_row": _rounded(counts.ms_per_row(pruned=False)),
+        "ms_per_pruned_row": _rounded(counts.ms_per_row(pruned=True)),
         "identical": not differing,
         "num_identical": len(completions) - len(differing),
         "num_requests": len(completions),

@@ -80,7 +80,7 @@ class InPassSuite:
 
     def _best(self, taken: Sequence[Measured]) -> Iterator[str]:
         """Which row `space/off` is of."""
-        if self.what.space:
+        if self.what.space and self.what.drafting:
             [drafting] = [one for one in taken if one.group.name == DRAFTING]
             for temperature in drafting.temperatures:
                 yield f"At T={temperature:g} space/off is that of {best_space(drafting, self.what, temperature)}."
@@ -95,6 +95,7 @@ class InPassSuite:
             "masks_and_groups": [list(shape) for shape in what.grid],
             "tree_sizes": list(what.tree_sizes),
             "batch_sizes": list(what.batch_sizes),
+            "drafting": what.drafting,
             "threads": self.threads,
             "num_runs": self.plan.num_runs,
             "num_prompts": self.num_prompts,

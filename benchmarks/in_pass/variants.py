@@ -11,7 +11,8 @@ from coppice.cli.topology import DrafterSpec
 from orchestrator.rounds import REDRAFT
 
 SPACE = "space"
-SWITCHES = ("off", "on", "auto")
+SWITCHES = ("off", "on", "auto", "in-turn")
+IN_TURN = SWITCHES[-1]
 
 # Masks in a group and groups in a round that are tried.
 MASKS = (1, 2, 3, 5)
@@ -82,6 +83,8 @@ class InPass:
     groups: tuple[int, ...] = GROUPS
     tree_sizes: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
+    # Whether drafting is compared, too, and not pruning alone.
+    drafting: bool = True
 
     @property
     def grid(self) -> tuple[tuple[int, int], ...]:
@@ -120,11 +123,11 @@ def pruning_name(source: str, num_nodes: int, switch: str) -> str:
 def make_groups(what: InPass) -> tuple[Group, ...]:
     """Everything that there is to compare."""
     plain = Variant("", PLAIN, ())
-    drafting = Group(DRAFTING, (plain, *_drafting(what)))
-    if not what.early_head:
-        return (drafting,)
-    pruning = tuple(_pruning(what))
-    return (drafting, *(Group(pruning_group(size), (plain, *pruning), size, True) for size in what.batch_sizes))
+    groups = [Group(DRAFTING, (plain, *_drafting(what)))] if what.drafting else []
+    if what.early_head:
+        pruning = tuple(_pruning(what))
+        groups += [Group(pruning_group(size), (plain, *pruning), size, True) for size in what.batch_sizes]
+    return tuple(groups)
 
 
 def space_names(what: InPass) -> list[str]:

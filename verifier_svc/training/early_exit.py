@@ -23,6 +23,7 @@ from training.state import open_state
 from training.token_store import TokenStore
 from verifier_svc.draw_rule import Thresholds
 from verifier_svc.early_head import EarlyHead, predicted_norm, save_head
+from verifier_svc.made_for import write_target
 from verifier_svc.output_layer import OutputLayer, output_layer
 from verifier_svc.pruned_layers import decoder_layers
 from verifier_svc.space_adapter import LowRank
@@ -174,6 +175,7 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     )
     thresholds = calibrate(calibrating, recipe.recall)
     save_head(head.head(recipe.layer, thresholds), out)
+    write_target(out, model)
     write_card(out, recipe, store, loop, head, measure(reported, thresholds))
 
 

@@ -23,6 +23,7 @@ from training.state import open_state
 from training.target_samples import SampleShape
 from training.teacher import distillation_terms
 from training.token_store import TokenStore
+from verifier_svc.made_for import write_target
 from verifier_svc.space_adapter import save_adapter
 from verifier_svc.training.space_masks import SpaceMasks
 
@@ -101,6 +102,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     text = held_out_text(target, store, shape, recipe.seed)
     report = measure_blocks(target, lambda rows: model(rows, layout), text, layout, recipe.seed)
     save_adapter(model.adapter(sigmas_of_masks(report)), out)
+    write_target(out, target)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     extra = _card_extra(report, own.samples.numel(), own.windows.numel(), target_dir)
     title = "Adapter for in-pass re-drafts"

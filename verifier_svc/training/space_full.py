@@ -26,6 +26,7 @@ from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.state import open_state
 from training.target_samples import SampleShape
 from training.token_store import TokenStore
+from verifier_svc.made_for import write_target
 from verifier_svc.space_adapter import SpaceAdapter, save_adapter
 from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks
 from verifier_svc.training.space_masks import first_masks
@@ -113,6 +114,7 @@ def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     extra, title = _card_extra(report, target_dir), "Target tuned for in-pass re-drafts"
     save_checkpoint(target, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
     save_adapter(adapter, out)
+    write_target(out, target)
 
 
 def _card_extra(report: BlockReport, target_dir: Path) -> str:

@@ -89,6 +89,9 @@ def ablation(
     tree_sizes: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="in-pass: nodes of trees that are pruned. Default: 8,16,32.")
     ] = None,
+    parts: Annotated[
+        str | None, typer.Option(metavar="drafting,pruning", help="in-pass: what is compared. Default: both.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
     threads: Threads = 0,
     seed: Seed = 0,
@@ -101,11 +104,19 @@ def ablation(
     set_spin_count()
     require_checkpoint(target, "--target")
     sizes = Sizes(num_prompts, max_tokens, runs)
-    theirs = {"--space": space, "--early-head": early_head, "--batches": batches, "--tree-sizes": tree_sizes}
+    theirs = {
+        "--space": space,
+        "--early-head": early_head,
+        "--batches": batches,
+        "--tree-sizes": tree_sizes,
+        "--parts": parts,
+    }
     ours = {"--nodes": nodes, "--masks": masks, "--gammas": gammas, "--rounds": rounds}
     _refuse(suite, theirs if suite == DRAFTERS else ours)
     if suite == IN_PASS:
-        options = InPassOptions(target, drafter, space, early_head, batches, tree_sizes, quick=quick, threads=threads)
+        options = InPassOptions(
+            target, drafter, space, early_head, batches, tree_sizes, parts, quick=quick, threads=threads
+        )
         run_in_pass(options, prompts, sizes, temperature, seed, out)
         return
     drafters = _drafters(drafter)

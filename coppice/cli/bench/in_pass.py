@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 USUAL_SIZES, QUICK_SIZES = (4, 64, 2), (2, 24, 1)
 USUAL_BATCHES, QUICK_BATCHES = "1,4,16", "1,4"
 USUAL_TREES, QUICK_TREES = "8,16,32", "8"
+PARTS = ("drafting", "pruning")
 # A verifier's own limit on a round's nodes.
 MOST_NODES = 64
 # Of plain decoding on two cores, to say beforehand about how long it will take.
@@ -54,6 +55,7 @@ class InPassOptions:
     early_head: Path | None
     batches: str | None
     tree_sizes: str | None
+    parts: str | None
     quick: bool
     threads: int
 
@@ -81,10 +83,14 @@ class InPassOptions:
             left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
         if not space and not head:
             raise typer.BadParameter(" ".join(["nothing to compare.", *left_out]))
+        drafting, pruning = _parts(self.parts)
+        if not drafting and not (pruning and head):
+            raise typer.BadParameter(" ".join(["--parts: nothing to compare.", *left_out]))
         masks, groups = ((min(3, num_masks),), (1,)) if self.quick else (MASKS, GROUPS)
         if unknown := [count for count in masks if space and count > num_masks]:
             left_out.append(f"k={', '.join(map(str, unknown))} are left out: the adapter has {num_masks} masks.")
-        what = InPass(drafter, space, num_masks, head, masks, groups, trees if head else (), batches if head else ())
+        sizes = (trees, batches) if head and pruning else ((), ())
+        what = InPass(drafter, space, num_masks, head, masks, groups, *sizes, drafting=drafting)
         return what, tuple(left_out)
 
 
@@ -149,6 +155,14 @@ def _space(directory: Path | None) -> tuple[str, int]:
         return str(chosen.resolve()), load_adapter(chosen).num_masks
     except IncompatibleError as error:
         raise typer.BadParameter(f"--space: {error}") from error
+
+
+def _parts(text: str | None) -> tuple[bool, bool]:
+    """Whether drafting and pruning are compared."""
+    parts = {part.strip() for part in (text or ",".join(PARTS)).split(",")}
+    if unknown := sorted(parts - set(PARTS)):
+        raise typer.BadParameter(f"--parts: must be of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    return PARTS[0] in parts, PARTS[1] in parts
 
 
 def _early_head(directory: Path | None) -> tuple[str, str]:

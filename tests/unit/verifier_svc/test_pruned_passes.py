@@ -27,7 +27,7 @@ from verifier_svc.loading import with_early_head
 from verifier_svc.pass_graphs import PassGraphs
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.pruned_layers import decoder_layers
-from verifier_svc.pruning_pace import PruningSettings
+from verifier_svc.pruning_pace import ON, PruningSettings
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.target_model import TargetModel
 
@@ -224,7 +224,7 @@ def test_a_head_is_loaded_tried_and_switched(tmp_path: Path, new_model: NewModel
     assert settings == PruningSettings(THRESHOLDS, free_rows=16, row_multiple=4)
     forced = with_early_head(new_target(new_model("llama")), replace(config, early_pruning="on"), VOCAB, exact=True)
     assert forced is not None
-    assert forced.is_forced
+    assert forced.switch == ON
     for off in (replace(config, early_pruning="off"), VerifierConfig("m")):
         other = new_target(new_model("llama"))
         assert with_early_head(other, off, VOCAB, exact=True) is None

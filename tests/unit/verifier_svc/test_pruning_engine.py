@@ -31,12 +31,12 @@ from verifier_svc.engine import Engine
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.pruned_layers import PrunedForward
-from verifier_svc.pruning_pace import PruningSettings
+from verifier_svc.pruning_pace import ON, PruningSettings
 from verifier_svc.sequence import Draft, Sequence, SequenceSpec
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
-FORCED = PruningSettings(THRESHOLDS, free_rows=1, row_multiple=4, is_forced=True)
+FORCED = PruningSettings(THRESHOLDS, free_rows=1, row_multiple=4, switch=ON)
 STOPPING = StoppingOptions(max_tokens=40, ignore_eos=True)
 
 
@@ -118,7 +118,7 @@ def test_a_head_that_knows_loses_nothing(target: TargetModel, engine: Engine) ->
     assert engine.counts.num_pruned_nodes == sum(gone for gone, _ in taken) > 0
     assert engine.counts.num_draft_nodes == sum(nodes for _, nodes in taken)
     # The same drafts, and every token of theirs that was right was accepted.
-    engine._passes._pace = None
+    engine.passes._pace = None
     [whole] = harness.generate(PROMPTS[:1], SAMPLING["greedy"], STOPPING, oracle_drafter([plain.token_ids], 5))
     assert (whole.accepted, whole.rounds) == (pruned.accepted, pruned.rounds)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from verifier_svc.draw_rule import Threshold
-from verifier_svc.pruning_pace import LEAST_PAIRS, TRY_ONE_IN, PruningPace, PruningSettings
+from verifier_svc.pruning_pace import IN_TURN, LEAST_PAIRS, ON, TRY_ONE_IN, PruningPace, PruningSettings
 
 # Seconds of a pass of so many rows, by whether it is pruned.
 Machine = Callable[[int, bool], float]
@@ -108,7 +108,13 @@ def test_one_pass_that_was_held_up_does_not_decide() -> None:
     assert pace.prunes(100, 90)
 
 
-def test_for_measurement_every_pass_is_pruned() -> None:
-    pace = PruningPace(settings(is_forced=True))
+def test_for_measurement_every_pass_is_pruned_or_every_other_one() -> None:
+    pace = PruningPace(settings(switch=ON))
     assert pace.prunes(5, 4)
     assert not pace.prunes(5, 0)
+    in_turn = PruningPace(settings(switch=IN_TURN))
+    assert run(in_turn, machine(0.5, 0.0), 6, rows=50) == [False, True] * 3
+    assert not in_turn.prunes(5, 0)
+    whole, pruned = in_turn.times[False], in_turn.times[True]
+    assert (whole.num_passes, whole.num_rows, pruned.num_passes, pruned.num_rows) == (3, 150, 3, 150)
+    assert (whole.seconds, pruned.seconds) == (pytest.approx(0.03), pytest.approx(0.015))

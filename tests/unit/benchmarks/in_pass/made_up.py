@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 from benchmarks.in_pass.batch import BatchOutcome
 from benchmarks.in_pass.measure import BatchSample, Measured
-from benchmarks.in_pass.passes import NODES, PASS_S, PASSES, PRUNED_NODES, PRUNED_PASSES, ROWS, PassCounts
+from benchmarks.in_pass.passes import (
+    NODES,
+    PASS_S,
+    PASSES,
+    PRUNABLE_ROWS,
+    PRUNABLE_S,
+    PRUNED_NODES,
+    PRUNED_PASSES,
+    ROWS,
+    PassCounts,
+)
 from benchmarks.in_pass.variants import Group, InPass
 from coppice.cli.topology import DrafterSpec
 from coppice.completion import Completion, OriginCounts, Speculation, Timing, Usage
@@ -34,6 +44,13 @@ def counts(
     """What a verifier counted."""
     values = {PASSES: passes, PASS_S: pass_s, ROWS: rows, NODES: nodes, PRUNED_NODES: removed, PRUNED_PASSES: pruned}
     return PassCounts({(name, ()): value for name, value in values.items()})
+
+
+def in_turn(rows: float, whole_s: float, pruned_s: float) -> PassCounts:
+    """What a verifier counted that pruned every other pass; both kinds began with so many rows."""
+    values = {(PRUNABLE_ROWS, "no"): rows, (PRUNABLE_ROWS, "yes"): rows}
+    values |= {(PRUNABLE_S, "no"): whole_s, (PRUNABLE_S, "yes"): pruned_s}
+    return PassCounts({(name, (("pruned", pruned),)): value for (name, pruned), value in values.items()})
 
 
 def measured(group: Group, batches: Mapping[str, Sequence[MadeUp]], temperatures: Sequence[float] = (0.0,)) -> Measured:

@@ -51,6 +51,9 @@ def metrics_url() -> Iterator[str]:
             short = name.removeprefix("coppice_verifier_")
             metric = own.counter if short.endswith("_total") else own.gauge
             yield metric(short.removesuffix("_total"), "Made up.", growth * num_reads)
+        for name, (whole, pruned) in {"rows": (12.0, 12.0), "seconds": (0.01, 0.008)}.items():
+            values = {"no": whole * num_reads, "yes": pruned * num_reads}
+            yield from own.counters(f"prunable_pass_{name}", "Made up.", "pruned", values)
 
     port = free_port()
     with telemetry.serving_metrics(read, "127.0.0.1:0", port):
@@ -78,11 +81,12 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     assert json.loads(json.dumps(report)) == report
     names = [row["name"] for row in report["rows"]]
     # Plain decoding, the adapter as it serves, two shapes, merged, the drafter; plain decoding and, for
-    # both sources, three switches.
-    assert len(set(names)) == len(names) == 2 * (6 + 2 * 7)
+    # both sources, four switches.
+    assert len(set(names)) == len(names) == 2 * (6 + 2 * 9)
     assert {"space/off", "space/off@T1", "space.tau", "space+small-lm/small-lm"} <= set(report["ratios"])
     assert report["ratios"]["rows-saved"] == report["ratios"]["rows-saved@T1"] == 0.25
-    assert report["ratios"]["tau-kept"] == report["ratios"]["pruning.time-gain.b1"] == 1.0
+    assert report["ratios"]["tau-kept"] == report["ratios"]["pruning.auto-gain.b1"] == 1.0
+    assert report["ratios"]["pruning.time-gain.b1"] == 1.25
     assert report["ratios"]["space.tau"] == 2.0
     row = {row["name"]: row for row in report["rows"]}["pruning b=1: coppice-on redraft n=4 pruning on T=1"]
     assert (row["rows_per_pass"], row["rows_left_per_pass"], row["ms_per_pass"]) == (6.0, 4.75, 5.0)
@@ -154,6 +158,23 @@ def test_the_command_takes_the_bundled_adapter_and_says_what_it_left_out(
     assert "space k=2 g=1" in output
 
 
+def test_pruning_can_be_compared_alone(
+    tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
+) -> None:
+    head = tmp_path / "models" / "early-head" / "early_head.json"
+    head.parent.mkdir()
+    head.write_text("{}")
+    options = ("--parts", "pruning", "--batches", "1")
+    code, output = invoke(
+        monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url), *options
+    )
+    assert code == 0, output
+    report = json.loads((tmp_path / "out" / "in-pass.json").read_text())
+    assert {row["group"] for row in report["rows"]} == {"pruning b=1"}
+    assert report["ratios"]["pruning.time-gain.b1"] == 1.25
+    assert not any(name.startswith("space") for name in report["ratios"])
+
+
 def test_a_changed_token_is_exit_code_1(
     tiny_target: Path,
     server: str,
@@ -181,8 +202,20 @@ def test_a_changed_token_is_exit_code_1(
         ("--drafter", "semi-ar"),
         ("--masks", "2"),
         ("--suite", "overtaking"),
+        ("--parts", "drafts"),
+        ("--parts", "pruning"),
     ],
-    ids=["no adapter", "no head", "no requests", "too large", "two drafters", "another suite's", "no suite"],
+    ids=[
+        "no adapter",
+        "no head",
+        "no requests",
+        "too large",
+        "two drafters",
+        "another suite's",
+        "no suite",
+        "no part",
+        "nothing to prune with",
+    ],
 )
 def test_a_wrong_option_is_named(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str, options: tuple[str, str]
