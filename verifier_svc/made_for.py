@@ -1,7 +1,7 @@
 """Which target an adapter or an early head was trained for, told by a digest of some of the target's weights.
 
-Beside another target it costs no token, but drafts badly or prunes what is right: worth a warning, and no more, since it
-may still fit a target that was tuned a little.
+Beside another target it changes no token, but drafts badly or prunes what is right: worth a warning, and no more, since
+it may still fit a target that was tuned a little.
 """
 
 from __future__ import annotations
