@@ -81,7 +81,7 @@ def ablation(
         Path | None, typer.Option(help="in-pass: the target's adapter. Default: models/space where there is one.")
     ] = None,
     early_head: Annotated[
-        Path | None, typer.Option(help="in-pass: the early head. Default: models/early-head where there is one.")
+        Path | None, typer.Option(help="in-pass: the early head. Default: the bundled target's.")
     ] = None,
     batches: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="in-pass: requests at once, with pruning. Default: 1,4,16.")

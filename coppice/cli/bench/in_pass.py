@@ -77,7 +77,7 @@ class InPassOptions:
         if max(trees) > MOST_NODES:
             raise typer.BadParameter(f"--tree-sizes: a round has at most {MOST_NODES} nodes, got {max(trees)}")
         space, num_masks = _space(self.space)
-        head, missing = _early_head(self.early_head)
+        head, missing = _early_head(self.early_head, self.target)
         left_out = [missing] if missing else []
         if not space:
             left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
@@ -165,12 +165,13 @@ def _parts(text: str | None) -> tuple[bool, bool]:
     return PARTS[0] in parts, PARTS[1] in parts
 
 
-def _early_head(directory: Path | None) -> tuple[str, str]:
-    """The head's directory, or why early pruning is left out."""
+def _early_head(directory: Path | None, target: Path) -> tuple[str, str]:
+    """The head's directory, the bundled target's by default, or why early pruning is left out."""
     from verifier_svc.config import VerifierConfig
 
     chosen = directory or MODELS / "early-head"
-    exists = (chosen / "early_head.json").is_file()
+    is_bundled = target.resolve() == (MODELS / "target").resolve()
+    exists = (chosen / "early_head.json").is_file() and (directory is not None or is_bundled)
     if directory is not None and not exists:
         raise typer.BadParameter(f"--early-head: no head in {directory}")
     if not exists:

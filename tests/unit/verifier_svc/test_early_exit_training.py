@@ -133,7 +133,7 @@ def test_a_tiny_run_writes_a_head_that_the_target_takes(tmp_path: Path) -> None:
     assert held_out_loss(model, head) < before
     pack_linears(model)
     target = TargetModel(model, exact=True, num_blocks=16)
-    assert target.install_head(head) == 0.5
+    target.install_head(head)
     check_pruning(target, 300, exact=True)
     with pytest.raises(ForeignStateError):
         train_early_exit([corpus], tmp_path / "target", out, replace(RECIPE, rank=5))

@@ -147,6 +147,10 @@ def adapter(tmp_path: Path) -> str:
 def test_the_command_takes_the_bundled_adapter_and_says_what_it_left_out(
     tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
 ) -> None:
+    # The bundled head is the bundled target's, and this one is another.
+    head = tmp_path / "models" / "early-head" / "early_head.json"
+    head.parent.mkdir()
+    head.write_text("{}")
     code, output = invoke(monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url))
     assert code == 0, output
     report = json.loads((tmp_path / "out" / "in-pass.json").read_text())
@@ -164,7 +168,7 @@ def test_pruning_can_be_compared_alone(
     head = tmp_path / "models" / "early-head" / "early_head.json"
     head.parent.mkdir()
     head.write_text("{}")
-    options = ("--parts", "pruning", "--batches", "1")
+    options = ("--parts", "pruning", "--batches", "1", "--early-head", str(head.parent))
     code, output = invoke(
         monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url), *options
     )
