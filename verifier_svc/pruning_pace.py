@@ -24,7 +24,6 @@ _MOST_GAIN = math.log(2)
 # A lost token costs what hangs behind it, too: about so many tokens in all.
 _LOST_BEHIND = 2.0
 
-
 AUTO, ON, IN_TURN = "auto", "on", "in-turn"
 
 

@@ -84,13 +84,14 @@ class InPassOptions:
         if not space and not head:
             raise typer.BadParameter(" ".join(["nothing to compare.", *left_out]))
         drafting, pruning = _parts(self.parts)
-        if not drafting and not (pruning and head):
+        if not (drafting or (pruning and head)):
             raise typer.BadParameter(" ".join(["--parts: nothing to compare.", *left_out]))
         masks, groups = ((min(3, num_masks),), (1,)) if self.quick else (MASKS, GROUPS)
         if unknown := [count for count in masks if space and count > num_masks]:
             left_out.append(f"k={', '.join(map(str, unknown))} are left out: the adapter has {num_masks} masks.")
-        sizes = (trees, batches) if head and pruning else ((), ())
-        what = InPass(drafter, space, num_masks, head, masks, groups, *sizes, drafting=drafting)
+        prunes = pruning and bool(head)
+        sizes = (trees, batches) if prunes else ((), ())
+        what = InPass(drafter, space, num_masks, head if prunes else "", masks, groups, *sizes, drafting=drafting)
         return what, tuple(left_out)
 
 

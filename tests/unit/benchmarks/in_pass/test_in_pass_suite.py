@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,20 @@ def adapter(tmp_path: Path) -> str:
     return str(directory)
 
 
+@pytest.fixture
+def head(tmp_path: Path) -> str:
+    """A head in the place of the bundled one."""
+    directory = tmp_path / "models" / "early-head"
+    directory.mkdir(parents=True)
+    (directory / "early_head.json").write_text("{}")
+    return str(directory)
+
+
+@pytest.mark.usefixtures("adapter", "head")
 def test_the_command_takes_the_bundled_adapter_and_says_what_it_left_out(
-    tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
+    tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The bundled head is the bundled target's, and this one is another.
-    head = tmp_path / "models" / "early-head" / "early_head.json"
-    head.parent.mkdir()
-    head.write_text("{}")
+    """The bundled head is the bundled target's, and this one is another."""
     code, output = invoke(monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url))
     assert code == 0, output
     report = json.loads((tmp_path / "out" / "in-pass.json").read_text())
@@ -162,21 +170,26 @@ def test_the_command_takes_the_bundled_adapter_and_says_what_it_left_out(
     assert "space k=2 g=1" in output
 
 
-def test_pruning_can_be_compared_alone(
-    tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: str
+@pytest.mark.usefixtures("adapter")
+@pytest.mark.parametrize(("parts", "group"), [("pruning", "pruning b=1"), ("drafting", "drafting")])
+def test_each_part_can_be_compared_alone(
+    tiny_target: Path,
+    server: str,
+    metrics_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    parts: str,
+    group: str,
 ) -> None:
-    head = tmp_path / "models" / "early-head" / "early_head.json"
-    head.parent.mkdir()
-    head.write_text("{}")
-    options = ("--parts", "pruning", "--batches", "1", "--early-head", str(head.parent))
-    code, output = invoke(
-        monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url), *options
-    )
+    options = ("--parts", parts, "--batches", "1", "--early-head", head)
+    served_at = partial(served, address=server, url=metrics_url)
+    code, output = invoke(monkeypatch, tiny_target, tmp_path, served_at, *options)
     assert code == 0, output
     report = json.loads((tmp_path / "out" / "in-pass.json").read_text())
-    assert {row["group"] for row in report["rows"]} == {"pruning b=1"}
-    assert report["ratios"]["pruning.time-gain.b1"] == 1.25
-    assert not any(name.startswith("space") for name in report["ratios"])
+    assert {row["group"] for row in report["rows"]} == {group}
+    assert report["ratios"].get("pruning.time-gain.b1") == (1.25 if parts == "pruning" else None)
+    assert ("space/off" in report["ratios"]) == (parts == "drafting")
 
 
 def test_a_changed_token_is_exit_code_1(
