@@ -62,7 +62,7 @@ class DrafterConfig:
     # much as the next tree gains, even with a core each.
     draft_ahead: str = "auto"
     # Most forward steps per round that are taken for it.
-    draft_ahead_steps: int = 16
+    draft_ahead_steps: int = 32
     # Most children of a node that are looked at; 1 drafts chains.
     draft_children: int = 16
     # Whether children are chosen with the request's noise (on), or by the drafter's own probabilities alone (off): what

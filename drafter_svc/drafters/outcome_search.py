@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from coppice.tree import ROOT, TokenTree
 from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.drafters.base import AheadDraft
 from drafter_svc.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes, own_path_log_probs
 
@@ -57,7 +59,8 @@ class DraftAhead:
     """How far is drafted while the verifier is busy.
 
     At most `max_steps` forward passes per round of at most `width` rows, each of which promises at least
-    `min_step_gain` accepted tokens; `max_nodes` in all trees together, which bounds the message.
+    `min_step_gain` accepted tokens; `max_nodes` in all trees together, which bounds the message. Time is what `clock`
+    says, in seconds.
     """
 
     max_steps: int = 0
@@ -65,18 +68,22 @@ class DraftAhead:
     min_step_gain: float = 0.02
     max_nodes: int = 96
     fan_out: FanOut = USUAL_FAN_OUT
+    clock: Callable[[], float] = time.monotonic
 
 
 class OutcomeSearch:
     """First the expected tree's nodes are read, then its outcomes and what may follow them, the likeliest first."""
 
-    def __init__(self, expected: TokenTree, reader: Reader, limits: TreeLimits, ahead: DraftAhead, steps: int) -> None:
+    def __init__(
+        self, expected: TokenTree, reader: Reader, limits: TreeLimits, ahead: DraftAhead, pace: AheadPace
+    ) -> None:
         """`limits` are those of a draft behind an outcome; `max_depth` counts from the committed tokens."""
         self._expected = expected
         self._reader = reader
         self._limits = limits
         self._ahead = ahead
-        self._steps_left = steps
+        self._pace = pace
+        self._steps_left = ahead.max_steps
         # Of each node of the expected tree, and of the root, its row once that is known.
         self._rows: dict[int, int] = {ROOT: ROOT}
         self._outcomes: Sequence[LikelyOutcome] | None = None
@@ -92,7 +99,7 @@ class OutcomeSearch:
         """One forward pass, or a few trees of what was read; whether there is more to do."""
         if self._outcomes is None and not self._read_expected():
             self._choose_outcomes()
-        elif self._outcomes is not None and not (self._steps_left > 0 and self._read_behind()):
+        elif self._outcomes is not None and not (self._may_read and self._read_behind()):
             self._steps_left = 0
             self._put_together()
         return not self.is_over
@@ -103,6 +110,10 @@ class OutcomeSearch:
             return ()
         self._is_taken = True
         return tuple(self._drafts)
+
+    @property
+    def _may_read(self) -> bool:
+        return self._steps_left > 0 and self._pace.may_read
 
     def _children(self) -> dict[int, Children]:
         return {node: self._reader.children(row) for node, row in self._rows.items()}
@@ -124,7 +135,7 @@ class OutcomeSearch:
             and paths[node] >= _LEAST_REACH
             and tree.depths[node] < self._limits.max_depth
         ]
-        if not wanted or self._steps_left <= 0:
+        if not wanted or not self._may_read:
             return False
         self._steps_left -= 1
         least = max(paths[node] for node in wanted) + _LEAST_SHARE
@@ -176,10 +187,10 @@ class OutcomeSearch:
         return bool(chosen)
 
     def _put_together(self) -> None:
-        """Make the trees behind the next few outcomes."""
+        """Make the trees behind the next few outcomes; those that there is no time for are left out."""
         for _ in range(_TREES_PER_STEP):
             room = self._ahead.max_nodes - self._num_nodes
-            if not self._left or room <= 0:
+            if not self._left or room <= 0 or (self._drafts and not self._pace.may_make):
                 self.is_over = True
                 return
             self._add(self._left.pop(), room)

@@ -15,6 +15,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
@@ -167,8 +168,7 @@ class SmallLmSequence:
         # Those of the last draft: budgets seldom change.
         self._limits = limits
         self._ahead = ahead
-        # Steps ahead of a round: fewer once outcomes have come before the trees were done, more while there is time.
-        self._ahead_steps = ahead.max_steps
+        self._pace = AheadPace(ahead.clock)
         self._outcomes: OutcomeSearch | None = None
         self._unread = list(prompt)
         self._length = len(prompt)
@@ -178,8 +178,7 @@ class SmallLmSequence:
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
         if self._outcomes is not None:
-            in_time = self._outcomes.is_over
-            self._ahead_steps = min(self._ahead_steps + 1, self._ahead.max_steps) if in_time else self._fewer_steps
+            self._pace.outcome_came()
             self._outcomes = None
         self._coupling.commit(token_ids)
         self._unread.extend(token_ids)
@@ -228,7 +227,8 @@ class SmallLmSequence:
             return
         # Rows that are padding are the draft's own to fill, once the outcome is known.
         limits = replace(self._limits, row_multiple=1, max_depth=self._deepest)
-        self._outcomes = OutcomeSearch(tree, self, limits, self._ahead, self._ahead_steps)
+        self._outcomes = OutcomeSearch(tree, self, limits, self._ahead, self._pace)
+        self._pace.expect()
 
     def ahead(self) -> tuple[AheadDraft, ...]:
         """The trees behind likely outcomes, once, when all are made."""
@@ -252,10 +252,6 @@ class SmallLmSequence:
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
         """The best tree behind a row at this depth, of what has been read."""
         return self._search(replace(limits, max_depth=limits.max_depth - depth), 0, row)
-
-    @property
-    def _fewer_steps(self) -> int:
-        return max(1, self._ahead_steps // 2)
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
         """The best tree in one call, where the forward can; the same tree as `_search` finds."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.tree import ROOT, TokenTree, chain
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.acceptance_map import AcceptanceMap
+from drafter_svc.ahead_pace import READING_SHARE
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
@@ -44,10 +46,14 @@ class CountingForward(LlamaForward):
         return super().run(store, rows)
 
 
-def make_drafter(model: LlamaForCausalLM, ahead_steps: int) -> tuple[SmallLm, CountingForward]:
+def make_drafter(
+    model: LlamaForCausalLM, ahead_steps: int, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[SmallLm, CountingForward]:
     forward = CountingForward(model)
     info = DrafterInfo("small-lm", "test", "", VOCAB, 64)
-    return SmallLm(forward, info, Calibration(((0.0, 0.8),)), COMPLETE, DraftAhead(max_steps=ahead_steps)), forward
+    return SmallLm(
+        forward, info, Calibration(((0.0, 0.8),)), COMPLETE, DraftAhead(max_steps=ahead_steps, clock=clock)
+    ), forward
 
 
 def prepare_fully(sequence: Any) -> None:
@@ -152,28 +158,41 @@ def test_an_outcome_that_was_drafted_for_needs_fewer_passes(llama: LlamaForCausa
     assert passes[8] < passes[0]
 
 
-def test_steps_are_single_passes_within_the_bound_and_fewer_where_outcomes_come_first(llama: LlamaForCausalLM) -> None:
-    drafter, forward = make_drafter(llama, ahead_steps=8)
+def test_steps_are_single_passes_within_the_bounds_of_number_and_time(llama: LlamaForCausalLM) -> None:
+    now_s = 0.0
+    drafter, forward = make_drafter(llama, ahead_steps=8, clock=lambda: now_s)
     sequence = drafter.open(PROMPT, SamplingParams(temperature=1.0, seed=4))
-    for most in (8, 4, 2):
-        tree = sequence.draft(10)
-        before = forward.passes
-        sequence.expect(tree)
-        at = forward.passes
-        assert sequence.prepare()
-        assert forward.passes - at <= 1
-        # It comes before the trees are made: there was no time for so many steps.
-        sequence.extend(tree.token_ids[:1])
-        assert sequence.ahead() == ()
-        assert sequence._ahead_steps == most // 2
-        assert forward.passes - before <= most
+    tree = sequence.draft(10)
     before = forward.passes
-    drafts = followed(sequence, sequence.draft(10))
+    sequence.expect(tree)
+    while sequence.prepare():
+        assert forward.passes - before <= 8
+    assert forward.passes - before > 2
+    drafts = sequence.ahead()
     assert drafts
     assert sequence.ahead() == ()
-    assert sum(map(len, drafts.values())) <= DraftAhead().max_nodes
+    assert sum(len(draft.tree) for draft in drafts) <= DraftAhead().max_nodes
+    # A round took a second.
+    now_s += 1.0
     sequence.extend((3,))
-    assert sequence._ahead_steps == 2
+    tree = sequence.draft(10)
+    before = forward.passes
+    sequence.expect(tree)
+    while forward.passes < before + 5:
+        assert sequence.prepare()
+    # Now it is too late to read more, but not to hand over what is there.
+    now_s += READING_SHARE
+    while sequence.prepare():
+        pass
+    assert forward.passes == before + 5
+    assert sequence.ahead()
+    # An outcome that comes before the trees are made finds none.
+    now_s += 1.0
+    sequence.extend((3,))
+    sequence.expect(sequence.draft(10))
+    assert sequence.prepare()
+    sequence.extend((4,))
+    assert sequence.ahead() == ()
 
 
 @pytest.mark.parametrize("tree", [chain([60] * 40), chain(range(30)), random_tree(np.random.default_rng(1), 40, 61)])
@@ -250,6 +269,8 @@ def texts() -> Iterator[tuple[list[int], list[int]]]:
 
 def test_four_of_five_outcomes_of_the_bundled_pair_are_drafted_for() -> None:
     drafter: Any = load(DrafterConfig(str(MODELS / "small-lm"), device="cpu", draft_ahead="on"))
+    # There is all the time.
+    drafter._ahead = replace(drafter._ahead, clock=lambda: 0.0)
     num_rounds = num_hits = 0
     for prompt, text in texts():
         sequence, length = drafter.open(prompt, SamplingParams(temperature=0.0)), len(prompt)

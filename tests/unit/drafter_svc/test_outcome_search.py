@@ -9,6 +9,7 @@ import pytest
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.tree_limits import Children, TreeLimits
+from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 
 LIMITS = TreeLimits(max_nodes=8, max_steps=99)
@@ -44,7 +45,7 @@ class WrittenReader:
 
 def search(probabilities: Sequence[float], expected: TokenTree, steps: int = 12) -> WrittenReader:
     reader = WrittenReader(probabilities)
-    one = OutcomeSearch(expected, reader, LIMITS, DraftAhead(max_steps=steps), steps)
+    one = OutcomeSearch(expected, reader, LIMITS, DraftAhead(max_steps=steps), AheadPace(lambda: 0.0))
     while one.step():
         pass
     assert len(reader.steps) <= steps
