@@ -74,7 +74,7 @@ def uniforms(seed: int, position: int, purpose: Purpose) -> Iterator[float]:
     while True:
         index = np.arange(first, first + COUNTERS_PER_CALL, dtype=np.uint64)
         fixed = [np.full_like(index, word) for word in (position & _LOW, position >> 32, int(purpose))]
-        words = philox4x32((index, fixed[0], fixed[1], fixed[2]), (seed & _LOW, seed >> 32))
+        words = philox4x32((index, fixed[0], fixed[1], fixed[2]), (np.uint64(seed & _LOW), np.uint64(seed >> 32)))
         high, low = np.stack(words[::2], axis=-1) >> np.uint64(5), np.stack(words[1::2], axis=-1) >> np.uint64(6)
         yield from ((high * np.uint64(2**26) + low).astype(np.float64) / 2.0**53).ravel().tolist()
         first += COUNTERS_PER_CALL

@@ -32,7 +32,7 @@ FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -40,16 +40,18 @@ _SHIFT = np.uint64(32)
 BLOCK = 8
 
 
-def philox4x32(counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[int, int]) -> list[WordArray]:
-    """Ten rounds of Philox4x32 over arrays of counters; every word is a uint64 below 2^32."""
+def philox4x32(
+    counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[WordArray | np.uint64, WordArray | np.uint64]
+) -> list[WordArray]:
+    """Ten rounds of Philox4x32 over arrays of counters, with one key or an array; words are uint64 below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
         product0 = c0 * _MULTIPLIERS[0]
         product1 = c2 * _MULTIPLIERS[1]
-        c0, c2 = (product1 >> _SHIFT) ^ c1 ^ np.uint64(k0), (product0 >> _SHIFT) ^ c3 ^ np.uint64(k1)
+        c0, c2 = (product1 >> _SHIFT) ^ c1 ^ k0, (product0 >> _SHIFT) ^ c3 ^ k1
         c1, c3 = product1 & _LOW, product0 & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
     return [c0, c1, c2, c3]
 
 
@@ -68,12 +70,12 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
     return noise
 
 
-def gumbel_of(seed: int, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> FloatArray:
-    """Gumbel noise [nodes] of single tokens, each at its own absolute position: the same numbers as `gumbel` has."""
+def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> FloatArray:
+    """Gumbel noise [nodes] of single tokens, each of its own seed and absolute position: the same as `gumbel` has."""
     places = positions.astype(np.uint64)
     groups, words = np.divmod(token_ids, 4)
     counter = (groups.astype(np.uint64), places & _LOW, places >> _SHIFT, np.zeros(len(places), np.uint64))
-    by_word = np.stack(philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32)))
+    by_word = np.stack(philox4x32(counter, (seeds & _LOW, seeds >> _SHIFT)))
     uniform = (by_word[words, np.arange(len(places))].astype(np.float64) + 0.5) / 2.0**32
     noise: FloatArray = -np.log(-np.log(uniform))
     return noise
@@ -91,7 +93,7 @@ def library_noise_words(
         np.broadcast_to(positions >> _SHIFT, shape),
         np.zeros(shape, np.uint64),
     )
-    words = philox4x32(counter, (int(seed_low), int(seed_high)))
+    words = philox4x32(counter, (seed_low, seed_high))
     return np.stack(words, axis=-1).astype(np.uint32)
 
 

@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from coppice.client import Client
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving
+
+# The first example may have to wait for the compiler.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 StartFakes = Callable[..., Any]
 TESTS = Path(__file__).parent

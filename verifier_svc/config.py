@@ -13,7 +13,7 @@ from coppice.tls import ServerTls, server_tls
 
 DEVICES = ("auto", "cpu", "cuda")
 SWITCH = ("on", "off")
-PRUNING = ("auto", "on", "in-turn", "off")
+PRUNING = ("auto", "on", "compare", "off")
 EXACTNESS = ("auto", "strict", "fast")
 # Fewer rows are no faster, and there would be none to set aside for prompts.
 MIN_ROWS = 4
@@ -87,7 +87,7 @@ class VerifierConfig:
     redraft_rows: int = 0
     # A directory with a head that prunes nodes behind an early layer, see early_head.py; empty: none is.
     early_head: str = ""
-    # auto prunes the passes where that pays, on all of them, in-turn every other one, for measurement.
+    # auto prunes the passes where that pays, on all of them, compare runs each both ways, for measurement.
     early_pruning: str = "auto"
 
     def __post_init__(self) -> None:

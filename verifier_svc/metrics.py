@@ -82,7 +82,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
 
 
 def _pruning_times(engine: Engine) -> Iterator[Metric]:
-    """What passes took that early pruning could act on: for comparison, with EARLY_PRUNING=in-turn."""
+    """What passes took that early pruning could act on: for comparison, with EARLY_PRUNING=compare."""
     times = {"yes" if pruned else "no": value for pruned, value in engine.passes.pruning_times.items()}
     for name, text, values in (
         (

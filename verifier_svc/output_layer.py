@@ -25,7 +25,10 @@ class OutputLayer:
 
     def scores(self, rows: Tensor, token_ids: Tensor) -> Tensor:
         """One score [C] for each row [C, hidden] and its token [C], in single precision."""
-        products = (rows.float() * self.weight.index_select(0, token_ids).float()).sum(-1)
+        return self.finish((rows.float() * self.weight.index_select(0, token_ids).float()).sum(-1), token_ids)
+
+    def finish(self, products: Tensor, token_ids: Tensor) -> Tensor:
+        """Scores [C] from the products [C] of rows with the weights of their tokens [C]."""
         if self.bias is not None:
             products = products + self.bias.index_select(0, token_ids).float()
         return self._finish(products)

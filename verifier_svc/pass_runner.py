@@ -37,6 +37,7 @@ class PassRunner:
     def __init__(self, target: TargetModel, settings: PruningSettings | None) -> None:
         self._target = target
         self._pace = None if settings is None else PruningPace(settings)
+        self._is_pruned_first = False
 
     @property
     def pruning_times(self) -> Mapping[bool, PassTimes]:
@@ -49,7 +50,24 @@ class PassRunner:
         if pace is None or not self._target.can_prune(plan):
             return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
         count = num_candidates(plan)
-        prunes = pace.prunes(plan.num_rows, count)
+        if count and pace.compares:
+            return self._compared(plan, pace)
+        return self._timed(plan, pace, count, prunes=pace.prunes(plan.num_rows, count))
+
+    def _compared(self, plan: PassPlan, pace: PruningPace) -> PassResult:
+        """Run a pass both ways, each the first in its turn, and go on as if it had not been pruned.
+
+        What the first run writes to the cache, the second writes again.
+        """
+        self._is_pruned_first = not self._is_pruned_first
+        results = {
+            prunes: self._timed(plan, pace, num_candidates(plan), prunes=prunes)
+            for prunes in (self._is_pruned_first, not self._is_pruned_first)
+        }
+        return results[False]
+
+    def _timed(self, plan: PassPlan, pace: PruningPace, count: int, *, prunes: bool) -> PassResult:
+        """Run a pass, of whose rows `count` may be pruned, and have the pace learn from it."""
         started_s = time.perf_counter()
         result = self._pruned(plan) if prunes else PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
         # Rows of prompts cost less, without logits.

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from coppice.errors import IncompatibleError
 from verifier_svc.early_head import EarlyHead
 from verifier_svc.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
+from verifier_svc.early_scores import EarlyScores
 from verifier_svc.kv_cache import IntArray
 from verifier_svc.output_layer import output_layer
 from verifier_svc.pass_plan import PassPlan
@@ -59,14 +60,14 @@ class PrunedLayers:
         config = model.config.get_text_config()
         if not head.layer < len(layers):
             raise IncompatibleError(f"the early head acts behind layer {head.layer}, the target has {len(layers)}")
-        self._output = output_layer(model)
-        if head.hidden_size != config.hidden_size or self._output.weight.shape[1] != head.hidden_size:
+        output = output_layer(model)
+        if head.hidden_size != config.hidden_size or output.weight.shape[1] != head.hidden_size:
             raise IncompatibleError(
                 f"the early head is for rows of {head.hidden_size} numbers, the target's have {config.hidden_size}"
             )
         parameter = next(model.parameters())
         self._device = parameter.device
-        self._head = head.to(parameter.device, parameter.dtype)
+        self._scores = EarlyScores(head.to(parameter.device, parameter.dtype), output)
         self._row_multiple = row_multiple
         self._forward: PrunedForward | None = None
         layers[head.layer - 1].register_forward_hook(self._cut)
@@ -95,7 +96,7 @@ class PrunedLayers:
             raise IncompatibleError(f"layers give hidden states of shape {tuple(hidden.shape)}, which cannot be pruned")
         plan, candidates = forward.plan, forward.candidates
         forward.num_rows = hidden.shape[1]
-        scores = self._scores(hidden[0], candidates) if forward.scores is None else forward.scores
+        scores = self._scores.of(hidden[0], candidates) if forward.scores is None else forward.scores
         rows = surviving_rows(plan, candidates, scores.cpu().numpy())
         left = without_pruned(plan, rows, self._row_multiple)
         # Rows that come back as padding are computed for nothing.
@@ -107,13 +108,6 @@ class PrunedLayers:
             forward.narrow(left, forward.kept)
             hidden = hidden.index_select(1, forward.kept)
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-    def _scores(self, hidden: Tensor, candidates: Candidates) -> Tensor:
-        """Early scores [C], each row that has children predicted once."""
-        parents, places = np.unique(candidates.parent_rows, return_inverse=True)
-        predicted = self._head.predict(hidden.index_select(0, self._on_device(parents)))
-        rows = predicted.index_select(0, self._on_device(places.astype(np.int64)))
-        return self._output.scores(rows, self._on_device(candidates.token_ids))
 
     def _narrow_arguments(
         self, _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]

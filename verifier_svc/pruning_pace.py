@@ -24,7 +24,7 @@ _MOST_GAIN = math.log(2)
 # A lost token costs what hangs behind it, too: about so many tokens in all.
 _LOST_BEHIND = 2.0
 
-AUTO, ON, IN_TURN = "auto", "on", "in-turn"
+AUTO, ON, COMPARE = "auto", "on", "compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PruningSettings:
     """What early pruning a target offers.
 
     Up to `free_rows` rows, a pass costs the same. `switch`: whether passes are pruned where that is worth it, all of
-    them or every other one.
+    them, or each is run both ways.
     """
 
     thresholds: Thresholds
@@ -82,12 +82,15 @@ class PruningPace:
     times: dict[bool, PassTimes] = field(default_factory=lambda: {False: PassTimes(), True: PassTimes()})
     _sizes: dict[int, _Size] = field(default_factory=dict)
 
+    @property
+    def compares(self) -> bool:
+        """Whether passes are run both ways, for measurement."""
+        return self.settings.switch == COMPARE
+
     def prunes(self, num_rows: int, num_candidates: int) -> bool:
         """Whether to prune a pass of so many rows, of which some may be pruned."""
         if num_candidates == 0 or self.settings.switch == ON:
             return num_candidates > 0
-        if self.settings.switch == IN_TURN:
-            return self.times[True].num_passes < self.times[False].num_passes
         # Not even worth a try where all of them together would save nothing.
         if self._computed(num_rows) == self._computed(num_rows - num_candidates):
             return False

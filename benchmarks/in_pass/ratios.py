@@ -11,8 +11,8 @@ from statistics import fmean, median
 from benchmarks.in_pass import figures
 from benchmarks.in_pass.measure import BatchSample, Measured
 from benchmarks.in_pass.variants import (
+    COMPARE,
     DRAFTING,
-    IN_TURN,
     InPass,
     merged_name,
     pruning_group,
@@ -28,8 +28,8 @@ RATIO_NOTE = (
     "space.tau: its tokens per round; space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
     "Early pruning of the target's own trees ('.KIND': of a drafter's, where there are both), on over off with the "
     "same budgets, all sizes of trees: rows-saved: share of tree nodes that it removes; tau-kept: τ with over without; "
-    "pruning.time-gain.bN: of passes of which every other is pruned, N requests at once, the time without over that "
-    "with, for each row that they began with; pruning.auto-gain.bN: time of a pass with pruning off over that with "
+    "pruning.time-gain.bN: of passes that are run both ways, one after the other, N requests at once, the time without "
+    "over that with; pruning.auto-gain.bN: time of a pass with pruning off over that with "
     "EARLY_PRUNING=auto, in turn request by request"
 )
 
@@ -95,7 +95,7 @@ def _gains(measured: Measured, what: InPass, source: str, temperature: float) ->
     def times(switch: str, figure: figures.Figure) -> list[float | None]:
         return _over_sizes(measured, what, source, switch, temperature, figure)
 
-    whole, pruned = (times(IN_TURN, figure) for figure in (figures.ms_per_whole_row, figures.ms_per_pruned_row))
+    whole, pruned = (times(COMPARE, figure) for figure in (figures.ms_per_whole_row, figures.ms_per_pruned_row))
     off, auto = times("off", figures.ms_per_pass), times("auto", figures.ms_per_pass)
     batch = f"b{measured.group.batch_size}{_of_source(source, what)}"
     return {

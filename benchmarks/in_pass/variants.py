@@ -11,8 +11,8 @@ from coppice.cli.topology import DrafterSpec
 from orchestrator.rounds import REDRAFT
 
 SPACE = "space"
-SWITCHES = ("off", "on", "auto", "in-turn")
-IN_TURN = SWITCHES[-1]
+SWITCHES = ("off", "on", "auto", "compare")
+COMPARE = SWITCHES[-1]
 
 # Masks in a group and groups in a round that are tried.
 MASKS = (1, 2, 3, 5)

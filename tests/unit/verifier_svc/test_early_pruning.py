@@ -156,10 +156,11 @@ def test_kernels_are_told_of_the_same_keys_as_before(seed: int) -> None:
 
 
 def test_noise_of_single_tokens_is_that_of_whole_rows() -> None:
-    positions, tokens = np.array([7, 8, 2**40, 0]), np.array([0, 13, 98, 3])
-    rows = [gumbel(2**60 + 5, int(position), 1, 100)[0] for position in positions]
+    positions, tokens = np.array([7, 8, 2**40, 0, 7]), np.array([0, 13, 98, 3, 0])
+    seeds = np.array([2**60 + 5, 2**64 - 1, 2**60 + 5, 0, 9], np.uint64)
+    rows = [gumbel(int(seed), int(place), 1, 100)[0] for seed, place in zip(seeds, positions, strict=True)]
     expected = [row[token] for row, token in zip(rows, tokens, strict=True)]
-    assert gumbel_of(2**60 + 5, positions, tokens).tolist() == expected
+    assert gumbel_of(seeds, positions, tokens).tolist() == expected
 
 
 def test_thresholds_lie_between_those_of_the_nearest_temperatures() -> None:

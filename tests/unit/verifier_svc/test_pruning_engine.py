@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from verifier_svc.engine import Engine
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.pruned_layers import PrunedForward
-from verifier_svc.pruning_pace import ON, PruningSettings
+from verifier_svc.pruning_pace import COMPARE, ON, PruningSettings
 from verifier_svc.sequence import Draft, Sequence, SequenceSpec
 from verifier_svc.target_model import TargetModel
 
@@ -136,3 +137,39 @@ def test_sampled_trees_are_never_pruned(target: TargetModel) -> None:
         rows = sequence.next_rows(2, 16)
         assert len(rows.tree) == 1
         assert (rows.draw_rule is None) is traverses
+
+
+def test_passes_that_are_compared_run_both_ways_each_first_in_its_turn(target: TargetModel) -> None:
+    engine = Engine(target, replace(tiny_info(), pruning=replace(FORCED, switch=COMPARE)), LIMITS, max_nodes=16)
+    ran: list[tuple[bool, PassPlan]] = []
+    whole, pruned = target.forward, target.forward_pruned
+
+    def forward(plan: PassPlan) -> Tensor:
+        ran.append((False, plan))
+        return whole(plan)
+
+    def forward_pruned(plan: PassPlan) -> tuple[Tensor, PrunedForward]:
+        ran.append((True, plan))
+        return pruned(plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "forward", forward)
+        patch.setattr(target, "forward_pruned", forward_pruned)
+        engine.start()
+        harness = Harness(engine)
+        sampling = SamplingParams(temperature=1.0, seed=8)
+        plain = harness.generate(PROMPTS, sampling, STOPPING)
+        assert not any(was_pruned for was_pruned, _ in ran)
+        ran.clear()
+        outputs = [result.token_ids for result in plain]
+        drafted = harness.generate(PROMPTS, sampling, STOPPING, oracle_drafter(outputs, seed=3), 0.05)
+        engine.stop()
+    # The random head would have lost true tokens: rounds go on as if nothing had been pruned.
+    assert [result.token_ids for result in drafted] == outputs
+    assert engine.counts.num_pruned_nodes == 0
+    pruned_first = [one for (one, plan), (_, other) in pairwise(ran) if plan is other]
+    assert len(pruned_first) > 4
+    assert all(one != other for one, other in pairwise(pruned_first))
+    times = engine.passes.pruning_times
+    assert times[True].num_rows == times[False].num_rows > 0
+    assert target.cache.num_free_blocks == target.cache.num_blocks

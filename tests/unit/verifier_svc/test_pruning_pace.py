@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from verifier_svc.draw_rule import Threshold
-from verifier_svc.pruning_pace import IN_TURN, LEAST_PAIRS, ON, TRY_ONE_IN, PruningPace, PruningSettings
+from verifier_svc.pruning_pace import COMPARE, LEAST_PAIRS, ON, TRY_ONE_IN, PruningPace, PruningSettings
 
 # Seconds of a pass of so many rows, by whether it is pruned.
 Machine = Callable[[int, bool], float]
@@ -108,13 +108,17 @@ def test_one_pass_that_was_held_up_does_not_decide() -> None:
     assert pace.prunes(100, 90)
 
 
-def test_for_measurement_every_pass_is_pruned_or_every_other_one() -> None:
+def test_for_measurement_every_pass_is_pruned_or_run_both_ways() -> None:
     pace = PruningPace(settings(switch=ON))
     assert pace.prunes(5, 4)
     assert not pace.prunes(5, 0)
-    in_turn = PruningPace(settings(switch=IN_TURN))
-    assert run(in_turn, machine(0.5, 0.0), 6, rows=50) == [False, True] * 3
-    assert not in_turn.prunes(5, 0)
-    whole, pruned = in_turn.times[False], in_turn.times[True]
+    assert not pace.compares
+    assert PruningPace(settings(switch=COMPARE)).compares
+
+
+def test_what_both_kinds_of_passes_took_is_added_up() -> None:
+    pace = PruningPace(settings())
+    assert run(pace, machine(0.5, 0.0), 6, rows=50) == [False, True] * 3
+    whole, pruned = pace.times[False], pace.times[True]
     assert (whole.num_passes, whole.num_rows, pruned.num_passes, pruned.num_rows) == (3, 150, 3, 150)
     assert (whole.seconds, pruned.seconds) == (pytest.approx(0.03), pytest.approx(0.015))

@@ -46,8 +46,8 @@ def counts(
     return PassCounts({(name, ()): value for name, value in values.items()})
 
 
-def in_turn(rows: float, whole_s: float, pruned_s: float) -> PassCounts:
-    """What a verifier counted that pruned every other pass; both kinds began with so many rows."""
+def compared(rows: float, whole_s: float, pruned_s: float) -> PassCounts:
+    """What a verifier counted that ran passes of so many rows both ways."""
     values = {(PRUNABLE_ROWS, "no"): rows, (PRUNABLE_ROWS, "yes"): rows}
     values |= {(PRUNABLE_S, "no"): whole_s, (PRUNABLE_S, "yes"): pruned_s}
     return PassCounts({(name, (("pruned", pruned),)): value for (name, pruned), value in values.items()})

@@ -18,7 +18,7 @@ from benchmarks.in_pass.variants import PLAIN, InPass, make_groups, pruning_name
 from benchmarks.latency import Plan
 from benchmarks.summary import OFF, ON
 from orchestrator.rounds import REDRAFT
-from tests.unit.benchmarks.in_pass.made_up import EVERYTHING, SMALL_LM, MadeUp, counts, in_turn, measured
+from tests.unit.benchmarks.in_pass.made_up import EVERYTHING, SMALL_LM, MadeUp, compared, counts, measured
 
 DRAFTING, PRUNING_1, PRUNING_4 = make_groups(EVERYTHING)
 
@@ -57,7 +57,7 @@ def test_trees_that_are_pruned_differ_in_the_switch_alone_and_those_of_drafters_
     assert PRUNING_1.variants == PRUNING_4.variants
     for source, size in itertools.product((REDRAFT, "small-lm"), (8, 16)):
         four = [one for one in PRUNING_1.variants if (one.sources, one.max_nodes) == ((source,), size)]
-        assert [dict(one.verifier.settings)["EARLY_PRUNING"] for one in four] == ["off", "on", "auto", "in-turn"]
+        assert [dict(one.verifier.settings)["EARLY_PRUNING"] for one in four] == ["off", "on", "auto", "compare"]
         assert len({(one.drafter, one.sources, one.synchronous) for one in four}) == 1
         assert all(one.synchronous == (source != REDRAFT) for one in four)
         full = dict(four[0].drafter.settings if four[0].drafter else four[0].verifier.settings)
@@ -123,8 +123,8 @@ def test_pruning_is_on_over_off_with_sizes_of_trees_together() -> None:
         pruned(16, "on"): [MadeUp(3.0, passes=counts(2, 0.024, 36, nodes=32, removed=18, pruned=2))],
         pruned(8, "auto"): [MadeUp(4.0, passes=counts(2, 0.020, 20, nodes=16))],
         pruned(16, "auto"): [MadeUp(4.0, passes=counts(2, 0.012, 36, nodes=32))],
-        pruned(8, "in-turn"): [MadeUp(4.0, passes=in_turn(20, 0.020, 0.016))],
-        pruned(16, "in-turn"): [MadeUp(4.0, passes=in_turn(36, 0.018, 0.0144))],
+        pruned(8, "compare"): [MadeUp(4.0, passes=compared(20, 0.020, 0.016))],
+        pruned(16, "compare"): [MadeUp(4.0, passes=compared(36, 0.018, 0.0144))],
     }
     values, _ = ratios(group(measured(PRUNING_4, batches, (0.0, 1.0))), EVERYTHING)
     assert values["rows-saved"] == values["rows-saved@T1"] == 0.5
@@ -142,7 +142,7 @@ def test_pruning_is_on_over_off_with_sizes_of_trees_together() -> None:
     beside, _ = ratios(group(measured(PRUNING_4, batches | drafters)), EVERYTHING)
     assert (beside["rows-saved"], beside["rows-saved.small-lm"]) == (0.5, 0.25)
     # A size whose requests had no pass together makes no gain.
-    batches[pruned(8, "in-turn")] = [MadeUp(4.0)]
+    batches[pruned(8, "compare")] = [MadeUp(4.0)]
     assert "pruning.time-gain.b4" not in ratios(group(measured(PRUNING_4, batches)), EVERYTHING)[0]
 
 
