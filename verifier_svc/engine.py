@@ -190,9 +190,14 @@ class Engine:
     def _run(self) -> None:
         while not self._stopping:
             self._step()
+        self._deliver()
 
     def _step(self) -> None:
-        """Carry out what has arrived, run a pass if one may start, deliver what came of it."""
+        """Carry out what has arrived, and run a pass if one may start.
+
+        What came of it is delivered at once if nothing else is to do, else before the next one's forward: the event
+        loop then sends it while we hardly need the interpreter, and does not hold up the planning of the pass.
+        """
         # Finished sequences may have made room: look before waiting for commands, and again after them.
         self._scheduler.admit(self._clock())
         self._take_commands()
@@ -200,7 +205,9 @@ class Engine:
         start_s = self._scheduler.next_start_s()
         if start_s is not None and start_s <= self._clock():
             self._run_pass()
-        self._deliver()
+            start_s = self._scheduler.next_start_s()
+        if start_s is None or start_s > self._clock():
+            self._deliver()
 
     def _take_commands(self) -> None:
         """Carry out what has arrived; wait for more while no pass may start."""
@@ -213,6 +220,7 @@ class Engine:
             return
         try:
             if timeout is None or timeout > 0:
+                self._deliver()
                 self._carry_out(self._commands.get(timeout=timeout))
             while True:
                 self._carry_out(self._commands.get_nowait())
@@ -221,6 +229,7 @@ class Engine:
 
     def _wait_or_prepare(self) -> None:
         """Use a wait for drafts: once the event loop has had time to send outcomes, get ready for the next round."""
+        self._deliver()
         try:
             self._carry_out(self._commands.get(timeout=QUIET_S))
         except queue.Empty:
@@ -298,6 +307,7 @@ class Engine:
         try:
             work = [share.sequence.next_rows(share.num_pending, share.max_nodes, share.max_masks) for share in shares]
             plan = self._target.plan(work)
+            self._deliver()
             forward_s = self._clock()
             result = self.passes.run(plan)
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on

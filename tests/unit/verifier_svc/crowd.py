@@ -134,6 +134,8 @@ class Crowd:
         if not self._live and self.engine._commands.empty():
             return
         self.engine._step()
+        # What the next pass would deliver on its way.
+        self.engine._deliver()
         for event in self._arrived:
             self._check(event)
         self._arrived.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits
 from tests.unit.verifier_svc.tiny_engine import CONTEXT, PROMPTS, SAMPLING, VOCAB, oracle_drafter
 from verifier_svc.engine import Engine
-from verifier_svc.events import ErrorEvent, LoadEvent
+from verifier_svc.events import ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import FinishReason
 from verifier_svc.scheduler import SequenceKey
 from verifier_svc.sequence import Draft, SequenceSpec
@@ -334,3 +335,35 @@ def test_synchronous_rounds_wait_for_their_own_draft_even_behind_empty_ones_and_
     # Eight rounds without nodes; then each draft's first node, and the target's own token behind it.
     assert result.rounds == 8 + 16 // 2
     assert (result.accepted, result.stale) == (8, 0)
+
+
+def test_outcomes_are_delivered_behind_the_next_plan_and_before_its_pass(engine: Engine) -> None:
+    happened: list[str] = []
+    target = engine._target
+    plan, forward = target.plan, target.forward
+
+    def marked(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            happened.append(name)
+            return function(*arguments)
+
+        return call
+
+    over = threading.Event()
+
+    def sink(events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, OutcomeEvent):
+                happened.append("outcome")
+                if event.outcome.finish is not None:
+                    over.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "plan", marked("plan", plan))
+        patch.setattr(target, "forward", marked("forward", forward))
+        engine.attach(7, sink)
+        stopping = StoppingOptions(max_tokens=5, ignore_eos=True)
+        engine.open(SequenceKey(7, 0), SequenceSpec(tuple(PROMPTS[0]), SamplingParams(), stopping))
+        # The last outcome, behind which nothing is to be done, comes without a pass.
+        assert over.wait(10)
+    assert happened == ["plan", "forward", *["plan", "outcome", "forward"] * 4, "outcome"]

@@ -83,6 +83,8 @@ class Door:
         # A turn waits for a command when nothing runs.
         self.engine._commands.put(lambda: None)
         self.engine._step()
+        # What the next pass would deliver on its way.
+        self.engine._deliver()
         said = [*self._events, *self._refused]
         self._events.clear()
         self._refused.clear()
