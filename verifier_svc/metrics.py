@@ -55,7 +55,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield from _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
     yield _OWN.counter("masks", "Rows of masks computed for re-drafts.", counts.num_masks)
     yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
-    text = "Passes that left nodes out behind their first layers."
+    text = "Passes that left nodes out behind the layer of the early head."
     yield _OWN.counter("early_pruned_passes", text, counts.num_pruned_passes)
     yield _OWN.counter("early_pruned_nodes", "Draft nodes that these passes left out.", counts.num_pruned_nodes)
     yield from _pruning_times(engine)
