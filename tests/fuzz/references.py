@@ -117,6 +117,8 @@ def alone(witness: Witness, info: TargetInfo, reference: Reference) -> Reference
     rows: list[LogitRows] = []
     while True:
         engine._step()
+        # What the next pass would deliver on its way.
+        engine._deliver()
         for event in events:
             assert isinstance(event, OutcomeEvent | LoadEvent), event
             if isinstance(event, OutcomeEvent):
