@@ -51,17 +51,17 @@ class PassRunner:
             return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
         count = num_candidates(plan)
         if count and pace.compares:
-            return self._compared(plan, pace)
+            return self._compared(plan, pace, count)
         return self._timed(plan, pace, count, prunes=pace.prunes(plan.num_rows, count))
 
-    def _compared(self, plan: PassPlan, pace: PruningPace) -> PassResult:
+    def _compared(self, plan: PassPlan, pace: PruningPace, count: int) -> PassResult:
         """Run a pass both ways, each the first in its turn, and go on as if it had not been pruned.
 
         What the first run writes to the cache, the second writes again.
         """
         self._is_pruned_first = not self._is_pruned_first
         results = {
-            prunes: self._timed(plan, pace, num_candidates(plan), prunes=prunes)
+            prunes: self._timed(plan, pace, count, prunes=prunes)
             for prunes in (self._is_pruned_first, not self._is_pruned_first)
         }
         return results[False]
