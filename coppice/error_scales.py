@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,9 +31,15 @@ def check_error_scales(sigmas: ErrorScales) -> None:
         raise ValueError(f"sigmas must be finite numbers above 0, got {sigmas}")
 
 
+@lru_cache(maxsize=256)
 def error_scales_at(sigmas: ErrorScales, temperature: float, num_depths: int) -> npt.NDArray[np.float32]:
-    """Scales [num_depths] at a temperature; where none was measured, those of the nearest depth or temperature."""
+    """Scales [num_depths] at a temperature; where none was measured, those of the nearest depth or temperature.
+
+    Kept for the next call, and not to be written to.
+    """
     temperatures = [measured for measured, _ in sigmas]
     by_depth = np.asarray([scales for _, scales in sigmas])
     depths = np.minimum(np.arange(num_depths), by_depth.shape[1] - 1)
-    return np.asarray([np.interp(temperature, temperatures, by_depth[:, depth]) for depth in depths], np.float32)
+    scales = np.asarray([np.interp(temperature, temperatures, by_depth[:, depth]) for depth in depths], np.float32)
+    scales.flags.writeable = False
+    return scales

@@ -157,7 +157,7 @@ class Engine:
         # Compiled at its first use, which should not be a request's.
         gumbel(0, 0, 1, self._info.vocab_size)
         if self._info.redraft is not None:
-            redraft_tree(np.zeros((1, self._info.vocab_size), np.float32), 0, self._info.redraft, 0.0, 1)
+            redraft_tree(np.zeros((1, self._info.vocab_size), np.float32), [0], 0, self._info.redraft, 0.0, 1)
         self._thread.start()
 
     def stop(self) -> None:

@@ -209,7 +209,8 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
             f"the adapter's transition has {transition.vocab_size} tokens, the target's vocabulary {vocab_size}"
         )
     nodes = min(config.redraft_nodes, config.max_nodes)
-    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, config.redraft_min_probability)
+    least = config.redraft_min_probability
+    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, target.row_multiple)
 
 
 def with_early_head(

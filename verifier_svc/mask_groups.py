@@ -1,4 +1,4 @@
-"""Which mask rows a pass has: chains of masks behind ends that the accepted path may have (SPACE, 2402.11809).
+"""Mask rows of a pass: chains of masks behind ends that the accepted path may have (SPACE, 2402.11809).
 
 A mask stands for a token that nobody has drawn yet, and the row at position t predicts the token at t + 1: so the masks
 behind the accepted path's end say what follows the round's own next token. To attention a chain of masks is a branch of
@@ -8,15 +8,10 @@ the tree; no other row sees it, and it is never accepted. Pure.
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.tree import ROOT, TokenTree
-
-# Accepted tokens that a mask has to promise the next round: its row would cost more than less could gain.
-LEAST_GAIN = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +53,27 @@ def mask_depths(groups: Sequence[MaskGroup], depths: Sequence[int]) -> list[int]
     ]
 
 
-def rows_behind(groups: Sequence[MaskGroup], node: int) -> range:
-    """Which of all mask rows are those behind a node; none where it has no group."""
-    starts = itertools.accumulate((group.num_masks for group in groups), initial=0)
-    for start, group in zip(starts, groups, strict=False):
-        if group.node == node:
-            return range(start, start + group.num_masks)
-    return range(0)
+def masks_for(groups: Sequence[MaskGroup], tree: TokenTree, end: int) -> tuple[list[int], list[int]]:
+    """The masks that say what follows the round's own token behind an accepted path: rows, and their places in groups.
 
-
-def choose_groups(
-    tree: TokenTree, shape: MaskShape, max_rows: int, room: int, hit_rate: float
-) -> tuple[MaskGroup, ...]:
-    """Masks where they promise most, behind likely ends of the accepted path; the likeliest end's group comes first.
-
-    The j-th mask behind an end promises the end's probability times `hit_rate` to the power of j.
+    One for each depth of a draft, of the nearest group that has it: behind the end itself or behind a node above, where
+    as many masks as there are nodes in between stand for tokens that are known by now.
 
     Args:
-        tree: what the round verifies, whose own probabilities are believed.
-        shape: of the groups, at most.
-        max_rows: most rows of all masks together.
-        room: tokens that the output may still have. What a mask predicts must be of use in the next round, which
-            has a token of its own to add.
-        hit_rate: how likely the token that a mask predicts is accepted if the one before it is.
+        groups: of the round; rows are numbered from 0 on, one group behind the other.
+        tree: what the round has verified.
+        end: the path's last node.
     """
-    ends = end_probabilities(tree)
-    likeliest = sorted(range(ROOT, len(tree)), key=lambda node: (-ends[node], node))[: shape.num_groups]
-    promises: list[tuple[float, int, int]] = []
-    for rank, node in enumerate(likeliest):
-        depth = 0 if node == ROOT else tree.depths[node]
-        promise = ends[node]
-        for place in range(min(shape.num_masks, room - depth - 2)):
-            promise *= hit_rate
-            if promise < LEAST_GAIN:
-                break
-            promises.append((-promise, rank, place))
-    # Of equal promises the likelier end's comes first; a group's own fall from place to place.
-    counts = Counter(rank for _, rank, _ in sorted(promises)[:max_rows])
-    return tuple(MaskGroup(node, counts[rank]) for rank, node in enumerate(likeliest) if counts[rank])
-
-
-def end_probabilities(tree: TokenTree) -> list[float]:
-    """How likely the accepted path ends at each node; that of the root comes last, where its index of -1 finds it."""
-    ends = [*map(math.exp, tree.path_log_probs), 1.0]
-    # A node's own place holds its path's probability until all of its children have taken their part.
-    for node, parent in enumerate(tree.parents):
-        ends[parent] -= math.exp(tree.path_log_probs[node])
-    return ends
+    starts = itertools.accumulate((group.num_masks for group in groups), initial=0)
+    by_node = {group.node: (start, group.num_masks) for start, group in zip(starts, groups, strict=False)}
+    rows: list[int] = []
+    places: list[int] = []
+    node, distance = end, 0
+    while True:
+        start, num_masks = by_node.get(node, (0, 0))
+        for place in range(distance + len(rows), num_masks):
+            rows.append(start + place)
+            places.append(place)
+        if node == ROOT:
+            return rows, places
+        node, distance = tree.parents[node], distance + 1

@@ -55,8 +55,12 @@ class MaskRows:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
         gate = mask_places[:, None] >= 0
         self._open(gate)
-        masks = self._table[mask_places.clamp_min(0)]
-        return torch.where(gate, masks, self._embed(token_ids))
+        inputs: Tensor = self._embed(token_ids)
+        if self._by_row:
+            # A handful of rows, without a dozen calls of torch.
+            inputs.numpy()[0, self._rows] = self._table.numpy()[mask_places.numpy()[self._rows]]
+            return inputs
+        return torch.where(gate, self._table[mask_places.clamp_min(0)], inputs)
 
     def narrow(self, rows: Tensor) -> None:
         """From here on the forward has some of its rows [M] alone."""
@@ -81,14 +85,15 @@ class MaskRows:
             if gate is None:
                 return None
             values = inputs[0]
+            if tables is not None and values.is_contiguous() and output.is_contiguous():
+                inputs_of_rows, outputs = values.numpy(), output.numpy()
+                if inputs_of_rows.shape == (1, len(gate), down.shape[1]):
+                    add_low_rank(inputs_of_rows[0], self._rows, *tables, outputs[0])
+                    return None
             if values.shape[-2] != len(gate) or values.shape[-1] != down.shape[1]:
                 raise IncompatibleError(
                     f"the layer {name!r} has inputs of shape {tuple(values.shape)}, which the adapter cannot act on"
                 )
-            if tables is not None and values.is_contiguous() and output.is_contiguous():
-                inputs_of_rows, outputs = values.view(len(gate), -1), output.view(len(gate), -1)
-                add_low_rank(inputs_of_rows.numpy(), self._rows, *tables, outputs.numpy())
-                return None
             return torch.where(gate, output + values @ down.T @ up, output)
 
         return add

@@ -19,7 +19,8 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from verifier_svc.acceptance import Acceptance
-from verifier_svc.mask_groups import MaskGroup, MaskShape, choose_groups, rows_behind
+from verifier_svc.mask_choice import choose_groups
+from verifier_svc.mask_groups import MaskGroup, MaskShape, masks_for
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.token_choice import Logits, TokenChooser
 from verifier_svc.transition_scores import TransitionScores
@@ -32,6 +33,7 @@ _PAUSE = 32
 # Weight of a round in the running mean; before it is known better, a re-draft is taken to gain this.
 _MEAN_RATE = 0.1
 _FIRST_GAIN = 1.0
+_FIRST_HIT_RATE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class RedraftSettings:
 
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
     log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
-    `min_probability`: a node whose path is less likely is not worth a row of the next pass.
+    `min_probability`: a node whose path is less likely is not worth a row of the next pass. `row_multiple`: passes have
+    multiples of so many rows.
     """
 
     shape: MaskShape
@@ -49,6 +52,7 @@ class RedraftSettings:
     sigmas: ErrorScales
     transition: TransitionScores | None = None
     min_probability: float = 0.1
+    row_multiple: int = 1
 
 
 class Redrafter:
@@ -74,7 +78,10 @@ class Redrafter:
         """The masks of a round that verifies `tree`, at most so many, where the output has `room` for more tokens."""
         if not max_masks or self._settings is None:
             return ()
-        return choose_groups(tree, self._settings.shape, max_masks, room, self._pace.hit_rate)
+        settings = self._settings
+        return choose_groups(
+            tree, settings.shape, max_masks, room, self._pace.hit_rate, row_multiple=settings.row_multiple
+        )
 
     def round_over(
         self,
@@ -103,12 +110,12 @@ class Redrafter:
         elif not rows.masks:
             self._pace.round_over()
         end = accepted.nodes[-1] if accepted.nodes else ROOT
-        found = rows_behind(rows.masks, end)
+        found, places = masks_for(rows.masks, rows.tree, end)
         if not found:
             return EMPTY_TREE
         first = 1 + len(rows.tree)
-        scores = chooser.guess_scores(logits[first + found.start : first + found.stop], position)
-        tree = redraft_tree(scores, accepted.token_ids[-1], self._settings, self._temperature, self._max_nodes)
+        scores = chooser.guess_scores(logits[[first + row for row in found]], position)
+        tree = redraft_tree(scores, places, accepted.token_ids[-1], self._settings, self._temperature, self._max_nodes)
         if not len(tree):
             # Masks that say nothing gain nothing.
             self._pace.verified(0)
@@ -116,18 +123,24 @@ class Redrafter:
 
 
 def redraft_tree(
-    scores: FloatArray, last_token: int, settings: RedraftSettings, temperature: float, max_nodes: int
+    scores: FloatArray,
+    places: Sequence[int],
+    last_token: int,
+    settings: RedraftSettings,
+    temperature: float,
+    max_nodes: int,
 ) -> TokenTree:
     """The best tree of at most `max_nodes` nodes.
 
     Args:
         scores: of all tokens at each depth [depths, vocab], with the request's noise in them.
+        places: of the masks that gave them in their groups [depths]; those further on are less to be trusted.
         last_token: the last committed one.
         settings: the target's.
         temperature: the request's.
         max_nodes: the request's bound.
     """
-    sigmas = error_scales_at(settings.sigmas, temperature, len(scores))
+    sigmas = error_scales_at(settings.sigmas, temperature, 1 + max(places))[list(places)]
     nodes = max(1, min(max_nodes, settings.max_nodes))
     least = math.log(settings.min_probability) if settings.min_probability > 0 else -math.inf
     limits = TreeLimits(nodes, max_depth=len(scores), min_path_log_prob=least)
@@ -158,6 +171,7 @@ class RedraftPace:
 
     def __init__(self) -> None:
         self._gain = _FIRST_GAIN
+        self._hit_rate = _FIRST_HIT_RATE
         self._pause = 0
 
     @property
@@ -167,8 +181,8 @@ class RedraftPace:
 
     @property
     def hit_rate(self) -> float:
-        """How likely a mask's token is accepted if the one before it is: of runs that are as long on average."""
-        return self._gain / (1 + self._gain)
+        """How likely a re-draft's first token, or one that it has in its place, is accepted."""
+        return self._hit_rate
 
     def round_over(self) -> None:
         """A round without masks that could have had them."""
@@ -177,5 +191,6 @@ class RedraftPace:
     def verified(self, num_accepted: int) -> None:
         """A round has verified a re-draft."""
         self._gain += _MEAN_RATE * (num_accepted - self._gain)
+        self._hit_rate += _MEAN_RATE * ((num_accepted > 0) - self._hit_rate)
         if self._gain < _LEAST_GAIN:
             self._pause = _PAUSE

@@ -43,7 +43,7 @@ class SpaceRecipe:
     steps: int = 1000
     masks: int = 5
     rank: int = 16
-    transition_rank: int = 32
+    transition_rank: int = 64
     rows: int = 4
     groups: int = 32
     sample_rows: int = 768

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.mask_groups import MaskGroup, MaskShape, choose_groups, end_probabilities, mask_parents, rows_behind
+from verifier_svc.mask_choice import FURTHER, LEAST_GAIN, choose_groups, end_probabilities
+from verifier_svc.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
 from verifier_svc.mask_shares import deal_masks
 from verifier_svc.pass_shares import Share
 from verifier_svc.sequence import SequenceKey
@@ -40,27 +42,84 @@ def test_a_path_ends_where_its_probability_is_not_its_childrens() -> None:
 
 def test_masks_go_where_they_promise_most() -> None:
     likely = tree((ROOT, 0.9), (0, 0.9), (1, 0.1))
-    # Ends: 0.09, 0.729, 0.081, and 0.1 of the root. At 0.9, the root's promise 0.09, 0.081 and 0.073.
+    # Ends: 0.09, 0.729, 0.081, and 0.1 of the root. At 0.5 masks behind node 1 promise 0.36 + 0.04 (behind node 2),
+    # then 0.15 and 0.05; those behind the root 0.05.
+    assert choose_groups(likely, SHAPE, 99, 99, 0.5) == (MaskGroup(1, 2),)
+    # At 0.9 the root's first two add 0.09, and 0.065 + 0.065 (a second mask is also of use behind node 0).
     assert choose_groups(likely, SHAPE, 99, 99, 0.9) == (MaskGroup(1, 3), MaskGroup(ROOT, 2))
-    assert choose_groups(likely, MaskShape(1, 9), 99, 99, 0.9) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0))
-    # At 0.4: 0.29, 0.12 and no more, and nothing behind another end.
-    assert choose_groups(likely, SHAPE, 99, 99, 0.4) == (MaskGroup(1, 2),)
+    assert choose_groups(likely, MaskShape(1, 9), 99, 99, 0.95) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0))
     assert choose_groups(tree((ROOT, 0.99)), SHAPE, 99, 99, 0.9) == (MaskGroup(0, 3),)
     assert choose_groups(likely, SHAPE, 99, 99, 0.05) == ()
 
 
+def test_masks_behind_the_root_serve_all_ends_that_have_none() -> None:
+    # Each of three children is accepted as often as none of them: only the root is above them all.
+    wide = tree((ROOT, 0.25), (ROOT, 0.25), (ROOT, 0.25))
+    assert choose_groups(wide, MaskShape(3, 1), 99, 99, 0.8) == (MaskGroup(ROOT, 3),)
+    # The second behind the root stands for the tokens behind three ends, and is worth more than a first behind one.
+    assert choose_groups(wide, SHAPE, 2, 99, 0.8) == (MaskGroup(ROOT, 2),)
+
+
+def test_chosen_masks_promise_most_of_all_small_choices() -> None:
+    """By a slow value of whole choices, one more mask at a time, always the best."""
+    generator = random.Random(5)
+    for _ in range(150):
+        drawn = tuple((generator.randrange(ROOT, node), generator.uniform(0.1, 0.5)) for node in range(5))
+        shape = MaskShape(generator.randint(1, 4), generator.randint(1, 3))
+        hit_rate, most = generator.uniform(0.3, 0.95), generator.randint(0, 7)
+        grown = tree(*drawn)
+        ends = end_probabilities(grown)
+        if min(ends) < 0.01:
+            continue
+        likeliest = sorted(range(ROOT, 5), key=lambda node: (-ends[node], node))[: shape.num_groups]
+        counts = dict.fromkeys([*likeliest, ROOT], 0)
+        for _ in range(most):
+            used = sum(1 for count in counts.values() if count)
+            values = {
+                node: slow_value(grown, {**counts, node: count + 1}, hit_rate)
+                for node, count in counts.items()
+                if count < shape.num_masks and (count or used < shape.num_groups)
+            }
+            best = max(values, key=lambda node: values[node], default=None)
+            if best is None or values[best] - slow_value(grown, counts, hit_rate) < LEAST_GAIN:
+                break
+            counts[best] += 1
+        chosen = {group.node: group.num_masks for group in choose_groups(grown, shape, most, 99, hit_rate)}
+        assert slow_value(grown, chosen, hit_rate) == pytest.approx(slow_value(grown, counts, hit_rate))
+
+
+def slow_value(grown: TokenTree, counts: dict[int, int], hit_rate: float) -> float:
+    """Accepted tokens that all masks together promise."""
+    groups = tuple(MaskGroup(node, count) for node, count in counts.items() if count)
+    ends = end_probabilities(grown)
+    total = 0.0
+    for end in range(ROOT, len(grown)):
+        _, places = masks_for(groups, grown, end)
+        rates = [hit_rate * FURTHER**place for place in places]
+        total += ends[end] * sum(math.prod(rates[: depth + 1]) for depth in range(len(rates)))
+    return total
+
+
 def test_plain_decoding_has_masks_behind_its_root() -> None:
-    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5) == (MaskGroup(ROOT, 3),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.5) == (MaskGroup(ROOT, 3),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.6) == (MaskGroup(ROOT, 4),)
+    # 0.5, 0.2, 0.064 and 0.016; 0.7, 0.39, 0.18 and 0.063.
+    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7) == (MaskGroup(ROOT, 3),)
+
+
+def test_rows_that_are_computed_anyhow_may_promise_less() -> None:
+    # The third and, at 0.7, the fourth fit into a pass of four rows and, of a pass of eight, none but the rest.
+    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5, row_multiple=4) == (MaskGroup(ROOT, 3),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, row_multiple=4) == (MaskGroup(ROOT, 3),)
+    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, row_multiple=8) == (MaskGroup(ROOT, 4),)
+    # One node: the pass of four has two more rows, and what makes it one of eight has to be worth it.
+    assert choose_groups(tree((ROOT, 0.98)), SHAPE, 99, 99, 0.45, row_multiple=4) == (MaskGroup(0, 2),)
 
 
 def test_rows_and_room_bound_the_masks() -> None:
     two = tree((ROOT, 0.6))
-    # 0.54, 0.49 and 0.44 behind the node, 0.36, 0.32 and 0.29 behind the root.
-    assert choose_groups(two, SHAPE, 4, 99, 0.9) == (MaskGroup(0, 3), MaskGroup(ROOT, 1))
-    # 0.3 and 0.15, and 0.2 and 0.1: a second mask may promise less than the first of another end.
-    assert choose_groups(two, SHAPE, 3, 99, 0.5) == (MaskGroup(0, 2), MaskGroup(ROOT, 1))
+    # At 0.9 behind the node 0.54, 0.39 and 0.22; behind the root 0.36, 0.26 and 0.15.
+    assert choose_groups(two, SHAPE, 4, 99, 0.9) == (MaskGroup(0, 2), MaskGroup(ROOT, 2))
     assert choose_groups(two, SHAPE, 0, 99, 0.9) == ()
     # With room for four tokens: the root's own, then two masks', and the next round's own.
     assert choose_groups(two, SHAPE, 99, 4, 0.9) == (MaskGroup(0, 1), MaskGroup(ROOT, 2))
@@ -68,11 +127,22 @@ def test_rows_and_room_bound_the_masks() -> None:
 
 
 def test_groups_are_chains_in_order() -> None:
-    groups = (MaskGroup(1, 2), MaskGroup(ROOT, 1))
-    assert mask_parents(groups, 4) == (1, 4, ROOT)
-    assert rows_behind(groups, 1) == range(2)
-    assert rows_behind(groups, ROOT) == range(2, 3)
-    assert not rows_behind(groups, 0)
+    assert mask_parents((MaskGroup(1, 2), MaskGroup(ROOT, 1)), 4) == (1, 4, ROOT)
+
+
+def test_a_draft_comes_from_the_nearest_masks_of_each_depth() -> None:
+    grown = tree((ROOT, 0.6), (0, 0.5), (ROOT, 0.3), (1, 0.5))
+    groups = (MaskGroup(1, 2), MaskGroup(ROOT, 4))
+    assert masks_for(groups, grown, ROOT) == ([2, 3, 4, 5], [0, 1, 2, 3])
+    # One token is known by now that the root's first mask stood for, so its second says what comes next.
+    assert masks_for(groups, grown, 0) == ([3, 4, 5], [1, 2, 3])
+    assert masks_for(groups, grown, 2) == ([3, 4, 5], [1, 2, 3])
+    # The first two depths are those of the end's own; the root's fourth and last is no further than they.
+    assert masks_for(groups, grown, 1) == ([0, 1], [0, 1])
+    assert masks_for(groups, grown, 3) == ([1], [1])
+    assert masks_for((MaskGroup(1, 1), MaskGroup(ROOT, 4)), grown, 1) == ([0, 4], [0, 3])
+    assert masks_for((MaskGroup(1, 1),), grown, 2) == ([], [])
+    assert masks_for((), EMPTY_TREE, ROOT) == ([], [])
 
 
 def test_one_sequence_has_all_its_masks_and_many_have_none() -> None:

@@ -166,7 +166,7 @@ def test_guesses_carry_the_noise_that_the_target_will_draw_with() -> None:
         drawn = [chooser.choose(row, 2 + place) for place, row in enumerate(logits)]
         scores = chooser.guess_scores(logits, 2)
         assert scores.argmax(-1).tolist() == drawn
-        tree = redraft_tree(scores, 7, SETTINGS, sampling.temperature, 5)
+        tree = redraft_tree(scores, range(len(scores)), 7, SETTINGS, sampling.temperature, 5)
         assert 0 < len(tree) <= 5
         assert tree.token_ids[0] == drawn[0]
         assert tree.source_names == (SOURCE,)
@@ -192,13 +192,13 @@ def test_a_transition_makes_the_likeliest_paths_those_of_scores_that_know_the_to
                 value += row[token] - np.log(np.exp(row).sum())
             values[path] = value
     likeliest = sorted(values, key=lambda path: -values[path])[:7]
-    tree = redraft_tree(scores, last, settings, 0.0, 7)
+    tree = redraft_tree(scores, range(len(scores)), last, settings, 0.0, 7)
     kept = [path for path in likeliest if values[path] >= math.log(0.1)]
     paths = dict(zip(tree.paths(), tree.path_log_probs, strict=True))
     assert 2 < len(kept) < 7
     assert set(paths) == set(kept)
     assert paths == pytest.approx({path: values[path] for path in kept}, abs=1e-4)
-    assert set(paths) != set(redraft_tree(scores, last, SETTINGS, 0.0, 7).paths())
+    assert set(paths) != set(redraft_tree(scores, range(len(scores)), last, SETTINGS, 0.0, 7).paths())
 
 
 def test_a_better_draft_takes_a_re_drafts_place() -> None:
