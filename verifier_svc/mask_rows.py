@@ -86,9 +86,11 @@ class MaskRows:
                 return None
             values = inputs[0]
             if tables is not None and values.is_contiguous() and output.is_contiguous():
-                inputs_of_rows, outputs = values.numpy(), output.numpy()
-                if inputs_of_rows.shape == (1, len(gate), down.shape[1]):
-                    add_low_rank(inputs_of_rows[0], self._rows, *tables, outputs[0])
+                # Some models' layers have no axis of sequences, which here is one.
+                shape, inputs_of_rows = (len(gate), down.shape[1]), values.numpy()
+                if inputs_of_rows.shape in (shape, (1, *shape)):
+                    outputs = output.numpy().reshape(len(gate), -1)
+                    add_low_rank(inputs_of_rows.reshape(shape), self._rows, *tables, outputs)
                     return None
             if values.shape[-2] != len(gate) or values.shape[-1] != down.shape[1]:
                 raise IncompatibleError(
