@@ -42,15 +42,16 @@ def _compile(function: Function, fast_math: set[str] | bool) -> Function:
 
 @cache
 def _cache_directory(package: str) -> Path | None:
-    """Where machine code of this package's present sources, compiled as this file says, is kept.
+    """Where machine code of this package's present sources, which may call this file's package, is kept.
 
     Numba itself looks at the file of the compiled function alone, and would go on using what was compiled with an
     older version of a function that it calls in another file.
     """
     (source,) = sys.modules[package].__path__
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted(Path(source).rglob("*.py")):
-        digest.update(path.read_bytes())
+    digest = hashlib.sha256()
+    for folder in dict.fromkeys([Path(__file__).parent, Path(source)]):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     for parent in (Path(source) / "__pycache__", Path.home() / ".cache" / "coppice"):
         directory = parent / "numba" / package / digest.hexdigest()[:16]
         try:

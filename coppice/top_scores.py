@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.compiler import compiled
+from coppice.exponentials import exponentials
 
 FloatArray = npt.NDArray[np.float32]
-# Scores that are this many sigma below the largest add nothing to a sum of exponentials in single precision.
-_NEGLIGIBLE = 20.0
+# Scores that are this many sigma or more below the largest add next to nothing to a sum of exponentials.
+_NEGLIGIBLE = 40.0
 
 
 @compiled
@@ -32,6 +33,7 @@ def top_scores(
     log_probs = np.zeros((rows, limit), np.float32)
     counts = np.zeros(rows, np.int64)
     best = np.empty(limit, np.float32)
+    powers = np.empty(vocab_size, np.float32)
     for row in range(rows):
         count = 0
         lowest = np.float32(-np.inf)
@@ -53,10 +55,14 @@ def top_scores(
         if count == 0:
             continue
         floor = best[0] - np.float32(_NEGLIGIBLE) * sigma
+        for token in range(vocab_size):
+            score = scores[row, token]
+            # Nor does a number that is none add anything.
+            powers[token] = ((score if score > floor else floor) - best[0]) / sigma
+        exponentials(powers)
         total = np.float32(0)
         for token in range(vocab_size):
-            if scores[row, token] > floor:
-                total += np.exp((scores[row, token] - best[0]) / sigma)
+            total += powers[token]
         for place in range(count):
             log_probs[row, place] = (best[place] - best[0]) / sigma - np.log(total)
     return tokens, log_probs, counts

@@ -34,6 +34,7 @@ from verifier_svc.exact_math import (
     lane_max,
     lane_sum,
     score_block,
+    score_block_of_four,
 )
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray
 from verifier_svc.pass_plan import PassPlan, Segment
@@ -293,8 +294,14 @@ def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float
             work.queries[index, place] = query[row, head, place] * scale
     for block in range(some.first_block, some.last_block):
         page = keys[some.table[block], some.head]
-        for index in range(count):
-            score_block(work.queries[index], page, work.scores[index, block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE])
+        start = block * BLOCK_SIZE
+        done = 0
+        if query.shape[2] % 4 == 0:
+            while done + 4 <= count:
+                score_block_of_four(work.queries[done : done + 4], page, work.scores[done : done + 4], start)
+                done += 4
+        for index in range(done, count):
+            score_block(work.queries[index], page, work.scores[index, start : start + BLOCK_SIZE])
 
 
 @compiled_exactly

@@ -1,4 +1,8 @@
-"""Small products on the thread that asks for them, compiled: a library's own threads would wait for a processor."""
+"""Small products on the thread that asks for them, compiled: a library's own threads would wait for a processor.
+
+Tables are read from memory in every pass, and that takes longer than what is computed of them: so they are bfloat16,
+kept as the upper halves of the bits of single precision.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,39 @@ import numpy.typing as npt
 from coppice.compiler import compiled
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+HalfArray = npt.NDArray[np.uint16]
 
 
 @compiled
-def products(left: FloatArray, right: FloatArray) -> FloatArray:
-    """left [rows, rank] times right [rank, columns]."""
-    rows, rank = left.shape
-    result = np.zeros((rows, right.shape[1]), np.float32)
-    for row in range(rows):
-        for place in range(rank):
-            factor = left[row, place]
-            for column in range(right.shape[1]):
-                result[row, column] += factor * right[place, column]
+def scores_behind(
+    scores: FloatArray, rows: IntArray, before: FloatArray, behind: HalfArray, sigmas: FloatArray
+) -> FloatArray:
+    """(scores[rows] + before times behind) / sigmas [n, vocab].
+
+    Args:
+        scores: [depths, vocab].
+        rows: which of them [n].
+        before: [n, rank].
+        behind: [rank, vocab].
+        sigmas: [n].
+    """
+    result = np.empty((len(rows), scores.shape[1]), np.float32)
+    bits = np.empty(scores.shape[1], np.uint32)
+    numbers = bits.view(np.float32)
+    for index in range(len(rows)):
+        result[index] = scores[rows[index]]
+    for place in range(before.shape[1]):
+        _unpack(behind[place], bits)
+        for index in range(len(rows)):
+            _add_multiple(numbers, before[index, place], result[index])
+    for index in range(len(rows)):
+        result[index] /= sigmas[index]
     return result
 
 
 @compiled
-def add_low_rank(
-    values: FloatArray, rows: npt.NDArray[np.int64], down: FloatArray, up: FloatArray, result: FloatArray
-) -> None:
+def add_low_rank(values: FloatArray, rows: IntArray, down: HalfArray, up: HalfArray, result: FloatArray) -> None:
     """Add up times down times a layer's inputs to its outputs, in place, for some rows.
 
     Args:
@@ -36,10 +54,31 @@ def add_low_rank(
         up: [rank, out].
         result: the outputs [N, out].
     """
-    for row in rows:
-        for place in range(down.shape[0]):
-            factor = np.float32(0)
-            for column in range(down.shape[1]):
-                factor += down[place, column] * values[row, column]
-            for column in range(up.shape[1]):
-                result[row, column] += factor * up[place, column]
+    bits_in, bits_out = np.empty(down.shape[1], np.uint32), np.empty(up.shape[1], np.uint32)
+    down_row, up_row = bits_in.view(np.float32), bits_out.view(np.float32)
+    for place in range(down.shape[0]):
+        _unpack(down[place], bits_in)
+        _unpack(up[place], bits_out)
+        for row in rows:
+            factor = _product(down_row, values[row])
+            _add_multiple(up_row, factor, result[row])
+
+
+@compiled
+def _unpack(halves: HalfArray, bits: npt.NDArray[np.uint32]) -> None:
+    for column in range(len(bits)):
+        bits[column] = np.uint32(halves[column]) << np.uint32(16)
+
+
+@compiled
+def _product(left: FloatArray, right: FloatArray) -> np.float32:
+    total = np.float32(0)
+    for column in range(len(left)):
+        total += left[column] * right[column]
+    return total
+
+
+@compiled
+def _add_multiple(numbers: FloatArray, factor: np.float32, result: FloatArray) -> None:
+    for column in range(len(result)):
+        result[column] += factor * numbers[column]

@@ -50,6 +50,30 @@ def score_block(query: FloatArray, page: FloatArray, scores: FloatArray) -> None
 
 
 @compiled_exactly
+def score_block_of_four(queries: FloatArray, page: FloatArray, scores: FloatArray, start: int) -> None:
+    """`score_block` for four rows of `queries` [4, D], D a multiple of 4: keys are read once.
+
+    Their scores are `scores` [4, keys] from `start` on.
+    """
+    end = start + BLOCK_SIZE
+    q0, q1, q2, q3 = queries[0], queries[1], queries[2], queries[3]
+    s0, s1, s2, s3 = scores[0, start:end], scores[1, start:end], scores[2, start:end], scores[3, start:end]
+    s0[:], s1[:], s2[:], s3[:] = 0, 0, 0, 0
+    for d in range(0, queries.shape[1], 4):
+        a0, a1, a2, a3 = q0[d], q0[d + 1], q0[d + 2], q0[d + 3]
+        b0, b1, b2, b3 = q1[d], q1[d + 1], q1[d + 2], q1[d + 3]
+        c0, c1, c2, c3 = q2[d], q2[d + 1], q2[d + 2], q2[d + 3]
+        d0, d1, d2, d3 = q3[d], q3[d + 1], q3[d + 2], q3[d + 3]
+        k0, k1, k2, k3 = page[d], page[d + 1], page[d + 2], page[d + 3]
+        for key in range(BLOCK_SIZE):
+            x0, x1, x2, x3 = k0[key], k1[key], k2[key], k3[key]
+            s0[key] = s0[key] + a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            s1[key] = s1[key] + b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+            s2[key] = s2[key] + c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+            s3[key] = s3[key] + d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
+@compiled_exactly
 def add_products(weights: FloatArray, values: FloatArray, sums: FloatArray) -> None:
     """Add `weights` [n] times the first n of `values` [keys, D] to `sums` [D], in order."""
     count, size = len(weights), len(sums)

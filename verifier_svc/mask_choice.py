@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from coppice.tree import ROOT, TokenTree
 from verifier_svc.mask_groups import MaskGroup, MaskShape
+from verifier_svc.pass_plan import padded_size
 
-# Accepted tokens that a mask has to promise the next round: its row would cost more than less could gain. A pass
-# computes rows in multiples, and one that is computed anyhow costs little more than its additions.
-LEAST_GAIN = 0.08
-LEAST_GAIN_OF_FREE_ROW = 0.03
+# Accepted tokens that a mask has to promise the next round even where its row is computed anyhow, since a pass has a
+# multiple of rows: what its additions and its part of the draft cost.
+MASK_PRICE = 0.02
 # A mask's token is accepted so much less often than that of the mask before it, whose tokens are accepted too.
 FURTHER = 0.8
 # Ends that are less likely are not worth looking at.
@@ -19,12 +19,20 @@ _LEAST_END = 1e-3
 
 
 def choose_groups(
-    tree: TokenTree, shape: MaskShape, max_rows: int, room: int, hit_rate: float, *, row_multiple: int = 1
+    tree: TokenTree,
+    shape: MaskShape,
+    max_rows: int,
+    room: int,
+    hit_rate: float,
+    *,
+    row_price: float,
+    row_multiple: int = 1,
 ) -> tuple[MaskGroup, ...]:
     """Masks where they promise most, behind likely ends of the accepted path; the likeliest end's group comes first.
 
     One mask after the other is given to the end where it adds most to the next round: behind that end, and behind those
-    below that have no nearer ones (`masks_for`). So masks behind the root are of use wherever the path ends.
+    below that have no nearer ones (`masks_for`). So masks behind the root are of use wherever the path ends. Of these
+    there are as many as are worth most, when all rows that they add to the pass are paid for.
 
     Args:
         tree: what the round verifies, whose own probabilities are believed.
@@ -33,6 +41,7 @@ def choose_groups(
         room: tokens that the output may still have. What a mask predicts must be of use in the next round, which
             has a token of its own to add.
         hit_rate: how likely the token that a group's first mask predicts is accepted.
+        row_price: accepted tokens that a further row of a pass has to promise.
         row_multiple: a pass has a multiple of so many rows; believed to be this sequence's alone.
     """
     ends = end_probabilities(tree)
@@ -41,25 +50,34 @@ def choose_groups(
     counts = dict.fromkeys([*likeliest, ROOT], 0)
     most = {node: min(shape.num_masks, room - 2 - (0 if node == ROOT else tree.depths[node])) for node in counts}
     below = _ends_below(tree, ends, most)
-    # Of each end's draft, the places of the masks that it would come from.
-    drafts: dict[int, list[int]] = {}
-    for num_masks in range(max_rows):
-        is_free = (1 + len(tree) + num_masks) % row_multiple != 0
+    drafts = {end: _Draft(rates) for reached in below.values() for end, _ in reached}
+    chosen: list[int] = []
+    num_best = 0
+    worth = best_worth = 0.0
+    rows = padded_size(1 + len(tree), row_multiple)
+    while len(chosen) < max_rows:
         is_full = sum(map(bool, counts.values())) == shape.num_groups
         gains = [
-            (_gain(below[node], drafts, count, rates, ends), node)
+            (sum([ends[end] * drafts[end].gain(count - distance, count) for end, distance in below[node]]), node)
             for node, count in counts.items()
             if count < most[node] and (count or not is_full)
         ]
         # Of equal gains the likelier end's comes first.
         gain, node = max(gains, key=lambda one: one[0], default=(0.0, ROOT))
-        if gain < (LEAST_GAIN_OF_FREE_ROW if is_free else LEAST_GAIN):
+        padded = padded_size(1 + len(tree) + len(chosen) + 1, row_multiple)
+        # Those behind it promise hardly more than it.
+        if gain < MASK_PRICE + row_price * (padded > rows):
             break
         for end, distance in below[node]:
-            if counts[node] >= distance:
-                drafts[end] = _with_mask(drafts.get(end, []), counts[node] - distance, counts[node])
+            drafts[end].add(counts[node] - distance, counts[node])
         counts[node] += 1
-    return tuple(MaskGroup(node, count) for node, count in counts.items() if count)
+        chosen.append(node)
+        worth += gain - MASK_PRICE - row_price * (padded - rows)
+        rows = padded
+        if worth > best_worth:
+            num_best, best_worth = len(chosen), worth
+    kept = chosen[:num_best]
+    return tuple(MaskGroup(node, kept.count(node)) for node in counts if node in kept)
 
 
 def end_probabilities(tree: TokenTree) -> list[float]:
@@ -87,36 +105,40 @@ def _ends_below(tree: TokenTree, ends: Sequence[float], most: Mapping[int, int])
     return below
 
 
-def _gain(
-    below: Sequence[tuple[int, int]],
-    drafts: Mapping[int, list[int]],
-    place: int,
-    rates: Sequence[float],
-    ends: Sequence[float],
-) -> float:
-    """Accepted tokens that one more mask, at a place of its group, promises the next round."""
-    gain = 0.0
-    for end, distance in below:
-        if place >= distance:
-            draft = drafts.get(end, [])
-            more = _with_mask(draft, place - distance, place)
-            gain += ends[end] * (_accepted(more, rates) - _accepted(draft, rates))
-    return gain
+class _Draft:
+    """What the next round would have behind one end: a chain, whose token at each depth comes from a mask."""
 
+    __slots__ = ("_path", "_places", "_rates")
 
-def _with_mask(draft: list[int], depth: int, place: int) -> list[int]:
-    """A draft whose token at a depth may come from the mask at `place`; the nearer group's is the better one."""
-    if depth == len(draft):
-        return [*draft, place]
-    if place >= draft[depth]:
-        return draft
-    return [*draft[:depth], place, *draft[depth + 1 :]]
+    def __init__(self, rates: Sequence[float]) -> None:
+        """`rates`: how likely the token of the mask at each place of a group is accepted."""
+        self._rates = rates
+        self._places: list[int] = []
+        self._path = 1.0
 
+    def gain(self, depth: int, place: int) -> float:
+        """Accepted tokens that one more mask promises, which is at `place` of its group and says the one at `depth`."""
+        if depth == len(self._places):
+            return self._path * self._rates[place]
+        if not self._is_better(depth, place):
+            return 0.0
+        return self._accepted([*self._places[:depth], place, *self._places[depth + 1 :]]) - self._accepted(self._places)
 
-def _accepted(draft: Sequence[int], rates: Sequence[float]) -> float:
-    """Tokens accepted on average of a chain whose tokens come from masks at these places."""
-    total, path = 0.0, 1.0
-    for place in draft:
-        path *= rates[place]
-        total += path
-    return total
+    def add(self, depth: int, place: int) -> None:
+        """Have that mask."""
+        if depth == len(self._places):
+            self._places.append(place)
+        elif self._is_better(depth, place):
+            self._places[depth] = place
+        self._path = math.prod([self._rates[taken] for taken in self._places])
+
+    def _is_better(self, depth: int, place: int) -> bool:
+        """Of two masks for one depth the nearer group's is."""
+        return 0 <= depth < len(self._places) and place < self._places[depth]
+
+    def _accepted(self, places: Sequence[int]) -> float:
+        total, path = 0.0, 1.0
+        for place in places:
+            path *= self._rates[place]
+            total += path
+        return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from verifier_svc.half_tables import halves
+from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
 
 CAN_COMPILE = True
@@ -49,7 +52,14 @@ class MaskRows:
         for name, low_rank in adapter.low_rank.items():
             if (module := modules.get(name)) is None:
                 raise IncompatibleError(f"the adapter is for a layer {name!r}, which the target does not have")
-            module.register_forward_hook(self._hook(name, low_rank.to(parameter.device, parameter.dtype)))
+            if not self._by_row:
+                module.register_forward_hook(self._hook(name, low_rank.to(parameter.device, parameter.dtype)))
+                continue
+            addition = self._addition(name, low_rank)
+            if isinstance(module, PackedLinear):
+                module.addition = addition
+            else:
+                module.register_forward_hook(lambda _, inputs, output, add=addition: add(inputs[0], output))
 
     def begin(self, token_ids: Tensor, mask_places: Tensor) -> Tensor:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
@@ -76,26 +86,39 @@ class MaskRows:
         if self._by_row:
             self._rows = np.flatnonzero(gate.numpy())
 
+    def _addition(self, name: str, low_rank: LowRank) -> Callable[[Tensor, Tensor], None]:
+        down, up = halves(low_rank.down), halves(low_rank.up.T)
+
+        def add(values: Tensor, output: Tensor) -> None:
+            if self._gate is None:
+                return
+            # Some models' layers have an axis of sequences, which here is one, and others have none.
+            inputs, changed = values.contiguous().numpy(), output.contiguous()
+            if inputs.size != len(self._gate) * down.shape[1]:
+                raise _unknown_inputs(name, values)
+            add_low_rank(
+                inputs.reshape(-1, down.shape[1]), self._rows, down, up, changed.numpy().reshape(-1, up.shape[1])
+            )
+            if not output.is_contiguous():
+                output.copy_(changed)
+
+        return add
+
     def _hook(self, name: str, low_rank: LowRank) -> Any:
-        down, up = low_rank.down.contiguous(), low_rank.up.T.contiguous()
-        tables = (down.numpy(), up.numpy()) if self._by_row else None
+        down, up = low_rank.down, low_rank.up
 
         def add(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
             gate = self._gate
             if gate is None:
                 return None
             values = inputs[0]
-            if tables is not None and values.is_contiguous() and output.is_contiguous():
-                # Some models' layers have no axis of sequences, which here is one.
-                shape, inputs_of_rows = (len(gate), down.shape[1]), values.numpy()
-                if inputs_of_rows.shape in (shape, (1, *shape)):
-                    outputs = output.numpy().reshape(len(gate), -1)
-                    add_low_rank(inputs_of_rows.reshape(shape), self._rows, *tables, outputs)
-                    return None
             if values.shape[-2] != len(gate) or values.shape[-1] != down.shape[1]:
-                raise IncompatibleError(
-                    f"the layer {name!r} has inputs of shape {tuple(values.shape)}, which the adapter cannot act on"
-                )
-            return torch.where(gate, output + values @ down.T @ up, output)
+                raise _unknown_inputs(name, values)
+            return torch.where(gate, output + values @ down.T @ up.T, output)
 
         return add
+
+
+def _unknown_inputs(name: str, values: Tensor) -> IncompatibleError:
+    shape = tuple(values.shape)
+    return IncompatibleError(f"the layer {name!r} has inputs of shape {shape}, which the adapter cannot act on")

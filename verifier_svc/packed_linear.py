@@ -7,6 +7,7 @@ eight rows cost about 1.1 times one row, which is what makes a small tree nearly
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,14 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        # What follows every product and may change its result in place: a hook, without what calling hooks costs.
+        self.addition: Callable[[Tensor, Tensor], None] | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
         """`rows` [..., in_features] to [..., out_features]."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+        if self.addition is not None:
+            self.addition(rows, result)
         return result
 
 

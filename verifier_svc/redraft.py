@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from coppice.error_scales import ErrorScales, error_scales_at
 from coppice.likeliest_tokens import FloatArray, top_children
 from coppice.marginal_tree import marginal_tree
@@ -34,6 +36,7 @@ _PAUSE = 32
 _MEAN_RATE = 0.1
 _FIRST_GAIN = 1.0
 _FIRST_HIT_RATE = 0.6
+_ONE = np.float32(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class RedraftSettings:
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
     log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
     `min_probability`: a node whose path is less likely is not worth a row of the next pass. `row_multiple`: passes have
-    multiples of so many rows.
+    multiples of so many rows. `row_price`: accepted tokens that a further row with a mask has to promise.
     """
 
     shape: MaskShape
@@ -53,6 +56,7 @@ class RedraftSettings:
     transition: TransitionScores | None = None
     min_probability: float = 0.1
     row_multiple: int = 1
+    row_price: float = 0.12
 
 
 class Redrafter:
@@ -80,7 +84,13 @@ class Redrafter:
             return ()
         settings = self._settings
         return choose_groups(
-            tree, settings.shape, max_masks, room, self._pace.hit_rate, row_multiple=settings.row_multiple
+            tree,
+            settings.shape,
+            max_masks,
+            room,
+            self._pace.hit_rate,
+            row_price=settings.row_price,
+            row_multiple=settings.row_multiple,
         )
 
     def round_over(
@@ -153,12 +163,7 @@ def redraft_tree(
         return marginal_tree(marginals, limits, SOURCE)
 
     def children_of(token_ids: Sequence[int], depths: Sequence[int]) -> list[Children]:
-        rows = scores[depths] + transition.behind(token_ids)
-        return [
-            children
-            for row, depth in zip(rows, depths, strict=True)
-            for children in top_children(row[None], sigmas[depth], nodes)
-        ]
+        return top_children(transition.behind(token_ids, scores, depths, sigmas), _ONE, nodes)
 
     def expand(frontier: Frontier) -> list[Children]:
         return children_of(frontier.token_ids, frontier.depths)

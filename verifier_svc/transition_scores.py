@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from coppice.likeliest_tokens import FloatArray
+from verifier_svc.half_tables import HalfArray, floats, halves
 from verifier_svc.space_adapter import Transition
 
 try:
-    from verifier_svc.compiled_products import products
+    from verifier_svc.compiled_products import scores_behind
 except ImportError:
 
-    def products(left: FloatArray, right: FloatArray) -> FloatArray:
+    def scores_behind(
+        scores: FloatArray, rows: npt.NDArray[np.int64], before: FloatArray, behind: HalfArray, sigmas: FloatArray
+    ) -> FloatArray:
         """Stands in for the compiled one."""
-        result: FloatArray = left @ right
-        return result
+        return ((scores[rows] + before @ floats(behind)) / sigmas[:, None]).astype(np.float32)
 
 
 class TransitionScores:
@@ -25,13 +28,25 @@ class TransitionScores:
     def __init__(self, transition: Transition) -> None:
         self._before: FloatArray = transition.before.float().numpy()
         # Laid out as the product reads it.
-        self._behind: FloatArray = np.ascontiguousarray(transition.behind.float().numpy().T)
+        self._behind = halves(transition.behind.T)
 
     @property
     def vocab_size(self) -> int:
         """Tokens that are known."""
         return len(self._before)
 
-    def behind(self, token_ids: Sequence[int]) -> FloatArray:
-        """What is added to the scores of the tokens behind each of these [tokens, vocab]."""
-        return products(self._before[list(token_ids)], self._behind)
+    def behind(
+        self, token_ids: Sequence[int], scores: FloatArray, depths: Sequence[int], sigmas: FloatArray
+    ) -> FloatArray:
+        """Scores of all tokens behind some, in units of their sigmas [n, vocab].
+
+        Args:
+            token_ids: those before [n].
+            scores: what is known of each depth without the token before [depths, vocab].
+            depths: of the tokens behind [n].
+            sigmas: by depth [depths].
+        """
+        places = list(depths)
+        return scores_behind(
+            scores, np.asarray(places, np.int64), self._before[list(token_ids)], self._behind, sigmas[places]
+        )

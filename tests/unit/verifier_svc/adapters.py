@@ -15,15 +15,16 @@ ADAPTED = ("q_proj", "v_proj", "o_proj", "down_proj", "query_key_value", "dense_
 
 
 def random_adapter(model: PreTrainedModel, num_masks: int, seed: int = 0, scale: float = 0.5) -> SpaceAdapter:
-    """Masks and low-rank additions large enough to change everything that they reach."""
+    """Masks and low-rank additions large enough to change everything that they reach; in bfloat16, as adapters are."""
     generator = torch.Generator().manual_seed(seed)
     hidden = model.config.hidden_size
     low_rank = {}
     for name, module in model.named_modules():
         if name.endswith(ADAPTED):
             size_in, size_out = sizes(module)
-            down = scale * torch.randn(RANK, size_in, generator=generator)
-            low_rank[name] = LowRank(down, scale * torch.randn(size_out, RANK, generator=generator))
+            down = (scale * torch.randn(RANK, size_in, generator=generator)).bfloat16().float()
+            up = (scale * torch.randn(size_out, RANK, generator=generator)).bfloat16().float()
+            low_rank[name] = LowRank(down, up)
     assert low_rank
     return SpaceAdapter(torch.randn(num_masks, hidden, generator=generator), low_rank, SIGMAS)
 

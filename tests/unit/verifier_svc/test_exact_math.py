@@ -13,6 +13,7 @@ from verifier_svc.exact_math import (
     lane_max,
     lane_sum,
     score_block,
+    score_block_of_four,
 )
 from verifier_svc.kv_cache import BLOCK_SIZE
 
@@ -38,6 +39,17 @@ def test_scores_are_added_in_order(size: int) -> None:
     for place in reversed(range(size)):
         backwards = backwards + query[place] * page[place]
     assert size == 1 or (backwards != expected).any(), "the numbers can tell"
+
+
+@pytest.mark.parametrize("size", [4, 20, 64])
+def test_scores_of_four_rows_at_once_are_those_of_four_rows_one_by_one(size: int) -> None:
+    queries, page = numbers(4, size), numbers(size, BLOCK_SIZE, seed=1)
+    scores = np.full((4, 3 * BLOCK_SIZE), 7, F)
+    expected = scores.copy()
+    for row in range(4):
+        score_block(queries[row], page, expected[row, BLOCK_SIZE : 2 * BLOCK_SIZE])
+    score_block_of_four(queries, page, scores, BLOCK_SIZE)
+    assert (scores == expected).all()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 9, 64])

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.mask_choice import FURTHER, LEAST_GAIN, choose_groups, end_probabilities
+from verifier_svc.mask_choice import FURTHER, MASK_PRICE, choose_groups, end_probabilities
 from verifier_svc.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
 from verifier_svc.mask_shares import deal_masks
+from verifier_svc.pass_plan import padded_size
 from verifier_svc.pass_shares import Share
 from verifier_svc.sequence import SequenceKey
 
@@ -40,24 +41,30 @@ def test_a_path_ends_where_its_probability_is_not_its_childrens() -> None:
     assert ends == pytest.approx([0.18, 0.3, 0.3, 0.12, 0.1])
 
 
+def chosen(
+    grown: TokenTree, shape: MaskShape, most: int, room: int, hit_rate: float, price: float = 0.06, multiple: int = 1
+) -> tuple[MaskGroup, ...]:
+    return choose_groups(grown, shape, most, room, hit_rate, row_price=price, row_multiple=multiple)
+
+
 def test_masks_go_where_they_promise_most() -> None:
     likely = tree((ROOT, 0.9), (0, 0.9), (1, 0.1))
     # Ends: 0.09, 0.729, 0.081, and 0.1 of the root. At 0.5 masks behind node 1 promise 0.36 + 0.04 (behind node 2),
     # then 0.15 and 0.05; those behind the root 0.05.
-    assert choose_groups(likely, SHAPE, 99, 99, 0.5) == (MaskGroup(1, 2),)
+    assert chosen(likely, SHAPE, 99, 99, 0.5) == (MaskGroup(1, 2),)
     # At 0.9 the root's first two add 0.09, and 0.065 + 0.065 (a second mask is also of use behind node 0).
-    assert choose_groups(likely, SHAPE, 99, 99, 0.9) == (MaskGroup(1, 3), MaskGroup(ROOT, 2))
-    assert choose_groups(likely, MaskShape(1, 9), 99, 99, 0.95) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0))
-    assert choose_groups(tree((ROOT, 0.99)), SHAPE, 99, 99, 0.9) == (MaskGroup(0, 3),)
-    assert choose_groups(likely, SHAPE, 99, 99, 0.05) == ()
+    assert chosen(likely, SHAPE, 99, 99, 0.9) == (MaskGroup(1, 3), MaskGroup(ROOT, 2))
+    assert chosen(likely, MaskShape(1, 9), 99, 99, 0.95) == tuple(MaskGroup(n, 1) for n in (1, ROOT, 0))
+    assert chosen(tree((ROOT, 0.99)), SHAPE, 99, 99, 0.9) == (MaskGroup(0, 3),)
+    assert chosen(likely, SHAPE, 99, 99, 0.05) == ()
 
 
 def test_masks_behind_the_root_serve_all_ends_that_have_none() -> None:
     # Each of three children is accepted as often as none of them: only the root is above them all.
     wide = tree((ROOT, 0.25), (ROOT, 0.25), (ROOT, 0.25))
-    assert choose_groups(wide, MaskShape(3, 1), 99, 99, 0.8) == (MaskGroup(ROOT, 3),)
+    assert chosen(wide, MaskShape(3, 1), 99, 99, 0.8) == (MaskGroup(ROOT, 3),)
     # The second behind the root stands for the tokens behind three ends, and is worth more than a first behind one.
-    assert choose_groups(wide, SHAPE, 2, 99, 0.8) == (MaskGroup(ROOT, 2),)
+    assert chosen(wide, SHAPE, 2, 99, 0.8) == (MaskGroup(ROOT, 2),)
 
 
 def test_chosen_masks_promise_most_of_all_small_choices() -> None:
@@ -73,7 +80,10 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
             continue
         likeliest = sorted(range(ROOT, 5), key=lambda node: (-ends[node], node))[: shape.num_groups]
         counts = dict.fromkeys([*likeliest, ROOT], 0)
-        for _ in range(most):
+        price, multiple = generator.uniform(0, 0.15), generator.choice([1, 2, 4])
+        start = padded_size(6, multiple)
+        worths = [0.0]
+        for num_masks in range(1, most + 1):
             used = sum(1 for count in counts.values() if count)
             values = {
                 node: slow_value(grown, {**counts, node: count + 1}, hit_rate)
@@ -81,11 +91,19 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
                 if count < shape.num_masks and (count or used < shape.num_groups)
             }
             best = max(values, key=lambda node: values[node], default=None)
-            if best is None or values[best] - slow_value(grown, counts, hit_rate) < LEAST_GAIN:
+            adds_rows = padded_size(6 + num_masks, multiple) > padded_size(5 + num_masks, multiple)
+            least = MASK_PRICE + price * adds_rows
+            if best is None or values[best] - slow_value(grown, counts, hit_rate) < least:
                 break
             counts[best] += 1
-        chosen = {group.node: group.num_masks for group in choose_groups(grown, shape, most, 99, hit_rate)}
-        assert slow_value(grown, chosen, hit_rate) == pytest.approx(slow_value(grown, counts, hit_rate))
+            paid = MASK_PRICE * num_masks + price * (padded_size(6 + num_masks, multiple) - start)
+            worths.append(values[best] - paid)
+        groups = choose_groups(grown, shape, most, 99, hit_rate, row_price=price, row_multiple=multiple)
+        num_masks = sum(group.num_masks for group in groups)
+        paid = MASK_PRICE * num_masks + price * (padded_size(6 + num_masks, multiple) - start)
+        value = slow_value(grown, {group.node: group.num_masks for group in groups}, hit_rate)
+        assert value - paid == pytest.approx(max(worths))
+        assert num_masks == worths.index(max(worths))
 
 
 def slow_value(grown: TokenTree, counts: dict[int, int], hit_rate: float) -> float:
@@ -102,28 +120,32 @@ def slow_value(grown: TokenTree, counts: dict[int, int], hit_rate: float) -> flo
 
 def test_plain_decoding_has_masks_behind_its_root() -> None:
     # 0.5, 0.2, 0.064 and 0.016; 0.7, 0.39, 0.18 and 0.063.
-    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7) == (MaskGroup(ROOT, 3),)
+    assert chosen(EMPTY_TREE, SHAPE, 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
+    assert chosen(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.5) == (MaskGroup(ROOT, 2),)
+    assert chosen(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7) == (MaskGroup(ROOT, 3),)
 
 
 def test_rows_that_are_computed_anyhow_may_promise_less() -> None:
     # The third and, at 0.7, the fourth fit into a pass of four rows and, of a pass of eight, none but the rest.
-    assert choose_groups(EMPTY_TREE, SHAPE, 99, 99, 0.5, row_multiple=4) == (MaskGroup(ROOT, 3),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, row_multiple=4) == (MaskGroup(ROOT, 3),)
-    assert choose_groups(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, row_multiple=8) == (MaskGroup(ROOT, 4),)
+    assert chosen(EMPTY_TREE, SHAPE, 99, 99, 0.5, multiple=4) == (MaskGroup(ROOT, 3),)
+    assert chosen(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, multiple=4) == (MaskGroup(ROOT, 3),)
+    assert chosen(EMPTY_TREE, MaskShape(9, 2), 99, 99, 0.7, multiple=8) == (MaskGroup(ROOT, 4),)
     # One node: the pass of four has two more rows, and what makes it one of eight has to be worth it.
-    assert choose_groups(tree((ROOT, 0.98)), SHAPE, 99, 99, 0.45, row_multiple=4) == (MaskGroup(0, 2),)
+    assert chosen(tree((ROOT, 0.98)), SHAPE, 99, 99, 0.45, multiple=4) == (MaskGroup(0, 2),)
+    # Four more masks add 0.36, 0.26, 0.22 and 0.15: worth four rows at a tenth each, and not at three tenths.
+    two = tree((ROOT, 0.6))
+    assert chosen(two, SHAPE, 99, 99, 0.9, price=0.1, multiple=4) == (MaskGroup(0, 3), MaskGroup(ROOT, 3))
+    assert chosen(two, SHAPE, 99, 99, 0.9, price=0.3, multiple=4) == (MaskGroup(0, 2),)
 
 
 def test_rows_and_room_bound_the_masks() -> None:
     two = tree((ROOT, 0.6))
     # At 0.9 behind the node 0.54, 0.39 and 0.22; behind the root 0.36, 0.26 and 0.15.
-    assert choose_groups(two, SHAPE, 4, 99, 0.9) == (MaskGroup(0, 2), MaskGroup(ROOT, 2))
-    assert choose_groups(two, SHAPE, 0, 99, 0.9) == ()
+    assert chosen(two, SHAPE, 4, 99, 0.9) == (MaskGroup(0, 2), MaskGroup(ROOT, 2))
+    assert chosen(two, SHAPE, 0, 99, 0.9) == ()
     # With room for four tokens: the root's own, then two masks', and the next round's own.
-    assert choose_groups(two, SHAPE, 99, 4, 0.9) == (MaskGroup(0, 1), MaskGroup(ROOT, 2))
-    assert choose_groups(two, SHAPE, 99, 2, 0.9) == ()
+    assert chosen(two, SHAPE, 99, 4, 0.9) == (MaskGroup(0, 1), MaskGroup(ROOT, 2))
+    assert chosen(two, SHAPE, 99, 2, 0.9) == ()
 
 
 def test_groups_are_chains_in_order() -> None:

@@ -37,7 +37,7 @@ from verifier_svc.target_model import TargetModel
 from verifier_svc.token_choice import TokenChooser
 from verifier_svc.transition_scores import TransitionScores
 
-SETTINGS = RedraftSettings(MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))))
+SETTINGS = RedraftSettings(MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))), row_price=0.06)
 
 
 class Oracle:
@@ -177,7 +177,7 @@ def test_a_transition_makes_the_likeliest_paths_those_of_scores_that_know_the_to
     size, depths, last = 6, 3, 4
     rng = np.random.default_rng(9)
     scores = rng.normal(0, 2, (depths, size)).astype(np.float32)
-    tables = [torch.from_numpy(rng.normal(0, 1, (size, 2)).astype(np.float32)) for _ in range(2)]
+    tables = [torch.from_numpy(rng.normal(0, 1, (size, 2))).bfloat16().float() for _ in range(2)]
     pairs = (tables[0] @ tables[1].T).numpy()
     settings = replace(SETTINGS, transition=TransitionScores(Transition(*tables)))
     sigma = 1.5

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -95,7 +96,9 @@ def test_what_the_token_before_adds_is_in_service_what_it_was_in_training(new_mo
     scores = TransitionScores(pair)
     assert scores.vocab_size == VOCAB
     before = tokens[:, layout.predicted[:, :-1]]
-    added = torch.from_numpy(scores.behind(before.flatten().tolist())).view_as(said)
+    tokens_before = before.flatten().tolist()
+    zeros, ones = np.zeros((2, VOCAB), np.float32), np.array([1.0, 0.5], np.float32)
+    added = torch.from_numpy(scores.behind(tokens_before, zeros, [0] * len(tokens_before), ones)).view_as(said)
     assert (said - without).abs().mean() > 0.1
     # Tables are kept in bfloat16.
     assert (added - (said - without)).abs().max() < 0.05 * (said - without).abs().max()
