@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from coppice.checkpoint_files import refuse_unsafe
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
+from coppice.transition_scores import TransitionScores
 from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
@@ -35,7 +36,6 @@ from verifier_svc.redraft import RedraftSettings
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import load_adapter
 from verifier_svc.target_model import TargetInfo, TargetModel
-from verifier_svc.transition_scores import TransitionScores
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,9 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     free_rows = config.redraft_rows or _FREE_ROWS[target.device.type]
     shape = MaskShape(num_masks, config.redraft_groups)
     logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
-    transition = None if adapter.transition is None else TransitionScores(adapter.transition)
+    transition = None
+    if (pair := adapter.transition) is not None:
+        transition = TransitionScores(pair.before.float().numpy(), pair.behind.float().numpy())
     if transition is not None and transition.vocab_size != vocab_size:
         raise IncompatibleError(
             f"the adapter's transition has {transition.vocab_size} tokens, the target's vocabulary {vocab_size}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
-from verifier_svc.half_tables import halves
+from coppice.half_tables import halves
 from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
 
@@ -87,7 +87,7 @@ class MaskRows:
             self._rows = np.flatnonzero(gate.numpy())
 
     def _addition(self, name: str, low_rank: LowRank) -> Callable[[Tensor, Tensor], None]:
-        down, up = halves(low_rank.down), halves(low_rank.up.T)
+        down, up = halves(low_rank.down.float().numpy()), halves(low_rank.up.T.float().numpy())
 
         def add(values: Tensor, output: Tensor) -> None:
             if self._gate is None:

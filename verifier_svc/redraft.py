@@ -17,6 +17,7 @@ import numpy as np
 from coppice.error_scales import ErrorScales, error_scales_at
 from coppice.likeliest_tokens import FloatArray, top_children
 from coppice.marginal_tree import marginal_tree
+from coppice.transition_scores import TransitionScores
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
@@ -25,7 +26,6 @@ from verifier_svc.mask_choice import choose_groups
 from verifier_svc.mask_groups import MaskGroup, MaskShape, masks_for
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.token_choice import Logits, TokenChooser
-from verifier_svc.transition_scores import TransitionScores
 
 SOURCE = "redraft"
 # A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so

@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from coppice.error_scales import ErrorScales
 from coppice.errors import IncompatibleError
 from training.block_layout import BlockLayout
+from training.transition import TrainedTransition
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
-from verifier_svc.training.transition import TrainedTransition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.transition_scores import TransitionScores
 from coppice.tree import EMPTY_TREE, TokenTree, chain
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.engine_harness import Harness
@@ -32,10 +33,8 @@ from verifier_svc.mailbox import Mailbox
 from verifier_svc.mask_groups import MaskShape
 from verifier_svc.pass_plan import PassPlan, Segment
 from verifier_svc.redraft import SOURCE, RedraftPace, RedraftSettings, redraft_tree
-from verifier_svc.space_adapter import Transition
 from verifier_svc.target_model import TargetModel
 from verifier_svc.token_choice import TokenChooser
-from verifier_svc.transition_scores import TransitionScores
 
 SETTINGS = RedraftSettings(MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))), row_price=0.06)
 
@@ -177,9 +176,9 @@ def test_a_transition_makes_the_likeliest_paths_those_of_scores_that_know_the_to
     size, depths, last = 6, 3, 4
     rng = np.random.default_rng(9)
     scores = rng.normal(0, 2, (depths, size)).astype(np.float32)
-    tables = [torch.from_numpy(rng.normal(0, 1, (size, 2))).bfloat16().float() for _ in range(2)]
-    pairs = (tables[0] @ tables[1].T).numpy()
-    settings = replace(SETTINGS, transition=TransitionScores(Transition(*tables)))
+    tables = [torch.from_numpy(rng.normal(0, 1, (size, 2))).bfloat16().float().numpy() for _ in range(2)]
+    pairs = tables[0] @ tables[1].T
+    settings = replace(SETTINGS, transition=TransitionScores(*tables))
     sigma = 1.5
     settings = replace(settings, sigmas=((0.0, (sigma,)),))
     values: dict[tuple[int, ...], float] = {}

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from coppice.cli.train import app
+from coppice.transition_scores import TransitionScores
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from training import held_out_text
@@ -30,7 +31,6 @@ from verifier_svc.target_model import TargetModel
 from verifier_svc.training import space, space_full
 from verifier_svc.training.space_full import FullSpaceRecipe, TunedTarget
 from verifier_svc.training.space_masks import SpaceMasks
-from verifier_svc.transition_scores import TransitionScores
 
 NewModel = Callable[[str], PreTrainedModel]
 ROOT = -1
@@ -93,7 +93,7 @@ def test_what_the_token_before_adds_is_in_service_what_it_was_in_training(new_mo
     save_adapter(masks.adapter(((0.0, (1.0,)),)), tmp_path)
     pair = load_adapter(tmp_path).transition
     assert pair is not None
-    scores = TransitionScores(pair)
+    scores = TransitionScores(pair.before.float().numpy(), pair.behind.float().numpy())
     assert scores.vocab_size == VOCAB
     before = tokens[:, layout.predicted[:, :-1]]
     tokens_before = before.flatten().tolist()

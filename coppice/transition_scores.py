@@ -1,4 +1,4 @@
-"""What the token before adds to the scores of the next one: a transition as the draft's search uses it."""
+"""What the token before adds to the scores of the next one: a transition as a draft's search uses it. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from coppice.half_tables import HalfArray, floats, halves
 from coppice.likeliest_tokens import FloatArray
-from verifier_svc.half_tables import HalfArray, floats, halves
-from verifier_svc.space_adapter import Transition
 
 try:
-    from verifier_svc.compiled_products import scores_behind
+    from coppice.half_products import scores_behind
 except ImportError:
 
     def scores_behind(
@@ -23,12 +22,13 @@ except ImportError:
 
 
 class TransitionScores:
-    """Scores of all tokens behind given ones."""
+    """Scores of all tokens behind given ones: the score of a pair is the product of their rows of two tables."""
 
-    def __init__(self, transition: Transition) -> None:
-        self._before: FloatArray = transition.before.float().numpy()
+    def __init__(self, before: FloatArray, behind: FloatArray) -> None:
+        """Tables [vocab, rank]."""
+        self._before = before
         # Laid out as the product reads it.
-        self._behind = halves(transition.behind.T)
+        self._behind = halves(behind.T)
 
     @property
     def vocab_size(self) -> int:
