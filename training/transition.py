@@ -9,40 +9,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from verifier_svc.space_adapter import Transition
-
 
 class TrainedTransition(nn.Module):
-    """A score for each pair of neighbours, of low rank: from the target's own embeddings of both.
+    """A score for each pair of neighbours, of low rank: from a model's own embeddings of both.
 
     Begins as nothing. Both sides are tables once it is trained, so that a pair costs a product of `rank` numbers.
     """
 
-    def __init__(self, target: PreTrainedModel, rank: int, generator: torch.Generator) -> None:
+    def __init__(self, model: PreTrainedModel, rank: int, generator: torch.Generator, num_tokens: int = 0) -> None:
+        """Knows the first `num_tokens` of the model's vocabulary; 0 for all."""
         super().__init__()
-        embed: Any = target.get_input_embeddings()
-        output: Any = target.get_output_embeddings()
-        # In a tuple, so that the target's parameters are none of ours.
-        self._tables = (_even(embed.weight), _even(output.weight))
-        before, behind = (table.shape[1] for table in self._tables)
+        embed: Any = model.get_input_embeddings()
+        output: Any = model.get_output_embeddings()
+        # In a tuple, so that the model's parameters are none of ours; they may go on learning.
+        self._layers = (embed, output)
+        self._num_tokens = num_tokens or len(embed.weight)
+        before, behind = (layer.weight.shape[1] for layer in self._layers)
         self.before = nn.Parameter(torch.randn(rank, before, generator=generator) * before**-0.5)
         self.behind = nn.Parameter(torch.zeros(rank, behind))
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """What is added to the logits [..., V] of the tokens behind `token_ids` [...]."""
-        before, behind = self._tables
-        own = F.silu(F.linear(before[token_ids], self.before))
-        return F.linear(own, F.linear(behind, self.behind))
+        before, behind = (layer.weight[: self._num_tokens] for layer in self._layers)
+        own = F.silu(F.linear(even_rows(before[token_ids]), self.before))
+        return F.linear(own, F.linear(even_rows(behind), self.behind))
 
     @torch.no_grad()
-    def tables(self) -> Transition:
-        """Both sides, in bfloat16."""
-        before, behind = self._tables
-        own = F.silu(F.linear(before, self.before))
-        return Transition(own.bfloat16(), F.linear(behind, self.behind).bfloat16())
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Both sides [V, rank]."""
+        before, behind = (even_rows(layer.weight[: self._num_tokens]) for layer in self._layers)
+        return F.silu(F.linear(before, self.before)), F.linear(behind, self.behind)
 
 
-def _even(table: Tensor) -> Tensor:
-    """Rows of the same size, an embedding's numbers being about 1 each."""
+def even_rows(table: Tensor) -> Tensor:
+    """Rows of the same size, an embedding's numbers being about 1 each; they are not to learn by this."""
     rows = table.detach().float()
     return rows / rows.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-6)

@@ -2,7 +2,8 @@
 
 A pass has the committed tokens that were not read yet, which stay in the cache, and behind them the block's rows, which
 do not. What comes out are marginals: each says what may stand at its depth, whatever stands above. They are coupled to
-the request's noise, position by position, before children are chosen; the tree is the best that they have.
+the request's noise, position by position, before children are chosen; the tree is the best that they have. Where the
+checkpoint has a transition, what is said of a token also depends on the one above it in the tree.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +22,15 @@ from coppice.errors import IncompatibleError
 from coppice.likeliest_tokens import top_children
 from coppice.marginal_tree import marginal_tree
 from coppice.sampling import SamplingParams
+from coppice.transition_scores import TransitionScores
 from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
+from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
@@ -77,7 +82,8 @@ def load_block_lm(
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    forward = choose_forward(load_model(config.model, device))
+    model = load_model(config.model, device)
+    forward = choose_forward(model)
     vocab_size = forward.vocab_size - calibration.num_masks
     if vocab_size < 1:
         raise IncompatibleError(f"{config.model} has {forward.vocab_size} embeddings, no more than it says are masks")
@@ -97,7 +103,10 @@ def load_block_lm(
         min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
     )
     choice = ChildChoice(config.draft_children, config.coupling == ON)
-    return BlockLm(forward, info, calibration, block, limits, PrefixBlocks(config.prefix_mib * MIB), choice)
+    prefixes = PrefixBlocks(config.prefix_mib * MIB)
+    # A block that sees all of it is not said from left to right.
+    transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition)
 
 
 class BlockLm:
@@ -112,8 +121,9 @@ class BlockLm:
         limits: TreeLimits,
         prefixes: PrefixBlocks | None = None,
         choice: ChildChoice = COUPLED,
+        transition: TransitionScores | None = None,
     ) -> None:
-        """Without `prefixes` nothing of prompts is kept."""
+        """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next."""
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
         self._forward = forward
@@ -121,6 +131,7 @@ class BlockLm:
         self._block = block
         self._limits = limits
         self._choice = choice
+        self._transition = transition
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
@@ -131,7 +142,8 @@ class BlockLm:
         sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
         cache = TreeCache(self._forward, Beginning(self.prefixes, cache_salt))
         limits, max_children = self._limits, choice.max_children
-        return BlockLmSequence(cache, self.info, self._block, coupling, sigmas, limits, prompt, max_children)
+        parts = cache, self.info, self._block, coupling, sigmas, limits, prompt, max_children
+        return BlockLmSequence(*parts, self._transition)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise."""
@@ -156,8 +168,10 @@ class BlockLmSequence:
         limits: TreeLimits,
         prompt: Sequence[int],
         max_children: int = COUPLED.max_children,
+        transition: TransitionScores | None = None,
     ) -> None:
         self._cache = cache
+        self._transition = transition
         self._info = info
         self._block = block
         self._coupling = coupling
@@ -169,6 +183,8 @@ class BlockLmSequence:
         # Behind the last committed token, once it was read: its children, and those at every depth.
         self._root: Children | None = None
         self._marginals: list[Children] = []
+        # The scores [rows, vocab] that the marginals below the root's come from.
+        self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
@@ -194,12 +210,21 @@ class BlockLmSequence:
         if self._unread or len(self._marginals) != 1 + num_masks:
             self._marginals = self._block.predict(self._look, num_masks)
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
-        return marginal_tree(self._marginals, limits, self._info.kind)
+        if (transition := self._transition) is None:
+            return marginal_tree(self._marginals, limits, self._info.kind)
+        limits = replace(limits, max_depth=1 + num_masks)
+        return build_tree(self._marginals[0], partial(self._children, transition), limits, self._info.kind)
 
     def prepare(self) -> bool:
         """Compute noise and read a piece of a long prompt; whether there is more to read."""
         self._coupling.prepare(self._length, 2 * (1 + self._block.max_masks))
         return self.read(max_pieces=1) > 0
+
+    def _children(self, transition: TransitionScores, frontier: Frontier) -> list[Children]:
+        """The children of some nodes, by what the masks said and what the nodes' own tokens say."""
+        masks = [depth - 1 for depth in frontier.depths]
+        scores = transition.behind(frontier.token_ids, self._said, masks, self._sigmas[1:])
+        return top_children(scores, _ONE, self._max_children)
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
@@ -211,6 +236,7 @@ class BlockLmSequence:
         children: list[Children] = []
         if len(logits):
             scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._length + depths).tolist())
+            self._said = scores[len(scores) - len(block) :]
             children = top_children(scores / self._sigmas[depths, None], _ONE, self._max_children)
         if first == 0:
             self._root = children.pop(0)

@@ -6,9 +6,12 @@ import copy
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from coppice.errors import IncompatibleError
+from training.block_layout import BlockLayout
+from training.transition import TrainedTransition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1
@@ -29,10 +32,13 @@ def load_start(directory: Path) -> LlamaForCausalLM:
     return model
 
 
-def new_block_model(start: LlamaForCausalLM, num_masks: int, extra_layers: int, seed: int) -> LlamaForCausalLM:
+def new_block_model(
+    start: LlamaForCausalLM, num_masks: int, extra_layers: int, seed: int, transition_rank: int = 0
+) -> LlamaForCausalLM:
     """A model that says at every token what `start` says, with `num_masks` more embeddings at the vocabulary's end.
 
-    Further layers are copies of the last one that add nothing at first: their last matrices are zero.
+    Further layers are copies of the last one that add nothing at first: their last matrices are zero. With a
+    `transition_rank` it also has a `transition`, which adds nothing at first either.
     """
     generator = torch.Generator().manual_seed(seed)
     config = copy.deepcopy(start.config)
@@ -50,7 +56,23 @@ def new_block_model(start: LlamaForCausalLM, num_masks: int, extra_layers: int, 
         noise = torch.randn(num_masks, known.shape[1], generator=generator) * known.std() * _MASK_SPREAD
         state[name] = torch.cat([known, known.mean(0) + noise])
     model.load_state_dict(state)
+    if transition_rank:
+        model.transition = TrainedTransition(model, transition_rank, generator, start.config.vocab_size)
     return model
+
+
+def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, groups: Tensor) -> Tensor:
+    """`layout.run`, and what the model's transition adds where it has one: scores of tokens alone then, not of masks.
+
+    Of the tokens between the text that a mask sees and the one that it predicts, the transition is told the last.
+    """
+    logits = layout.run(model, token_ids, groups)
+    transition: TrainedTransition | None = getattr(model, "transition", None)
+    if transition is None:
+        return logits
+    added = transition(token_ids[:, layout.predicted[:, :-1]])
+    tokens = logits[..., : added.shape[-1]]
+    return torch.cat([tokens[:, :, :1], tokens[:, :, 1:] + added], 2)
 
 
 def mask_ids(model: LlamaForCausalLM, num_masks: int) -> torch.Tensor:

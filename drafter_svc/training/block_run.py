@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from coppice.errors import IncompatibleError
-from drafter_svc.training.block_model import load_start, mask_ids, new_block_model
+from drafter_svc.training.block_model import block_logits, load_start, mask_ids, new_block_model
 from training.block_layout import even_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
@@ -38,7 +38,8 @@ class BlockRecipe:
 
     A block has `block` tokens; in every step, `groups` blocks of each of `rows` rows are predicted. `position_decay` is
     the number of places over which a token's weight falls by a factor of e. `diffusion_share` of the steps are on the
-    diffusion objective alone; it is 0 for drafts that are not denoised.
+    diffusion objective alone; it is 0 for drafts that are not denoised. `transition_rank` is that of what the token
+    before says of the next one; 0 for drafts of which every token stands for itself.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class BlockRecipe:
     position_decay: float = 4.0
     extra_layers: int = 0
     diffusion_share: float = 0.0
+    transition_rank: int = 0
     seed: int = 0
 
 
@@ -102,7 +104,8 @@ def train_block_drafter(
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
-    model = new_block_model(start, objective.num_masks, recipe.extra_layers, recipe.seed).train()
+    rank = recipe.transition_rank
+    model = new_block_model(start, objective.num_masks, recipe.extra_layers, recipe.seed, rank).train()
     masks = mask_ids(model, objective.num_masks)
     # A block's rows hold the masks in order, or the only one again and again.
     filling = masks[torch.arange(recipe.block - 1) % len(masks)]
@@ -115,7 +118,7 @@ def train_block_drafter(
     def evaluate(runner: nn.Module) -> float:
         losses = []
         for rows in held_out:
-            logits = layout.run(runner, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
+            logits = block_logits(runner, layout, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
             losses.append(float(token_terms(logits[..., : masks[0]], rows[:, layout.predicted]).mean()))
         return sum(losses) / len(losses)
 
@@ -125,7 +128,7 @@ def train_block_drafter(
     text = held_out_text(target, store, shape, recipe.seed)
 
     def predict(rows: Tensor) -> Tensor:
-        return layout.run(model, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
+        return block_logits(model, layout, rows, filling.expand(len(rows), EVALUATION_GROUPS, -1))
 
     model.eval()
     report = measure_blocks(target.float(), predict, text, layout, recipe.seed)

@@ -10,21 +10,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from drafter_svc.training.block_model import block_logits
 from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
 from training.block_layout import random_layout
 from training.block_losses import position_weights, weighted
 from training.teacher import TaughtRows, distillation_terms
 
 KIND = "semi-ar"
+TRANSITION_RANK = 64
 STORY = """
 The row at position t predicts the token at t + 1. The vocabulary ends with one mask for each place behind the last
-committed token; a mask sees the committed tokens and the masks before it.
+committed token; a mask sees the committed tokens and the masks before it. What it says of a token also depends on the
+token before, which the draft has by then: low-rank `transition` matrices act on the embeddings of both.
 """
 
 
 def semi_ar_recipe(steps: int, samples: int, corpus_rows: int, seed: int) -> BlockRecipe:
     """The recipe of the kind."""
-    return BlockRecipe(KIND, steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
+    return BlockRecipe(
+        KIND, steps, sample_rows=samples, corpus_rows=corpus_rows, transition_rank=TRANSITION_RANK, seed=seed
+    )
 
 
 def train_semi_ar(roots: Sequence[Path], target_dir: Path, start_dir: Path, out: Path, recipe: BlockRecipe) -> None:
@@ -40,8 +45,8 @@ def train_semi_ar(roots: Sequence[Path], target_dir: Path, start_dir: Path, out:
 class SemiArObjective:
     """The target's own distribution at every token of a block, those nearer to its beginning weighing more.
 
-    The target knows the tokens in between and the drafter does not: on average over the target's text, what it is asked
-    for are the target's marginals.
+    The target knows the tokens in between and the drafter does not: on average over the target's text, what its masks
+    are asked for are the target's marginals, given the last of these tokens where there is a transition.
     """
 
     sees_all: ClassVar[bool] = False
@@ -59,7 +64,7 @@ class SemiArObjective:
         length = batch.token_ids.shape[1]
         layout = random_layout(length, recipe.groups, len(masks), self.sees_all, generator)
         groups = masks.expand(len(batch), len(layout.anchors), -1)
-        logits = layout.run(model, batch.token_ids, groups)[..., : masks[0]]
+        logits = block_logits(model, layout, batch.token_ids, groups)[..., : masks[0]]
         before = layout.predicted - 1
         terms = distillation_terms(
             logits, batch.top_ids[:, before], batch.top_log_probs[:, before], recipe.total_variation

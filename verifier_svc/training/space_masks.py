@@ -22,7 +22,7 @@ from coppice.error_scales import ErrorScales
 from coppice.errors import IncompatibleError
 from training.block_layout import BlockLayout
 from training.transition import TrainedTransition
-from verifier_svc.space_adapter import LowRank, SpaceAdapter
+from verifier_svc.space_adapter import LowRank, SpaceAdapter, Transition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1
@@ -106,7 +106,10 @@ class SpaceMasks(nn.Module):
             name: LowRank(down.detach().bfloat16(), up.detach().bfloat16())
             for name, down, up in zip(self._names, self.down, self.up, strict=True)
         }
-        transition = None if self.transition is None else self.transition.tables()
+        transition = None
+        if self.transition is not None:
+            before, behind = self.transition.tables()
+            transition = Transition(before.bfloat16(), behind.bfloat16())
         return SpaceAdapter(self.masks.weight.detach().bfloat16(), low_rank, sigmas, transition)
 
     def _hook(self, number: int) -> Any:

@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from coppice.half_tables import floats, halves
 from coppice.marginal_tree import marginal_tree
 from coppice.noise import gumbel
 from coppice.sampling import SamplingParams
+from coppice.transition_scores import TransitionScores
 from coppice.tree import TokenTree
+from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
@@ -71,10 +74,12 @@ def plain_logits(model: LlamaForCausalLM, committed: Sequence[int], block: Seque
     return logits[0, len(committed) - 1 :].numpy()
 
 
-def expected_children(logits: np.ndarray, committed: int, sampling: SamplingParams) -> list[Children]:
+def expected_children(
+    logits: np.ndarray, committed: int, sampling: SamplingParams, first_depth: int = 0
+) -> list[Children]:
     """softmax((logits + T * noise) / sigma) by depth, in plain numpy."""
     found = []
-    for depth, row in enumerate(logits[:, :VOCAB].astype(np.float64)):
+    for depth, row in enumerate(np.atleast_2d(logits)[:, :VOCAB].astype(np.float64), first_depth):
         cold, hot = (scales[min(depth, 2)] for _, scales in SIGMAS)
         sigma = cold + (hot - cold) * min(sampling.temperature, 1.0)
         noise = gumbel(sampling.seed, committed + depth, 1, VOCAB)[0] * sampling.temperature
@@ -122,6 +127,35 @@ def test_a_draft_is_that_of_plain_forwards_with_explicit_masks_round_after_round
         committed += outcome
         if rng.random() < 0.5:
             sequence.prepare()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
+def test_with_a_transition_children_know_the_token_above_them(llama: LlamaForCausalLM, temperature: float) -> None:
+    """Every node's children are those of plain scores, with what its own token adds; the root's are as ever."""
+    rng = np.random.default_rng(4)
+    tables = [floats(halves(rng.normal(0, 1, (VOCAB, 3)))) for _ in range(2)]
+    pairs = tables[0] @ tables[1].T
+    sampling = SamplingParams(temperature=temperature, seed=7)
+    drafter = make_drafter(llama, "semi-ar", transition=TransitionScores(*tables))
+    sequence = drafter.open(PROMPT, sampling)
+    committed = list(PROMPT)
+    for outcome in ([3, 4], [9], []):
+        tree = sequence.draft(20)
+        logits = plain_logits(llama, committed, MASKS, sees_all=False)[:, :VOCAB]
+
+        def expand(frontier: Frontier, logits: np.ndarray = logits, length: int = len(committed)) -> list[Children]:
+            return [
+                expected_children(logits[depth] + pairs[token], length, sampling, depth)[0]
+                for token, depth in zip(frontier.token_ids, frontier.depths, strict=True)
+            ]
+
+        root = expected_children(logits[0], len(committed), sampling)[0]
+        assert_same(tree, build_tree(root, expand, TreeLimits(20, max_depth=6), "semi-ar"))
+        assert tree.depth > 2
+        assert tree.token_ids != expected_tree(llama, "semi-ar", committed, sampling).token_ids
+        assert_same(sequence.draft(5), tree.prune(5))
+        sequence.extend(outcome)
+        committed += outcome
 
 
 @pytest.mark.parametrize(("kind", "route"), [("semi-ar", "cached"), ("semi-ar", "plain"), ("diffusion", "cached")])
