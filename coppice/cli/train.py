@@ -79,6 +79,9 @@ def small_lm(
 TargetDir = Annotated[Path, typer.Option("--target")]
 Start = Annotated[Path, typer.Option(help="The small LM to start from.")]
 Samples = Annotated[int, typer.Option(help="Continuations of the target to train on.")]
+LayersAlone = Annotated[
+    bool, typer.Option("--layers-alone", help="Keep the small LM's embeddings, and leave them out of the checkpoint.")
+]
 CorpusRows = Annotated[int, typer.Option(help="Rows of corpus text to train on.")]
 
 
@@ -93,6 +96,7 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         steps: int = 3000,
         samples: Samples = 768,
         corpus_rows: CorpusRows = 1536,
+        layers_alone: LayersAlone = False,
         seed: int = 0,
         threads: Threads = 0,
     ) -> None:
@@ -100,8 +104,9 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         from training.corpus import default_roots
 
         make_recipe, follow = load()
+        recipe = make_recipe(steps, samples, corpus_rows, seed, layers_alone=layers_alone)
         with mistakes_as_messages():
-            follow(corpus or default_roots(), target_dir, start, out, make_recipe(steps, samples, corpus_rows, seed))
+            follow(corpus or default_roots(), target_dir, start, out, recipe)
 
     app.command(kind, help=text)(train)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
 from coppice.transition_scores import TransitionScores
+from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, has_layers_alone
 from drafter_svc.drafters.tree_cache import FloatArray
 
 _FILE = "model.safetensors"
@@ -26,7 +27,7 @@ def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> 
     Raises:
         IncompatibleError: the matrices do not fit the model, or are damaged.
     """
-    path = Path(reference) / _FILE
+    path = Path(reference) / (LAYERS_FILE if has_layers_alone(reference) else _FILE)
     if not path.is_file():
         return None
     try:

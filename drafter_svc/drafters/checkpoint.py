@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from coppice.checkpoint_files import refuse_unsafe
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint, load_tokenizer_json
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
+from drafter_svc.drafters.layers_checkpoint import base_of, has_layers_alone, load_layers
 from drafter_svc.drafters.llama_forward import LlamaForward, compiled_ways, is_supported
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
 
@@ -63,11 +64,16 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code, or its weights are damaged.
+        IncompatibleError: the checkpoint could carry code, its weights are damaged, or, where it has layers alone, the
+            embeddings are not those that it was made with.
         OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
     """
     refuse_unsafe(reference, CONFIG_MAPPING)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if has_layers_alone(reference):
+        base = load_model(base_of(reference), torch.device("cpu"))
+        whole: Any = load_layers(reference, base)
+        return cast(PreTrainedModel, whole.to(device, dtype).eval())
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
@@ -84,6 +90,7 @@ def load_fingerprint(reference: str) -> str:
     Raises:
         IncompatibleError: the checkpoint has no tokenizer whose rules can be compared.
     """
+    reference = base_of(reference)
     if (Path(reference) / "tokenizer.json").is_file():
         return fingerprint(load_tokenizer_json(Path(reference)))
     tokenizer: Any = AutoTokenizer.from_pretrained(reference, trust_remote_code=False)

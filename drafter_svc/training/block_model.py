@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,15 @@ def new_block_model(
     if transition_rank:
         model.transition = TrainedTransition(model, transition_rank, generator, start.config.vocab_size)
     return model
+
+
+def freeze_tokens(model: LlamaForCausalLM, num_masks: int) -> None:
+    """From now on the embeddings of tokens learn nothing; those of the masks, the vocabulary's last, do."""
+    model_: Any = model
+    for table in (model_.get_input_embeddings().weight, model_.get_output_embeddings().weight):
+        learns = torch.zeros(len(table), 1)
+        learns[len(table) - num_masks :] = 1
+        table.register_hook(lambda gradient, learns=learns: gradient * learns.to(gradient))
 
 
 def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, groups: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coppice.errors import IncompatibleError
-from drafter_svc.training.block_model import block_logits, load_start, mask_ids, new_block_model
+from drafter_svc.drafters.layers_checkpoint import save_layers
+from drafter_svc.training.block_model import block_logits, freeze_tokens, load_start, mask_ids, new_block_model
 from training.block_layout import even_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
-from training.checkpoint import save_checkpoint
+from training.checkpoint import save_checkpoint, write_card
 from training.corpus import read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
@@ -39,7 +40,8 @@ class BlockRecipe:
     A block has `block` tokens; in every step, `groups` blocks of each of `rows` rows are predicted. `position_decay` is
     the number of places over which a token's weight falls by a factor of e. `diffusion_share` of the steps are on the
     diffusion objective alone; it is 0 for drafts that are not denoised. `transition_rank` is that of what the token
-    before says of the next one; 0 for drafts of which every token stands for itself.
+    before says of the next one; 0 for drafts of which every token stands for itself. `layers_alone`: the embeddings of
+    tokens stay those of the model that it starts from, and the checkpoint has none.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class BlockRecipe:
     extra_layers: int = 0
     diffusion_share: float = 0.0
     transition_rank: int = 0
+    layers_alone: bool = False
     seed: int = 0
 
 
@@ -106,6 +109,8 @@ def train_block_drafter(
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     rank = recipe.transition_rank
     model = new_block_model(start, objective.num_masks, recipe.extra_layers, recipe.seed, rank).train()
+    if recipe.layers_alone:
+        freeze_tokens(model, objective.num_masks)
     masks = mask_ids(model, objective.num_masks)
     # A block's rows hold the masks in order, or the only one again and again.
     filling = masks[torch.arange(recipe.block - 1) % len(masks)]
@@ -134,12 +139,18 @@ def train_block_drafter(
     report = measure_blocks(target.float(), predict, text, layout, recipe.seed)
     extra = f"{story}\n{_card_extra(report, own.samples.numel(), own.windows.numel(), target_dir, start_dir)}"
     title = f"Drafter of the kind {recipe.kind}"
-    save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
-    write_calibration(out, recipe, model, objective.num_masks, report)
+    base = None
+    if recipe.layers_alone:
+        base = save_layers(model, objective.num_masks, start_dir, out)
+        parameters = sum(value.numel() for value in model.parameters()) - start.model.embed_tokens.weight.numel()
+        write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
+    else:
+        save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
+    write_calibration(out, recipe, objective.num_masks, report, base)
 
 
 def write_calibration(
-    out: Path, recipe: BlockRecipe, model: LlamaForCausalLM, num_masks: int, report: BlockReport
+    out: Path, recipe: BlockRecipe, num_masks: int, report: BlockReport, base: dict[str, str] | None = None
 ) -> None:
     """Write `drafter.json`, without which the checkpoint is none of a drafter."""
     calibration = {
@@ -150,6 +161,7 @@ def write_calibration(
         "acceptance_by_rank": report.by_rank,
         "within_rank": report.within_rank,
         "streaks": report.streaks,
+        **({} if base is None else {"base": base}),
     }
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
 

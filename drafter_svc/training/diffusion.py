@@ -32,7 +32,7 @@ committed tokens and each other; the last token of a block has no row. Acceptanc
 """
 
 
-def diffusion_recipe(steps: int, samples: int, corpus_rows: int, seed: int) -> BlockRecipe:
+def diffusion_recipe(steps: int, samples: int, corpus_rows: int, seed: int, *, layers_alone: bool) -> BlockRecipe:
     """The recipe of the kind."""
     return BlockRecipe(
         KIND,
@@ -41,6 +41,7 @@ def diffusion_recipe(steps: int, samples: int, corpus_rows: int, seed: int) -> B
         corpus_rows=corpus_rows,
         extra_layers=EXTRA_LAYERS,
         diffusion_share=DIFFUSION_SHARE,
+        layers_alone=layers_alone,
         seed=seed,
     )
 

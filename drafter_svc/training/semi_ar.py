@@ -25,10 +25,16 @@ token before, which the draft has by then: low-rank `transition` matrices act on
 """
 
 
-def semi_ar_recipe(steps: int, samples: int, corpus_rows: int, seed: int) -> BlockRecipe:
+def semi_ar_recipe(steps: int, samples: int, corpus_rows: int, seed: int, *, layers_alone: bool) -> BlockRecipe:
     """The recipe of the kind."""
     return BlockRecipe(
-        KIND, steps, sample_rows=samples, corpus_rows=corpus_rows, transition_rank=TRANSITION_RANK, seed=seed
+        KIND,
+        steps,
+        sample_rows=samples,
+        corpus_rows=corpus_rows,
+        transition_rank=TRANSITION_RANK,
+        layers_alone=layers_alone,
+        seed=seed,
     )
 
 

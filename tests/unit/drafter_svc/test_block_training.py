@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from coppice.errors import IncompatibleError
@@ -18,9 +20,11 @@ from coppice.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.block_transition import load_transition
+from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
+from drafter_svc.drafters.layers_checkpoint import save_layers
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.training import block_run, diffusion, semi_ar
-from drafter_svc.training.block_model import block_logits, mask_ids, new_block_model
+from drafter_svc.training.block_model import block_logits, freeze_tokens, mask_ids, new_block_model
 from drafter_svc.training.block_run import BlockRecipe
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from training import held_out_text
@@ -199,7 +203,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def train(workshop: Path, out: Path, kind: str, monkeypatch: pytest.MonkeyPatch, start: str = "start") -> None:
+def train(
+    workshop: Path,
+    out: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    start: str = "start",
+    *,
+    layers_alone: bool = False,
+) -> None:
     monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(block_run, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(block_run, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
@@ -209,6 +221,7 @@ def train(workshop: Path, out: Path, kind: str, monkeypatch: pytest.MonkeyPatch,
     run, share, layers = RECIPES[kind]
     rank = 3 if kind == "semi-ar" else 0
     recipe = BlockRecipe(kind, 8, 4, 8, 8, 4, 5, diffusion_share=share, extra_layers=layers, transition_rank=rank)
+    recipe = replace(recipe, layers_alone=layers_alone)
     run([workshop / "corpus"], workshop / "target", workshop / start, out, recipe)
 
 
@@ -293,6 +306,79 @@ def test_masks_learn_with_a_transition_what_no_marginal_could_say() -> None:
             logits = block_logits(model.eval(), layout, rows, masks.expand(len(rows), 2, -1))[..., :VOCAB]
         losses[rank] = float(token_terms(logits, rows[:, layout.predicted])[:, :, 1].mean())
     assert losses[16] < 1 < 2 < losses[0]
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_checkpoint_of_layers_alone_drafts_with_the_embeddings_that_it_began_with(
+    workshop: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    train(workshop, out, kind, monkeypatch, layers_alone=True)
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "config.json", "drafter.json", "layers.safetensors", "recipe.json", "validation_curve.png"
+    }  # fmt: skip
+    start = LlamaForCausalLM.from_pretrained(workshop / "start")
+    kept = load_file(out / "layers.safetensors")
+    num_masks = 3 if kind == "semi-ar" else 1
+    assert {len(value) for name, value in kept.items() if "embed_tokens" in name or "lm_head" in name} == {num_masks}
+    drafter = load_drafter(DrafterConfig(str(out), drafter_kind=kind, device="cpu", draft_min_probability=0.0))
+    assert (drafter.info.vocab_size, drafter.info.tokenizer_fingerprint) == (300, load_fingerprint(workshop / "start"))
+    assert len(drafter.open([1, 2, 3], SamplingParams()).draft(12)) == 12
+    state = load_model(str(out), torch.device("cpu")).state_dict()
+    assert torch.equal(state["model.embed_tokens.weight"][:300], start.model.embed_tokens.weight.float())
+    # Whatever was trained further would have other embeddings.
+    described = json.loads((out / "drafter.json").read_text())
+    for change, message in (
+        ({"path": str(workshop / "target")}, "other embeddings"),
+        ({"path": "."}, "layers alone"),
+        ({"embeddings": None}, "other embeddings"),
+        (None, "does not say whose"),
+    ):
+        base = None if change is None else {**described["base"], **change}
+        (out / "drafter.json").write_text(json.dumps({**described, "base": base}))
+        with pytest.raises(IncompatibleError, match=message):
+            load_model(str(out), torch.device("cpu"))
+    (out / "drafter.json").write_text(json.dumps(described))
+    whole = (out / "layers.safetensors").read_bytes()
+    (out / "layers.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(IncompatibleError, match="damaged"):
+        load_model(str(out), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_of_tokens_stay_where_they_are_frozen(tied: bool) -> None:
+    model = new_block_model(small_llama(tie_word_embeddings=tied), 3, 0, 0).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    freeze_tokens(model, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    tokens = torch.tensor([[1, 7, VOCAB, VOCAB + 1, VOCAB + 2, 9]])
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    for name, value in model.state_dict().items():
+        learned = (value - before[name]).abs()
+        if "embed_tokens" in name or "lm_head" in name:
+            assert learned[:VOCAB].eq(0).all()
+            learned = learned[VOCAB:]
+        assert learned.max() > 0
+
+
+def test_layers_are_kept_to_eight_bits_and_everything_else_to_sixteen(tmp_path: Path) -> None:
+    start = small_llama(tie_word_embeddings=False)
+    start.save_pretrained(tmp_path / "start")
+    model = new_block_model(start, num_masks=3, extra_layers=1, seed=0)
+    with torch.no_grad():
+        for value in model.model.layers.parameters():
+            value += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1))
+    base = save_layers(model, 3, tmp_path / "start", tmp_path / "deep" / "out")
+    assert base["path"] == "../../start"
+    (tmp_path / "deep" / "out" / "drafter.json").write_text(json.dumps({"base": base}))
+    loaded = load_model(str(tmp_path / "deep" / "out"), torch.device("cpu")).state_dict()
+    for name, value in model.state_dict().items():
+        change = (loaded[name] - value).abs().max()
+        assert change <= 0.005 * value.abs().max(), name
+    kept = load_file(tmp_path / "deep" / "out" / "layers.safetensors")
+    assert kept["model.layers.0.self_attn.q_proj.weight"].dtype == torch.int8
+    assert kept["model.norm.weight"].dtype == torch.bfloat16
 
 
 class KilledError(Exception):
