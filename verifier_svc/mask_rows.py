@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -14,6 +15,8 @@ from coppice.errors import IncompatibleError
 from coppice.half_tables import halves
 from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
+
+IntArray = npt.NDArray[np.int64]
 
 CAN_COMPILE = True
 try:
@@ -38,14 +41,16 @@ class MaskRows:
         parameter = next(model.parameters())
         self._embed: nn.Module = model.get_input_embeddings()
         self._table = adapter.masks.to(parameter.device, parameter.dtype)
+        # What is open in a forward with masks: the gate [N, 1], or which of how many rows are masks.
         self._gate: Tensor | None = None
+        self._rows: IntArray | None = None
+        self._num_rows = 0
         with torch.inference_mode():
             probe = self._embed(torch.zeros(1, dtype=torch.long, device=parameter.device))
         if probe.shape[-1] != self._table.shape[-1]:
             raise IncompatibleError(
                 f"the adapter's masks have {self._table.shape[-1]} numbers, the target's embeddings {probe.shape[-1]}"
             )
-        self._rows = np.empty(0, np.int64)
         # Small products take longer to hand to torch than to carry out.
         self._by_row = CAN_COMPILE and parameter.device.type == "cpu" and parameter.dtype == torch.float32
         modules = dict(model.named_modules())
@@ -63,44 +68,49 @@ class MaskRows:
 
     def begin(self, token_ids: Tensor, mask_places: Tensor) -> Tensor:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
-        gate = mask_places[:, None] >= 0
-        self._open(gate)
         inputs: Tensor = self._embed(token_ids)
         if self._by_row:
             # A handful of rows, without a dozen calls of torch.
-            inputs.numpy()[0, self._rows] = self._table.numpy()[mask_places.numpy()[self._rows]]
+            places = mask_places.numpy()
+            self._rows, self._num_rows = np.flatnonzero(places >= 0), len(places)
+            inputs.numpy()[0, self._rows] = self._table.numpy()[places[self._rows]]
             return inputs
-        return torch.where(gate, self._table[mask_places.clamp_min(0)], inputs)
+        self._gate = mask_places[:, None] >= 0
+        return torch.where(self._gate, self._table[mask_places.clamp_min(0)], inputs)
 
     def narrow(self, rows: Tensor) -> None:
         """From here on the forward has some of its rows [M] alone."""
+        if self._rows is not None:
+            is_mask = np.zeros(self._num_rows, np.bool_)
+            is_mask[self._rows] = True
+            self._rows, self._num_rows = np.flatnonzero(is_mask[rows.numpy()]), len(rows)
         if self._gate is not None:
-            self._open(self._gate.index_select(0, rows))
+            self._gate = self._gate.index_select(0, rows)
 
     def end(self) -> None:
         """The forward is over."""
-        self._gate = None
-
-    def _open(self, gate: Tensor) -> None:
-        self._gate = gate
-        if self._by_row:
-            self._rows = np.flatnonzero(gate.numpy())
+        self._gate = self._rows = None
 
     def _addition(self, name: str, low_rank: LowRank) -> Callable[[Tensor, Tensor], None]:
         down, up = halves(low_rank.down.float().numpy()), halves(low_rank.up.T.float().numpy())
+        width = down.shape[1]
 
         def add(values: Tensor, output: Tensor) -> None:
-            if self._gate is None:
+            rows = self._rows
+            if rows is None:
                 return
-            # Some models' layers have an axis of sequences, which here is one, and others have none.
-            inputs, changed = values.contiguous().numpy(), output.contiguous()
-            if inputs.size != len(self._gate) * down.shape[1]:
+            if values.numel() != self._num_rows * width:
                 raise _unknown_inputs(name, values)
-            add_low_rank(
-                inputs.reshape(-1, down.shape[1]), self._rows, down, up, changed.numpy().reshape(-1, up.shape[1])
-            )
-            if not output.is_contiguous():
-                output.copy_(changed)
+            inputs, result = values.numpy(), output.numpy()
+            # Some models' layers have an axis of sequences, which here is one, and others have none.
+            if inputs.ndim == 3:
+                inputs, result = inputs[0], result[0]
+            if inputs.flags.c_contiguous and result.flags.c_contiguous:
+                add_low_rank(inputs, rows, down, up, result)
+            else:
+                changed = np.ascontiguousarray(result)
+                add_low_rank(np.ascontiguousarray(inputs), rows, down, up, changed)
+                result[...] = changed
 
         return add
 
