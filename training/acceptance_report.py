@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 RANKS = 4
+_ROWS_PER_PART = 8
 _SIGMAS = np.round(np.arange(0.3, 2.51, 0.05), 2).tolist()
 
 
@@ -42,43 +44,62 @@ class AcceptanceReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class CoupledPart:
+    """Positions of text at one temperature.
+
+    `rows` are the text [rows, tokens]; `noise` [n, V] is what all models add to their log-probabilities there; `right`
+    [n] are the target's tokens, those of its best sums.
+    """
+
+    temperature: float
+    rows: Tensor
+    noise: Tensor
+    right: Tensor
+
+
+def coupled_parts(
+    target: PreTrainedModel, rows: dict[float, Tensor], prompt_tokens: int, seed: int
+) -> Iterator[CoupledPart]:
+    """The target's own continuations, cut into parts, with the noise of each position and the token that it makes.
+
+    Args:
+        target: the target.
+        rows: per temperature, prompts with the target's continuation [rows, tokens].
+        prompt_tokens: how many tokens of a row are prompt.
+        seed: seed of the noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for temperature, batch in rows.items():
+        for part in batch.split(_ROWS_PER_PART):
+            logs = continuation_log_probs(target, part, prompt_tokens)
+            noise = -torch.log(-torch.log(torch.rand(logs.shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
+            noise *= temperature
+            yield CoupledPart(temperature, part, noise, (logs + noise).argmax(-1))
+
+
 @torch.inference_mode()
 def measure_acceptance(
     target: PreTrainedModel, drafter: PreTrainedModel, rows: dict[float, Tensor], prompt_tokens: int, seed: int
 ) -> AcceptanceReport:
-    """Compare both models on the target's own continuations.
-
-    Args:
-        target: the target.
-        drafter: the drafter.
-        rows: per temperature, prompts with the target's continuation [rows, tokens].
-        prompt_tokens: how many tokens of a row are prompt.
-        seed: seed of the noise that both models add.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    within_rank: dict[float, list[float]] = {}
-    sigmas: dict[float, float] = {}
-    positions = 0
-    for temperature, batch in rows.items():
-        hits = torch.zeros(RANKS)
-        likelihood = np.zeros(len(_SIGMAS))
-        count = 0
-        for part in batch.split(8):
-            target_logs = _log_probs(target, part, prompt_tokens)
-            drafter_logs = _log_probs(drafter, part, prompt_tokens)
-            noise = -torch.log(-torch.log(torch.rand(target_logs.shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
-            right = (target_logs + temperature * noise).argmax(-1)
-            scores = drafter_logs + temperature * noise
-            ranked = scores.topk(RANKS).indices == right[:, None]
-            hits += ranked.float().cumsum(-1).sum(0)
-            count += len(right)
-            likelihood += [(scores / sigma).log_softmax(-1).gather(1, right[:, None]).sum().item() for sigma in _SIGMAS]
-        within_rank[temperature] = (hits / count).tolist()
-        sigmas[temperature] = _SIGMAS[int(likelihood.argmax())]
-        positions += count
-    return AcceptanceReport(within_rank, sigmas, positions)
+    """Compare both models on the target's own continuations; arguments as of `coupled_parts`."""
+    hits = {temperature: torch.zeros(RANKS) for temperature in rows}
+    likelihoods = {temperature: np.zeros(len(_SIGMAS)) for temperature in rows}
+    counts = dict.fromkeys(rows, 0)
+    for part in coupled_parts(target, rows, prompt_tokens, seed):
+        scores = continuation_log_probs(drafter, part.rows, prompt_tokens) + part.noise
+        right = part.right[:, None]
+        hits[part.temperature] += (scores.topk(RANKS).indices == right).float().cumsum(-1).sum(0)
+        counts[part.temperature] += len(right)
+        likelihoods[part.temperature] += [
+            (scores / sigma).log_softmax(-1).gather(1, right).sum().item() for sigma in _SIGMAS
+        ]
+    within_rank = {temperature: (hits[temperature] / counts[temperature]).tolist() for temperature in rows}
+    sigmas = {temperature: _SIGMAS[int(likelihoods[temperature].argmax())] for temperature in rows}
+    return AcceptanceReport(within_rank, sigmas, sum(counts.values()))
 
 
-def _log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: int) -> Tensor:
+def continuation_log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: int) -> Tensor:
+    """What a model says of every token behind the prompts [n, V]."""
     logits: Tensor = model(input_ids=rows, use_cache=False).logits[:, prompt_tokens - 1 : -1]
     return logits.float().log_softmax(-1).flatten(0, 1)

@@ -132,6 +132,33 @@ _block_command(
 
 
 @app.command()
+def boost(
+    corpus: Corpus = None,
+    out: Annotated[Path, typer.Option(help="The directory of boost-1, boost-2, …")] = MODELS,
+    target_dir: TargetDir = MODELS / "target",
+    start: Start = MODELS / "small-lm",
+    num: Annotated[int, typer.Option(min=1, help="How many, one after another.")] = 1,
+    steps: Annotated[int, typer.Option(help="Of each.")] = 2000,
+    samples: Samples = 768,
+    corpus_rows: CorpusRows = 1536,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Train small LMs that add to each other, each on what those before it miss."""
+    from drafter_svc.drafters.registry import MAX_BOOSTED
+
+    if num > MAX_BOOSTED:
+        raise typer.BadParameter(f"--num: a request has at most {MAX_BOOSTED} of them, got {num}")
+    set_threads(threads)
+    from drafter_svc.training.boost import BoostRecipe, train_boost
+    from training.corpus import default_roots
+
+    recipe = BoostRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
+    with mistakes_as_messages():
+        train_boost(corpus or default_roots(), target_dir, start, out, num, recipe)
+
+
+@app.command()
 def space(
     corpus: Corpus = None,
     out: Annotated[Path | None, typer.Option(help="Default: models/space, or models/target-space with --full.")] = None,

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from drafter_svc.config import DrafterConfig
     from drafter_svc.drafters.base import Drafter
 
+# A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
+# it can have all of them.
+MAX_BOOSTED = 4
 KINDS = {
     "small-lm": "drafter_svc.drafters.small_lm",
+    **{f"boost-{number}": "drafter_svc.drafters.small_lm" for number in range(1, MAX_BOOSTED + 1)},
     "semi-ar": "drafter_svc.drafters.semi_ar",
     "diffusion": "drafter_svc.drafters.diffusion",
 }

@@ -1,4 +1,7 @@
-"""The small language model: a tree from its own probabilities, coupled to the request's noise."""
+"""A small language model: a tree from its own probabilities, coupled to the request's noise.
+
+So are boosted ones (`training/boost.py`), each a kind of its own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,6 @@ from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
 
 logger = logging.getLogger(__name__)
 
-KIND = "small-lm"
 MIB = 1024 * 1024
 # Most positions whose noise is computed ahead: two rounds of a usual depth.
 MAX_PREPARED = 32
@@ -63,7 +65,7 @@ def load(config: DrafterConfig) -> SmallLm:
     forward = choose_forward(model)
     ahead = DraftAhead(config.ahead_steps(on_gpu=device.type == "cuda"))
     info = DrafterInfo(
-        kind=KIND,
+        kind=config.drafter_kind,
         model=config.model,
         tokenizer_fingerprint=load_fingerprint(config.model),
         vocab_size=forward.vocab_size,
@@ -115,14 +117,16 @@ class SmallLm:
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt, is_coupled=self._choice.is_coupled)
         beginning = Beginning(self.prefixes, cache_salt)
         max_children = self._choice.max_children
-        return SmallLmSequence(self._forward, coupling, self._limits, prompt, self._ahead, beginning, max_children)
+        parts = (self.info.kind, self._forward, coupling, self._limits, prompt, self._ahead, beginning)
+        return SmallLmSequence(*parts, max_children=max_children)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
         coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
         rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
         beginning = Beginning(self.prefixes, cache_salt)
-        return SampledLmSequence(self._forward, coupling, sampling, self._limits, rates, KIND, prompt, beginning)
+        parts = (self._forward, coupling, sampling, self._limits, rates, self.info.kind, prompt, beginning)
+        return SampledLmSequence(*parts)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise, and read prompts of every size that there is code for."""
@@ -151,6 +155,7 @@ class SmallLmSequence:
 
     def __init__(
         self,
+        source: str,
         forward: Forward[Any],
         coupling: Coupling,
         limits: TreeLimits,
@@ -159,6 +164,7 @@ class SmallLmSequence:
         beginning: Beginning | None = None,
         max_children: int = COUPLED.max_children,
     ) -> None:
+        self._source = source
         self._cache = TreeCache(forward, beginning)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
@@ -277,7 +283,7 @@ class SmallLmSequence:
             token_ids=tuple(found.token_ids.tolist()),
             parents=tuple(found.parents.tolist()),
             log_probs=tuple(found.log_probs.tolist()),
-            source_names=(KIND,),
+            source_names=(self._source,),
         )
 
     @property
@@ -307,7 +313,7 @@ class SmallLmSequence:
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
         limits = replace(limits, max_steps=sys.maxsize, max_depth=min(limits.max_depth, self._deepest))
-        return build_tree(self.children(top), expand, limits, KIND)
+        return build_tree(self.children(top), expand, limits, self._source)
 
     def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:
         """One forward pass over the frontier's missing nodes."""

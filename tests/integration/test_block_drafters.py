@@ -24,7 +24,7 @@ from orchestrator.app import running
 from orchestrator.config import Config
 from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target
 from tests.tiny_blocks import block_calibration, write_tiny_block_drafter
-from tests.tiny_checkpoint import write_tiny_llama
+from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 from verifier_svc.config import VerifierConfig
 from verifier_svc.loading import load_probed_target
 
@@ -131,6 +131,21 @@ async def test_kinds_are_merged_and_still_change_no_token(pair: Pair, target: Pa
     async with client_of(pair, *drafters) as client:
         accepted = await check_tokens(client, "semi-ar,diffusion,small-lm")
         assert all(accepted[kind] > 0 for kind in (*KINDS, "small-lm"))
+
+
+async def test_small_lms_of_two_kinds_serve_one_request(pair: Pair, target: Path, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, vocab_size=VOCAB, max_context_tokens=CONTEXT)
+    tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT, seed=5).save_pretrained(tmp_path)
+    other = load(tmp_path, "boost-2")
+    assert other.info.kind == "boost-2"
+    async with client_of(pair, load(target, "small-lm"), other) as client:
+        options = Options(max_tokens=24, ignore_eos=True)
+        on = await client.generate(PROMPT, replace(options, speculation="small-lm,boost-2"))
+        off = await client.generate(PROMPT, replace(options, speculation="off"))
+        assert on.token_ids == off.token_ids
+        counts = on.speculation.sources
+        assert counts["small-lm"].accepted > counts["boost-2"].accepted
+        assert counts["boost-2"].proposed > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

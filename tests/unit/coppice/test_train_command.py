@@ -36,3 +36,17 @@ def test_recipes_of_block_drafters_get_the_options(
     [(roots, target, start, out, recipe)] = calls
     assert (roots, target, start, out) == ([tmp_path], Path("t"), Path("s"), Path("o"))
     assert (recipe.kind, recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (kind, 7, 64, 5, 3)
+
+
+def test_the_recipe_of_boosted_small_lms_gets_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    recipes = pytest.importorskip("drafter_svc.training.boost")
+    monkeypatch.setattr(recipes, "train_boost", lambda *arguments: calls.append(arguments))
+    sizes = ["--num", "3", "--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
+    directories = ["--corpus", str(tmp_path), "--target", "t", "--start", "s", "--out", "o"]
+    result = CliRunner().invoke(app, ["boost", *sizes, *directories])
+    assert result.exit_code == 0, result.output
+    [(roots, target, start, out, num_models, recipe)] = calls
+    assert (roots, target, start, out, num_models) == ([tmp_path], Path("t"), Path("s"), Path("o"), 3)
+    assert (recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (7, 64, 5, 3)
+    assert CliRunner().invoke(app, ["boost", "--num", "5"]).exit_code == 2

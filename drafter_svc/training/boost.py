@@ -1,0 +1,185 @@
+"""`coppice train boost`: small LMs that add to each other, each trained on what those before it miss.
+
+SpecInfer (2305.09781, section 3) boosts by whole prompts: those whose continuation a small model gets right are left
+out of the next one's data. Here a single token is the unit: in the target's text nearly every prompt has some that is
+missed and many that are not. A model that was trained on missed tokens alone would lose the path on its way to them, so
+the others keep a small weight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+
+from coppice.errors import IncompatibleError
+from drafter_svc.drafters.layers_checkpoint import save_layers
+from drafter_svc.training.block_model import load_start
+from training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
+from training.checkpoint import write_card
+from training.corpus import read_corpus
+from training.held_out_text import held_out_text
+from training.loop import LoopConfig, Schedule, TrainingLoop
+from training.own_text import OwnText
+from training.precision import training_dtype
+from training.state import open_state
+from training.target_samples import SampleShape
+from training.teacher import TaughtRows, distillation_terms
+from training.token_store import TokenStore
+from training.union_report import UnionReport, measure_union
+
+EVALUATION_BATCHES = 5
+START = "small-lm"
+
+
+@dataclass(frozen=True, slots=True)
+class BoostRecipe:
+    """Everything that decides the result of a run, beside the target and the small LM that all of them start from.
+
+    `number` counts the boosted models from 1 on; 0 is the data that all share. A token is missed if it is not among the
+    first `children` of any model before; the others weigh `kept_weight`.
+    """
+
+    number: int = 0
+    steps: int = 2000
+    rows: int = 6
+    sample_rows: int = 768
+    corpus_rows: int = 1536
+    learning_rate: float = 1e-3
+    cooldown_share: float = 0.6
+    total_variation: float = 0.5
+    children: int = 2
+    kept_weight: float = 0.1
+    seed: int = 0
+
+
+def train_boost(
+    roots: Sequence[Path], target_dir: Path, start_dir: Path, out: Path, num_models: int, recipe: BoostRecipe
+) -> None:
+    """Train one model after another and write them to `out`/boost-1, …, of layers alone, with cards and `drafter.json`.
+
+    Raises:
+        IncompatibleError: the model to start from is not the target's, or the state there is another run's.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
+    ).eval()
+    start = load_start(start_dir)
+    if start.config.vocab_size != target.config.vocab_size:
+        raise IncompatibleError(
+            f"{start_dir} has {start.config.vocab_size} tokens and {target_dir} {target.config.vocab_size}"
+        )
+    data_dir = open_state(out / "boost", recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, data_dir)
+    shape = SampleShape(rows=recipe.sample_rows)
+    own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, data_dir)
+    text = held_out_text(target, store, shape, recipe.seed)
+    models = [start.eval()]
+    for number in range(1, num_models + 1):
+        directory = out / f"boost-{number}"
+        member = replace(recipe, number=number)
+        model, loop = _trained(models, own.taught, store, member, directory)
+        models.append(model)
+        base = save_layers(model, 0, start_dir, directory)
+        acceptance = measure_acceptance(target.float(), model, text, shape.prompt_tokens, recipe.seed)
+        union = measure_union(target, models, text, shape.prompt_tokens, recipe.seed, recipe.children)
+        extra = _card_extra(acceptance, union, member, target_dir, start_dir)
+        parameters = sum(value.numel() for value in model.parameters() if value.requires_grad)
+        title = f"Boosted small LM {number}"
+        write_card(directory, title=title, parameters=parameters, recipe=member, store=store, loop=loop, extra=extra)
+        calibration = {
+            "sigmas": acceptance.sigmas,
+            "acceptance_by_rank": acceptance.by_rank,
+            "within_rank": acceptance.within_rank,
+            "base": base,
+        }
+        (directory / "drafter.json").write_text(json.dumps(calibration) + "\n")
+
+
+def missed(
+    taught: TaughtRows, scores: Sequence[Tensor], children: int, temperatures: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Where no model has the target's token among its first children, everybody adding the same noise [rows, length].
+
+    Of the target's view the likeliest tokens are known; children are counted among those.
+
+    Args:
+        taught: text with the target's view of it.
+        scores: logits of each model [rows, length, vocab].
+        children: of each model at each position.
+        temperatures: of the noise, by row [rows].
+        generator: of the noise.
+    """
+    uniform = torch.rand(taught.top_ids.shape, generator=generator).clamp(1e-12, 1 - 1e-7)
+    noise = -torch.log(-torch.log(uniform)) * temperatures[:, None, None]
+    right = (taught.top_log_probs + noise).argmax(-1, keepdim=True)
+    found = torch.zeros(right.shape[:-1], dtype=torch.bool)
+    for logits in scores:
+        sums = logits.float().gather(-1, taught.top_ids) + noise
+        found |= (sums > sums.gather(-1, right)).sum(-1) < children
+    return ~found
+
+
+def boosted_loss(
+    model: nn.Module, models: Sequence[PreTrainedModel], batch: TaughtRows, recipe: BoostRecipe, step: int
+) -> Tensor:
+    """The distillation loss, tokens that all `models` miss weighing 1 and the others `kept_weight`."""
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    drawn = torch.randint(len(TEMPERATURES), (len(batch),), generator=generator)
+    with torch.no_grad():
+        said = [before(input_ids=batch.token_ids, use_cache=False).logits for before in models]
+        is_missed = missed(batch, said, recipe.children, torch.tensor(TEMPERATURES)[drawn], generator)
+        weights = torch.where(is_missed, 1.0, recipe.kept_weight)
+    logits = model(input_ids=batch.token_ids, use_cache=False).logits
+    terms = distillation_terms(logits, batch.top_ids, batch.top_log_probs, recipe.total_variation)
+    return (terms * weights).sum() / weights.sum()
+
+
+def _trained(
+    models: Sequence[LlamaForCausalLM], taught: TaughtRows, store: TokenStore, recipe: BoostRecipe, out: Path
+) -> tuple[LlamaForCausalLM, TrainingLoop]:
+    """A model that began as the first of `models`, trained on what all of them miss; embeddings stay as they are."""
+    model = LlamaForCausalLM(models[0].config)
+    model.load_state_dict(models[0].state_dict())
+    for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+        embeddings.weight.requires_grad_(False)
+    held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, taught.token_ids.shape[1])
+
+    def loss(runner: nn.Module, step: int) -> Tensor:
+        return boosted_loss(runner, models, taught.batch(recipe.rows, recipe.seed, step), recipe, step)
+
+    def evaluate(runner: nn.Module) -> float:
+        losses = [float(runner(input_ids=ids, labels=ids, use_cache=False).loss) for ids in held_out]
+        return sum(losses) / len(losses)
+
+    schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
+    loop = TrainingLoop(model.train(), loss, evaluate, LoopConfig(schedule, open_state(out, recipe)))
+    loop.run()
+    return model.eval(), loop
+
+
+def _card_extra(
+    acceptance: AcceptanceReport, union: UnionReport, recipe: BoostRecipe, target_dir: Path, start_dir: Path
+) -> str:
+    names = [START, *(f"boost-{number}" for number in range(1, recipe.number + 1))]
+    before = ", ".join(f"`{name}`" for name in names[:-1])
+    return f"""
+Started from `{start_dir.name}`, whose embeddings it keeps, and trained against `{target_dir.name}` on what {before}
+miss: the target's tokens that are not among the first {recipe.children} children of any, all adding the same noise.
+Other tokens weigh {recipe.kept_weight:g}. It is not made to be right more often, but where they are wrong.
+
+Share of positions at which the target's token is among the first k children, both models adding the same noise, on
+{acceptance.positions:,} positions of the target's continuations of held-out prompts, and the calibrated sigma:
+
+{acceptance.table()}
+
+The same where one model is added after another, and what as many children of the first one find:
+
+{union.table(names)}
+"""
