@@ -12,7 +12,7 @@ from benchmarks.ablation.meters import MeteredContender, Reading
 from benchmarks.ablation.services import Services
 from benchmarks.ablation.variants import Group
 from benchmarks.contenders import Contender
-from benchmarks.coppice_contender import CoppiceContender, Mode
+from benchmarks.coppice_contender import AcceptanceRule, CoppiceContender, Mode
 from benchmarks.latency import Plan, measure
 from benchmarks.summary import OFF, Samples
 
@@ -26,6 +26,11 @@ class Measured:
     contenders: tuple[Contender, ...]
     # By contender and temperature.
     readings: dict[tuple[str, float], Reading]
+
+    @property
+    def drawing(self) -> frozenset[str]:
+        """Contenders whose tokens follow the target's law and need not be those of speculation off."""
+        return frozenset(variant.contender for variant in self.group.variants if variant.traversal)
 
     def reading(self, contender: str, temperature: float) -> Reading:
         """What a contender's drafters counted; nothing for plain decoding."""
@@ -72,9 +77,11 @@ def _measure_group(
         for variant in group.variants:
             channel = channels.enter_context(grpc.insecure_channel(services.address(variant)))
             settings = " ".join(f"{name}={value}" for drafter in variant.asked for name, value in drafter.settings)
-            note = ", ".join(filter(None, (f"sources {'+'.join(variant.sources)}", settings)))
+            law = "traversal" if variant.traversal else ""
+            note = ", ".join(filter(None, (f"sources {'+'.join(variant.sources)}", settings, law)))
+            rule = AcceptanceRule.ACCEPTANCE_RULE_TRAVERSAL if variant.traversal else None
             forced = CoppiceContender(
-                variant.contender, channel, Mode.MODE_FORCED, variant.max_nodes, note, variant.sources
+                variant.contender, channel, Mode.MODE_FORCED, variant.max_nodes, note, variant.sources, rule
             )
             metered.append(MeteredContender(forced, services.metrics_urls(variant)))
         contenders: tuple[Contender, ...] = (CoppiceContender(OFF, plain, Mode.MODE_OFF), *metered)

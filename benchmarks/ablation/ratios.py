@@ -3,6 +3,9 @@
 `SOURCES.tau` is τ of each combination, `merged/best-single` the τ of all sources together over the best of those
 alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes, `coupling-recovered.KIND` how much of what
 a temperature costs in τ without coupling it wins back: (with - without) / (greedy - without).
+`coupled/traversal.KIND` is the τ of trees with the request's noise over that of drawn trees of as many nodes.
+`draft-ahead-hits.KIND.N` is the share of the outcomes that a drafter was told to expect, with so many steps ahead, that
+it had drafted for before they were known.
 `calibration-error.KIND` is the mean difference of expected and observed acceptance, and ends in `-off` where trees are
 sent with the drafter's own probabilities, in `-by-chance` where it is what so few nodes would show of none.
 Without a kind: of the first drafter, and for the error the worst of all.
@@ -16,6 +19,8 @@ from statistics import median
 from benchmarks import figures
 from benchmarks.ablation.measure import Measured
 from benchmarks.ablation.variants import (
+    ACCEPTANCE,
+    AHEAD,
     CALIBRATION,
     COUPLING,
     SHAPE,
@@ -23,17 +28,21 @@ from benchmarks.ablation.variants import (
     chain_name,
     combinations,
     combined,
+    traversal_name,
     tree_name,
     uncalibrated_name,
     uncoupled_name,
 )
 from benchmarks.summary import ON, ratio_name
+from drafter_svc.drafters.registry import SMALL_LMS
 
 RATIO_NOTE = (
     "medians over runs; plain names are T=0, '@T1' marks temperature 1. SOURCES.tau: tokens per round; "
     "merged/best-single: τ of all sources merged over that of the best one alone; tree/chain: τ at equal nodes; "
     "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
-    "(greedy τ - τ without); calibration-error: mean |expected - observed| acceptance of nodes whose parent was "
+    "(greedy τ - τ without); coupled/traversal: τ of trees with the request's noise over that of drawn trees of as "
+    "many nodes; draft-ahead-hits: outcomes that were drafted for before they were known, with so many steps; "
+    "calibration-error: mean |expected - observed| acceptance of nodes whose parent was "
     "committed, over tenths of probability, all runs and temperatures together, -off: with the drafter's own "
     "probabilities, -by-chance: about what so many nodes would show if there were none. "
     "Without a kind: the first drafter's, the worst drafter's for the error"
@@ -57,6 +66,10 @@ def ratios(measured: Sequence[Measured], kinds: Sequence[str]) -> tuple[dict[str
         by_run |= _shapes(shape, kinds)
     if sources is not None and (coupling := groups.get(COUPLING)) is not None:
         by_run |= _recovered(sources, coupling, kinds)
+    if (acceptance := groups.get(ACCEPTANCE)) is not None:
+        by_run |= _over_traversal(acceptance)
+    if (ahead := groups.get(AHEAD)) is not None:
+        by_run |= _ahead_hits(ahead)
     if (calibration := groups.get(CALIBRATION)) is not None:
         by_run |= _errors(calibration, kinds)
     middle = {name: round(median(values), 4) for name, values in by_run.items() if values}
@@ -101,6 +114,25 @@ def _recovered(sources: Measured, coupling: Measured, kinds: Sequence[str]) -> B
             found[ratio_name(f"coupling-recovered.{kind}", temperature)] = shares
         first = found[ratio_name(f"coupling-recovered.{kinds[0]}", temperature)]
         found[ratio_name("coupling-recovered", temperature)] = first
+    return found
+
+
+def _over_traversal(measured: Measured) -> ByRun:
+    found: ByRun = {}
+    for temperature in measured.samples.temperatures:
+        for kind in SMALL_LMS:
+            pair = [_tau(measured, name(kind), temperature) for name in (tree_name, traversal_name)]
+            found[ratio_name(f"coupled/traversal.{kind}", temperature)] = _over(*pair)
+    return found
+
+
+def _ahead_hits(measured: Measured) -> ByRun:
+    found: ByRun = {}
+    for temperature in measured.samples.temperatures:
+        for variant in measured.group.variants:
+            samples = measured.samples.of(variant.contender, temperature)
+            name = f"draft-ahead-hits.{variant.name.replace(' ahead=', '.')}"
+            found[ratio_name(name, temperature)] = figures.by_run(samples, figures.draft_ahead_hits)
     return found
 
 

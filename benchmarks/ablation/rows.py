@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import summary
+from benchmarks import figures, summary
 from benchmarks.ablation.measure import Measured
 from benchmarks.ablation.meters import Reading
+
+# Of outputs that follow the target's law and not its noise.
+_OTHER_TOKENS = {"identical": None, "num_identical": None}
 
 
 def rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
@@ -18,7 +21,9 @@ def rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
             "name": f"{one.group.name}: {row['name']}",
             "group": one.group.name,
             "nodes_per_round": _rounded(row.get("draft_tokens", 0) / row["rounds"]) if row["rounds"] else None,
+            "draft_ahead_hits": _hits(one, row),
             **_counted(one.reading(row["contender"], row["temperature"])),
+            **(_OTHER_TOKENS if row["contender"] in one.drawing else {}),
         }
         for one in measured
         for row in summary.rows(one.samples, one.contenders)
@@ -26,8 +31,13 @@ def rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
 
 
 def mismatches(measured: Iterable[Measured]) -> list[summary.Mismatch]:
-    """Every output with speculation that is not that of speculation off in its group."""
-    return [mismatch for one in measured for mismatch in summary.mismatches(one.samples)]
+    """Every output with speculation that is not that of speculation off in its group, but for those that are drawn."""
+    return [
+        mismatch
+        for one in measured
+        for mismatch in summary.mismatches(one.samples)
+        if mismatch.contender not in one.drawing
+    ]
 
 
 def differing_offs(measured: Sequence[Measured]) -> list[summary.Mismatch]:
@@ -40,6 +50,12 @@ def differing_offs(measured: Sequence[Measured]) -> list[summary.Mismatch]:
                 if first.setdefault((temperature, run, prompt), token_ids) != token_ids:
                     found.append(summary.Mismatch(summary.OFF, summary.OFF, temperature, run, prompt))
     return found
+
+
+def _hits(measured: Measured, row: Mapping[str, Any]) -> float | None:
+    completions = [item.completion for item in measured.samples.of(row["contender"], row["temperature"])]
+    expected = sum(item.speculation.expected_outcomes for item in completions if item.speculation is not None)
+    return _rounded(figures.draft_ahead_hits(completions)) if expected else None
 
 
 def _counted(reading: Reading) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.summary import ON
 from coppice.cli.topology import DrafterSpec
+from drafter_svc.drafters.registry import SMALL_LMS
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 
 SEMI_AR = "semi-ar"
@@ -16,9 +17,14 @@ DIFFUSION = "diffusion"
 SOURCES = "sources"
 SHAPE = "shape"
 COUPLING = "coupling"
+ACCEPTANCE = "acceptance"
 CALIBRATION = "calibration"
 MASKS = "masks"
 GAMMA = "gamma"
+AHEAD = "ahead"
+
+# Everything that is compared, in order.
+PARTS = (SOURCES, SHAPE, COUPLING, ACCEPTANCE, CALIBRATION, MASKS, GAMMA, AHEAD)
 
 # Trees of exactly as many nodes as are asked for, as far as a drafter can reach: no node is too unlikely.
 FULL_TREES = (("DRAFT_MIN_PROBABILITY", "0"), ("DRAFT_MIN_GAIN", "0"))
@@ -42,6 +48,8 @@ class Variant:
     has_cache: bool = False
     # None leaves it to the server.
     max_nodes: int | None = None
+    # Draws its trees and accepts by traversal, which keeps the law of the output and not its tokens.
+    traversal: bool = False
 
     @property
     def contender(self) -> str:
@@ -65,10 +73,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Grids:
-    """Settings that are tried one after another: masks of semi-ar drafters, tokens of diffusion blocks."""
+    """Settings that are tried one after another.
+
+    `masks` are those of semi-ar drafters; `gammas` are tokens of diffusion blocks, each with all `denoising` steps;
+    `ahead` are the most steps of a round that a small LM takes behind likely outcomes, the more of them, the wider.
+    """
 
     masks: tuple[int, ...] = ()
     gammas: tuple[int, ...] = ()
+    denoising: tuple[int, ...] = (1,)
+    ahead: tuple[int, ...] = ()
 
 
 def combined(sources: Iterable[str]) -> str:
@@ -86,6 +100,16 @@ def tree_name(kind: str) -> str:
     return f"{kind} tree"
 
 
+def traversal_name(kind: str) -> str:
+    """The name of the variant whose trees are drawn."""
+    return f"{kind} traversal"
+
+
+def ahead_name(kind: str, steps: int) -> str:
+    """The name of the variant that drafts ahead with so many steps."""
+    return f"{kind} ahead={steps}"
+
+
 def uncoupled_name(kind: str) -> str:
     """The name of the variant without the request's noise."""
     return f"{kind} uncoupled"
@@ -97,20 +121,26 @@ def uncalibrated_name(kind: str) -> str:
 
 
 def make_groups(
-    drafters: Sequence[DrafterSpec], temperatures: tuple[float, ...], num_nodes: int, grids: Grids
+    drafters: Sequence[DrafterSpec],
+    temperatures: tuple[float, ...],
+    num_nodes: int,
+    grids: Grids,
+    parts: Collection[str] = PARTS,
 ) -> tuple[Group, ...]:
-    """Everything that these drafters, one of each kind, give to compare; groups without temperatures are left out."""
+    """Those `parts` that these drafters, one of each kind, give to compare; none without temperatures."""
     plain = tuple(DrafterSetting(spec) for spec in drafters)
     hot = tuple(value for value in temperatures if value > 0)
     groups = [
         Group(SOURCES, tuple(_combinations(plain)), temperatures),
         Group(SHAPE, tuple(_shapes(drafters, num_nodes)), temperatures),
         Group(COUPLING, tuple(_switched(drafters, "COUPLING", uncoupled_name)), hot),
+        Group(ACCEPTANCE, tuple(_acceptance(drafters, num_nodes)), hot),
         Group(CALIBRATION, tuple(_switched(drafters, "ONLINE_CALIBRATION", uncalibrated_name)), temperatures),
-        Group(MASKS, tuple(_grid(drafters, SEMI_AR, "SEMI_AR_MASKS", "k", grids.masks)), temperatures),
-        Group(GAMMA, tuple(_grid(drafters, DIFFUSION, "DIFFUSION_BLOCK", "gamma", grids.gammas)), temperatures),
+        Group(MASKS, tuple(_masks(drafters, grids.masks)), temperatures),
+        Group(GAMMA, tuple(_gammas(drafters, grids)), temperatures),
+        Group(AHEAD, tuple(_ahead(drafters, grids.ahead)), temperatures),
     ]
-    return tuple(group for group in groups if group.variants and group.temperatures)
+    return tuple(group for group in groups if group.name in parts and group.variants and group.temperatures)
 
 
 def combinations(kinds: Sequence[str]) -> list[tuple[str, ...]]:
@@ -139,11 +169,36 @@ def _switched(drafters: Sequence[DrafterSpec], variable: str, name_without: Call
         yield Variant(name_without(spec.kind), (off,), (spec.kind,))
 
 
-def _grid(
-    drafters: Sequence[DrafterSpec], kind: str, variable: str, letter: str, values: Sequence[int]
-) -> Iterator[Variant]:
+def _acceptance(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:
     for spec in drafters:
-        if spec.kind == kind:
+        if spec.kind in SMALL_LMS:
+            tree = DrafterSetting(spec, FULL_TREES)
+            yield Variant(tree_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes)
+            yield Variant(traversal_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes, traversal=True)
+
+
+def _masks(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[Variant]:
+    for spec in drafters:
+        if spec.kind == SEMI_AR:
             for value in values:
-                setting = DrafterSetting(spec, ((variable, str(value)),))
-                yield Variant(f"{kind} {letter}={value}", (setting,), (kind,))
+                yield _set(spec, f"{SEMI_AR} k={value}", ("SEMI_AR_MASKS", str(value)))
+
+
+def _gammas(drafters: Sequence[DrafterSpec], grids: Grids) -> Iterator[Variant]:
+    for spec in drafters:
+        if spec.kind == DIFFUSION:
+            for gamma, steps in itertools.product(grids.gammas, grids.denoising):
+                name = f"{DIFFUSION} gamma={gamma} steps={steps}"
+                yield _set(spec, name, ("DIFFUSION_BLOCK", str(gamma)), ("DIFFUSION_STEPS", str(steps)))
+
+
+def _ahead(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[Variant]:
+    for spec in drafters:
+        if spec.kind in SMALL_LMS:
+            for value in values:
+                name = ahead_name(spec.kind, value)
+                yield _set(spec, name, ("DRAFT_AHEAD", "on"), ("DRAFT_AHEAD_STEPS", str(value)))
+
+
+def _set(spec: DrafterSpec, name: str, *settings: tuple[str, str]) -> Variant:
+    return Variant(name, (DrafterSetting(spec, settings),), (spec.kind,))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 # A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
 # it can have all of them.
 MAX_BOOSTED = 4
+SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
 KINDS = {
-    "small-lm": "drafter_svc.drafters.small_lm",
-    **{f"boost-{number}": "drafter_svc.drafters.small_lm" for number in range(1, MAX_BOOSTED + 1)},
+    **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm"),
     "semi-ar": "drafter_svc.drafters.semi_ar",
     "diffusion": "drafter_svc.drafters.diffusion",
 }

@@ -14,6 +14,7 @@ from coppice.cli.bench.in_pass import InPassOptions, Sizes, run_in_pass
 from coppice.cli.bench.options import (
     PromptsFile,
     Seed,
+    choose_parts,
     choose_prompts,
     choose_temperatures,
     drafter_spec,
@@ -54,7 +55,7 @@ def ablation(
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each completion. Default: 96; in-pass: 64.")
+        int | None, typer.Option(min=2, help="Tokens of each completion. Default: 96; in-pass: 128.")
     ] = None,
     runs: Annotated[int | None, typer.Option(min=1, help="Passes over all prompts. Default: 3; in-pass: 2.")] = None,
     temperature: Annotated[
@@ -68,6 +69,15 @@ def ablation(
     ] = None,
     gammas: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="drafters: tokens of diffusion blocks to try. Default: 4,8.")
+    ] = None,
+    denoising_steps: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="drafters: passes over each of these blocks. Default: 1,2.")
+    ] = None,
+    ahead_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,…", help="drafters: most steps of a small LM behind likely outcomes. Default: 4,16,64."
+        ),
     ] = None,
     rounds: Annotated[
         str | None,
@@ -90,7 +100,12 @@ def ablation(
         str | None, typer.Option(metavar="N,N,…", help="in-pass: nodes of trees that are pruned. Default: 8,16,32.")
     ] = None,
     parts: Annotated[
-        str | None, typer.Option(metavar="drafting,pruning", help="in-pass: what is compared. Default: both.")
+        str | None,
+        typer.Option(
+            metavar="PART,PART,…",
+            help="What is compared, of sources, shape, coupling, acceptance, calibration, masks, gamma and ahead; "
+            "in-pass: of drafting and pruning. Default: all.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
     threads: Threads = 0,
@@ -99,7 +114,7 @@ def ablation(
     """Drafters alone, in pairs and all; trees and chains; coupling and calibration: in turn with speculation off.
 
     With --suite in-pass: the target's own drafts and early pruning. Exit code 1 when a token is not what it is with
-    speculation off.
+    speculation off, but where trees are drawn.
     """
     set_spin_count()
     require_checkpoint(target, "--target")
@@ -109,9 +124,15 @@ def ablation(
         "--early-head": early_head,
         "--batches": batches,
         "--tree-sizes": tree_sizes,
-        "--parts": parts,
     }
-    ours = {"--nodes": nodes, "--masks": masks, "--gammas": gammas, "--rounds": rounds}
+    ours = {
+        "--nodes": nodes,
+        "--masks": masks,
+        "--gammas": gammas,
+        "--denoising-steps": denoising_steps,
+        "--ahead-steps": ahead_steps,
+        "--rounds": rounds,
+    }
     _refuse(suite, theirs if suite == DRAFTERS else ours)
     if suite == IN_PASS:
         options = InPassOptions(
@@ -123,7 +144,12 @@ def ablation(
     form = rounds or ASYNCHRONOUS
     if form not in (ASYNCHRONOUS, SYNCHRONOUS):
         raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {form!r}")
-    tried = numbers(masks or "2,4", "--masks"), numbers(gammas or "4,8", "--gammas")
+    tried = (
+        numbers(masks or "2,4", "--masks"),
+        numbers(gammas or "4,8", "--gammas"),
+        numbers(denoising_steps or "1,2", "--denoising-steps"),
+        numbers(ahead_steps or "4,16,64", "--ahead-steps"),
+    )
     temperatures = choose_temperatures(temperature or (QUICK_TEMPERATURES if quick else TEMPERATURES))
     count, length, num_runs = sizes.or_else(QUICK_SIZES if quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, count, seed)
@@ -132,13 +158,15 @@ def ablation(
     from benchmarks.ablation.services import measure_on_services
     from benchmarks.ablation.suite import AblationSuite
     from benchmarks.ablation.table import print_ablation
-    from benchmarks.ablation.variants import Grids, make_groups
+    from benchmarks.ablation.variants import PARTS, Grids, make_groups
     from benchmarks.latency import Plan
     from benchmarks.report import write_json
 
     num_nodes = nodes or 8
     grids = Grids() if quick else Grids(*tried)
-    groups = make_groups(drafters, temperatures, num_nodes, grids)
+    groups = make_groups(drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS))
+    if not groups:
+        raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     plan = Plan(num_runs, length, temperatures, seed)
     ablation_suite = AblationSuite(
         target, drafters, groups, tuple(chosen), plan, num_nodes, form, threads or os.cpu_count() or 1

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from coppice.bundled import MODELS
-from coppice.cli.bench.options import choose_prompts, choose_temperatures, drafter_spec, numbers, require_checkpoint
+from coppice.cli.bench.options import (
+    choose_parts,
+    choose_prompts,
+    choose_temperatures,
+    drafter_spec,
+    numbers,
+    require_checkpoint,
+)
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.topology import DEFAULT_KIND, TopologySpec
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.in_pass.variants import InPass
 
 # Prompts, tokens and runs.
-USUAL_SIZES, QUICK_SIZES = (4, 64, 2), (2, 24, 1)
+USUAL_SIZES, QUICK_SIZES = (4, 128, 2), (2, 24, 1)
 USUAL_BATCHES, QUICK_BATCHES = "1,4,16", "1,4"
 USUAL_TREES, QUICK_TREES = "8,16,32", "8"
 PARTS = ("drafting", "pruning")
@@ -83,7 +90,8 @@ class InPassOptions:
             left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
         if not space and not head:
             raise typer.BadParameter(" ".join(["nothing to compare.", *left_out]))
-        drafting, pruning = _parts(self.parts)
+        parts = choose_parts(self.parts, PARTS)
+        drafting, pruning = (part in parts for part in PARTS)
         if not (drafting or (pruning and head)):
             raise typer.BadParameter(" ".join(["--parts: nothing to compare.", *left_out]))
         masks, groups = ((min(3, num_masks),), (1,)) if self.quick else (MASKS, GROUPS)
@@ -156,14 +164,6 @@ def _space(directory: Path | None) -> tuple[str, int]:
         return str(chosen.resolve()), load_adapter(chosen).num_masks
     except IncompatibleError as error:
         raise typer.BadParameter(f"--space: {error}") from error
-
-
-def _parts(text: str | None) -> tuple[bool, bool]:
-    """Whether drafting and pruning are compared."""
-    parts = {part.strip() for part in (text or ",".join(PARTS)).split(",")}
-    if unknown := sorted(parts - set(PARTS)):
-        raise typer.BadParameter(f"--parts: must be of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    return PARTS[0] in parts, PARTS[1] in parts
 
 
 def _early_head(directory: Path | None, target: Path) -> tuple[str, str]:

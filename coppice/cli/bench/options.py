@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,14 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     if any(number < 1 for number in values):
         raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
     return values
+
+
+def choose_parts(text: str | None, known: Sequence[str]) -> frozenset[str]:
+    """Names with commas between, or all that are known; raises typer.BadParameter where one is not."""
+    parts = frozenset(part.strip() for part in (text or ",".join(known)).split(","))
+    if unknown := sorted(parts - set(known)):
+        raise typer.BadParameter(f"--parts: must be of {', '.join(known)}, got {', '.join(unknown)}")
+    return parts
 
 
 def choose_temperatures(chosen: list[float] | None) -> tuple[float, ...]:

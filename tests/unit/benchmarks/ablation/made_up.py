@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from benchmarks.ablation.measure import Measured
 from benchmarks.ablation.meters import Reading
 from benchmarks.ablation.variants import Group, Variant
-from benchmarks.contenders import Completion
+from benchmarks.contenders import Completion, Speculation
 from benchmarks.latency import Sample
 from benchmarks.summary import OFF, ON, Samples
 from coppice.cli.topology import DrafterSpec
@@ -24,10 +24,12 @@ def measured(
     taus: Mapping[tuple[str, float], Iterable[float]],
     readings: Mapping[str, Reading] | None = None,
     outputs: Mapping[str, int] | None = None,
+    hits: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Measured:
     """A group of variants with these τ by name and temperature, run by run, and speculation off; tokens/s are 100 τ.
 
-    What is in `outputs` says another token than speculation off.
+    What is in `outputs` says another token than speculation off. `hits` are those of drafts made ahead, of ten outcomes
+    that were expected.
     """
     samples = []
     temperatures = tuple(dict.fromkeys(temperature for _, temperature in taus))
@@ -38,9 +40,15 @@ def measured(
         for run, tau in enumerate(values):
             rounds = round(NUM_TOKENS / tau)
             tokens = ((outputs or {}).get(name, 1),) * NUM_TOKENS
-            completion = Completion(tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1)
+            ahead = (hits or {}).get(name)
+            speculation = (
+                Speculation(0, 0, 0, 0, draft_ahead_hits_by_rank=ahead, expected_outcomes=10) if ahead else None
+            )
+            completion = Completion(tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1, speculation=speculation)
             samples.append(Sample(name, temperature, run, 0, completion))
-    variants = tuple(Variant(name, (), ()) for name in dict.fromkeys(name for name, _ in taus))
+    variants = tuple(
+        Variant(name, (), (), traversal=name.endswith("traversal")) for name in dict.fromkeys(name for name, _ in taus)
+    )
     contenders = tuple(NamedContender(name) for name in dict.fromkeys(name for name, _ in named))
     by_contender = {
         (f"{ON} {name}", temperature): reading

@@ -11,6 +11,7 @@ from benchmarks.ablation.ratios import broken_promises, ratios
 from benchmarks.ablation.rows import differing_offs, mismatches, rows
 from benchmarks.ablation.services import front_of
 from benchmarks.ablation.variants import Grids, make_groups
+from coppice.cli.topology import DrafterSpec
 from tests.unit.benchmarks.ablation.made_up import DIFFUSION, SEMI_AR, SMALL_LM, measured, observed
 
 
@@ -22,18 +23,22 @@ def test_sources_stand_alone_in_pairs_and_all_together() -> None:
 
 def test_one_drafter_has_no_grids_and_greedy_requests_no_coupling() -> None:
     groups = make_groups([SMALL_LM], (0.0, 1.0), 8, Grids((2, 4), (4, 8)))
-    assert [group.name for group in groups] == ["sources", "shape", "coupling", "calibration"]
-    assert {group.name: group.temperatures for group in groups}["coupling"] == (1.0,)
+    assert [group.name for group in groups] == ["sources", "shape", "coupling", "acceptance", "calibration"]
+    temperatures = {group.name: group.temperatures for group in groups}
+    assert temperatures["coupling"] == temperatures["acceptance"] == (1.0,)
     assert "coupling" not in [group.name for group in make_groups([SMALL_LM], (0.0,), 8, Grids())]
 
 
 def test_kinds_that_there_are_join_with_their_grids() -> None:
-    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,)))
+    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,), (1, 3), (8, 32)))
     by_name = {group.name: group for group in groups}
     assert [one.name for one in by_name["masks"].variants] == ["semi-ar k=2", "semi-ar k=4"]
-    assert [one.name for one in by_name["gamma"].variants] == ["diffusion gamma=4"]
-    settings = [one.drafters[0].settings for one in (*by_name["masks"].variants, *by_name["gamma"].variants)]
-    assert settings == [(("SEMI_AR_MASKS", "2"),), (("SEMI_AR_MASKS", "4"),), (("DIFFUSION_BLOCK", "4"),)]
+    assert [one.name for one in by_name["gamma"].variants] == [f"diffusion gamma=4 steps={n}" for n in (1, 3)]
+    assert [one.name for one in by_name["ahead"].variants] == ["small-lm ahead=8", "small-lm ahead=32"]
+    settings = {name: [dict(one.drafters[0].settings) for one in group.variants] for name, group in by_name.items()}
+    assert settings["masks"] == [{"SEMI_AR_MASKS": "2"}, {"SEMI_AR_MASKS": "4"}]
+    assert settings["gamma"] == [{"DIFFUSION_BLOCK": "4", "DIFFUSION_STEPS": steps} for steps in ("1", "3")]
+    assert settings["ahead"] == [{"DRAFT_AHEAD": "on", "DRAFT_AHEAD_STEPS": steps} for steps in ("8", "32")]
     assert len(by_name["shape"].variants) == len(by_name["coupling"].variants) == 6
 
 
@@ -43,6 +48,17 @@ def test_trees_and_chains_differ_in_their_children_alone_and_have_equal_budgets(
     assert tree.max_nodes == chain.max_nodes == 6
     difference = set(chain.drafters[0].settings) ^ set(tree.drafters[0].settings)
     assert difference == {("DRAFT_CHILDREN", "1")}
+
+
+def test_drawn_trees_are_those_of_small_lms_and_have_the_nodes_of_coupled_ones() -> None:
+    drafters = [SMALL_LM, SEMI_AR, DrafterSpec("boost-1", "models/boost-1")]
+    [group] = make_groups(drafters, (0.0, 0.7), 6, Grids(), ["acceptance"])
+    assert group.temperatures == (0.7,)
+    names = ["small-lm tree", "small-lm traversal", "boost-1 tree", "boost-1 traversal"]
+    assert [(one.name, one.traversal) for one in group.variants] == [(name, "traversal" in name) for name in names]
+    coupled, drawn = group.variants[:2]
+    assert (coupled.drafters, coupled.max_nodes) == (drawn.drafters, drawn.max_nodes)
+    assert drawn.max_nodes == 6
 
 
 def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name() -> None:
@@ -104,6 +120,24 @@ def test_coupling_recovers_a_share_of_what_temperature_costs() -> None:
     assert "coupling-recovered@T1" not in ratios([sources, measured(variants.COUPLING, level)], ["small-lm"])[0]
 
 
+def test_coupled_trees_are_set_against_drawn_ones() -> None:
+    taus = {("small-lm tree", 1.0): (3.0, 4.0), ("small-lm traversal", 1.0): (2.0, 2.0)}
+    values, spread = ratios([measured(variants.ACCEPTANCE, taus)], ["small-lm"])
+    assert values == {"coupled/traversal.small-lm@T1": 1.75}
+    assert spread == {"coupled/traversal.small-lm@T1": [1.5, 2.0]}
+
+
+def test_hits_of_drafts_ahead_are_named_by_their_steps() -> None:
+    taus = {("small-lm ahead=8", 0.0): (3.0,), ("small-lm ahead=32", 0.0): (3.0,)}
+    hits = {"coppice-on small-lm ahead=8": (1, 2), "coppice-on small-lm ahead=32": (5, 2)}
+    one = measured(variants.AHEAD, taus, hits=hits)
+    values, _ = ratios([one], ["small-lm"])
+    assert values == {"draft-ahead-hits.small-lm.8": 0.3, "draft-ahead-hits.small-lm.32": 0.7}
+    by_name = {row["name"]: row["draft_ahead_hits"] for row in rows([one])}
+    assert by_name["ahead: coppice-on small-lm ahead=32 T=0"] == 0.7
+    assert by_name["ahead: coppice-off T=0"] is None
+
+
 def test_the_calibration_error_is_that_of_the_worst_drafter() -> None:
     readings = {
         "small-lm": observed(100, 60, 59),
@@ -144,7 +178,12 @@ def test_every_other_token_is_a_mismatch() -> None:
     same = measured(variants.SHAPE, {("small-lm tree", 0.0): (2.0,)})
     changed = measured(variants.SHAPE, {("small-lm tree", 0.0): (2.0,)}, outputs={"coppice-on small-lm tree": 7})
     other_off = measured(variants.COUPLING, {("small-lm", 0.0): (2.0,)}, outputs={"coppice-off": 7})
-    assert mismatches([same]) == []
+    drawn = measured(
+        variants.ACCEPTANCE, {("small-lm traversal", 1.0): (2.0,)}, outputs={"coppice-on small-lm traversal": 7}
+    )
+    assert mismatches([same, drawn]) == []
+    found = {row["contender"]: row["identical"] for row in rows([drawn])}
+    assert found == {"coppice-on small-lm traversal": None, "coppice-off": None}
     assert [one.contender for one in mismatches([same, changed])] == ["coppice-on small-lm tree"]
     assert differing_offs([same, changed]) == []
     assert [one.reference for one in differing_offs([same, other_off])] == ["coppice-off"]

@@ -72,7 +72,7 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     write_json(report, tmp_path / "ablation.json")
     assert json.loads((tmp_path / "ablation.json").read_text()) == report
     names = [row["name"] for row in report["rows"]]
-    assert len(set(names)) == len(names) == 2 * (4 + 3 + 3) + 3
+    assert len(set(names)) == len(names) == 2 * (4 + 3 + 3) + 3 + 3
     assert "shape: coppice-on small-lm chain T=1" in names
     ratios = report["ratios"]
     assert {"small-lm.tau", "cache.tau@T1", "merged/best-single", "tree/chain", "calibration-error"} <= set(ratios)
@@ -164,8 +164,11 @@ def test_a_changed_token_is_exit_code_1(
         ("--masks", "x"),
         ("--temperature", "-1"),
         ("--rounds", "square"),
+        ("--parts", "sources,shapes"),
+        ("--parts", "masks"),
+        ("--denoising-steps", "0"),
     ],
-    ids=["two of a kind", "no number", "no temperature", "no rounds"],
+    ids=["two of a kind", "no number", "no temperature", "no rounds", "no part", "nothing to compare", "no steps"],
 )
 def test_a_wrong_option_is_named(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
