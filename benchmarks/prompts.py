@@ -14,8 +14,8 @@ from typing import IO
 
 from training.corpus import SourceFile, read_corpus, standard_library
 
-# Long enough to say what the file is about, short enough to leave the time to decoding.
-MIN_PROMPT_CHARS = 600
+# Long enough to say what the file is about, short enough to leave the time to decoding. The shortest have two thirds of
+# the most.
 MAX_PROMPT_CHARS = 900
 # What has to follow a cut for it to lie inside a file.
 MIN_REST_CHARS = 200
@@ -58,22 +58,26 @@ def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def held_out_prompts(num_prompts: int, seed: int, files: Sequence[SourceFile] | None = None) -> list[Prompt]:
+def held_out_prompts(
+    num_prompts: int, seed: int, files: Sequence[SourceFile] | None = None, max_chars: int = MAX_PROMPT_CHARS
+) -> list[Prompt]:
     """Prompts cut from held-out files, by default of the standard library: the same wherever Python is the same.
+
+    They have between two thirds of `max_chars` characters and all of them, give or take a line.
 
     Raises:
         PromptsError: the held-out files have no room for that many different cuts.
     """
     files = read_corpus([standard_library()]) if files is None else files
     held_out = [file for file in files if file.is_held_out]
-    spacing = MAX_PROMPT_CHARS
+    spacing = max_chars
     while spacing >= MIN_SPACING_CHARS:
         rng = random.Random(seed)
-        cuts = [[(file, cut) for cut in _cuts(file.text, spacing, rng)] for file in held_out]
+        cuts = [[(file, cut) for cut in _cuts(file.text, spacing, _fewest(max_chars), rng)] for file in held_out]
         # In turn from every file, so that a few prompts are not all from the largest one.
         chosen = [item for item in chain.from_iterable(zip_longest(*cuts)) if item is not None]
         if len(chosen) >= num_prompts:
-            return [_cut_prompt(file, cut, rng) for file, cut in chosen[:num_prompts]]
+            return [_cut_prompt(file, cut, max_chars, rng) for file, cut in chosen[:num_prompts]]
         spacing //= 2
     raise PromptsError(f"the held-out files have no room for {num_prompts} prompts")
 
@@ -112,10 +116,14 @@ def _line_starts(text: str) -> Iterator[int]:
         position = text.find("\n", position) + 1
 
 
-def _cuts(text: str, spacing: int, rng: random.Random) -> list[int]:
+def _fewest(max_chars: int) -> int:
+    return max_chars * 2 // 3
+
+
+def _cuts(text: str, spacing: int, min_chars: int, rng: random.Random) -> list[int]:
     """Line starts inside the text in random order, any two at least `spacing` apart."""
     last = len(text) - MIN_REST_CHARS
-    candidates = [start for start in _line_starts(text) if MIN_PROMPT_CHARS <= start <= last]
+    candidates = [start for start in _line_starts(text) if min_chars <= start <= last]
     rng.shuffle(candidates)
     cuts: list[int] = []
     for candidate in candidates:
@@ -124,12 +132,12 @@ def _cuts(text: str, spacing: int, rng: random.Random) -> list[int]:
     return cuts
 
 
-def _cut_prompt(file: SourceFile, cut: int, rng: random.Random) -> Prompt:
+def _cut_prompt(file: SourceFile, cut: int, max_chars: int, rng: random.Random) -> Prompt:
     """What precedes a cut, from a line start on.
 
     The line break at the cut is left to the model: tokenizers of code join it with the indentation after it.
     """
-    earliest = max(0, cut - rng.randint(MIN_PROMPT_CHARS, MAX_PROMPT_CHARS))
+    earliest = max(0, cut - rng.randint(_fewest(max_chars), max_chars))
     start = 0 if earliest == 0 else file.text.find("\n", earliest, cut) + 1 or earliest
     line = file.text.count("\n", 0, cut) + 1
     return Prompt(file.text[start:cut].rstrip(), f"{file.name}:{line}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,10 @@ except ImportError:
         return ((scores[rows] + before @ floats(behind)) / sigmas[:, None]).astype(np.float32)
 
 
+# Rows of embeddings are not made larger without bound.
+_SMALLEST = np.float32(1e-6)
+
+
 class TransitionScores:
     """Scores of all tokens behind given ones: the score of a pair is the product of their rows of two tables."""
 
@@ -29,6 +34,26 @@ class TransitionScores:
         self._before = before
         # Laid out as the product reads it.
         self._behind = halves(behind.T)
+
+    @classmethod
+    def of_embeddings(
+        cls, before: FloatArray, behind: FloatArray, embeddings: FloatArray, output_embeddings: FloatArray
+    ) -> Self:
+        """Tables from matrices [rank, hidden] that act on a model's own embeddings [vocab, hidden] of both tokens.
+
+        With rows made equally large, those of the token before become silu(before . row), the others behind . row.
+
+        Raises:
+            ValueError: the matrices do not fit the embeddings, or each other.
+        """
+        sizes = [matrix.shape[1:] for matrix in (before, behind)]
+        if sizes != [table.shape[1:] for table in (embeddings, output_embeddings)] or len(before) != len(behind):
+            raise ValueError(
+                f"transitions of shapes {before.shape} and {behind.shape} do not fit embeddings of "
+                f"{embeddings.shape[1:]} and {output_embeddings.shape[1:]} numbers"
+            )
+        own = _even_rows(embeddings) @ before.T
+        return cls(own / (1 + np.exp(-own)), _even_rows(output_embeddings) @ behind.T)
 
     @property
     def vocab_size(self) -> int:
@@ -50,3 +75,9 @@ class TransitionScores:
         return scores_behind(
             scores, np.asarray(places, np.int64), self._before[list(token_ids)], self._behind, sigmas[places]
         )
+
+
+def _even_rows(table: FloatArray) -> FloatArray:
+    sizes = np.sqrt(np.square(table).mean(-1, keepdims=True))
+    rows: FloatArray = table / np.maximum(sizes, _SMALLEST)
+    return rows

@@ -8,6 +8,7 @@ from typing import Any
 
 from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ServerTls, server_tls
+from drafter_svc.draft_context import LEAST_CONTEXT
 from drafter_svc.drafters.registry import KINDS
 
 ON = "on"
@@ -18,6 +19,8 @@ DRAFT_AHEAD = ("auto", *SWITCHES)
 MAX_NODES_LIMIT = 4096
 # A terabyte: more is a mistyped number.
 MAX_PREFIX_MIB = 1024 * 1024
+# Of a drafter's positions, those that the context may take.
+CONTEXT_SHARE = 0.875
 
 _PARSERS: dict[str, Callable[[str], str | int | float]] = {"str": str, "int": int, "float": float}
 _NOUNS = {"str": "text", "int": "a whole number", "float": "a number"}
@@ -65,6 +68,9 @@ class DrafterConfig:
     draft_ahead_steps: int = 32
     # Most children of a node that are looked at; 1 drafts chains.
     draft_children: int = 16
+    # Most tokens of a sequence that are read: of a longer one the first few and the latest. 0: as many as the
+    # checkpoint says that it is good for, or as many as it has positions for.
+    draft_context: int = 0
     # Whether children are chosen with the request's noise (on), or by the drafter's own probabilities alone (off): what
     # coupling gains is measured so.
     coupling: str = ON
@@ -110,6 +116,8 @@ class DrafterConfig:
         _require("DRAFT_AHEAD", self.draft_ahead in DRAFT_AHEAD, f"one of {', '.join(DRAFT_AHEAD)}", self.draft_ahead)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("DRAFT_CHILDREN", 1 <= self.draft_children <= 256, "in 1..256", self.draft_children)
+        is_context = self.draft_context == 0 or self.draft_context >= LEAST_CONTEXT
+        _require("DRAFT_CONTEXT", is_context, f"0 or at least {LEAST_CONTEXT}", self.draft_context)
         _require("COUPLING", self.coupling in SWITCHES, "on or off", self.coupling)
         _require("ONLINE_CALIBRATION", self.online_calibration in SWITCHES, "on or off", self.online_calibration)
         _require("SEMI_AR_MASKS", 0 <= self.semi_ar_masks <= 64, "in 0..64", self.semi_ar_masks)
@@ -140,6 +148,16 @@ class DrafterConfig:
         has_own_cores = self.niceness == 0 or on_gpu
         is_on = self.draft_ahead == "on" or (self.draft_ahead == "auto" and has_own_cores)
         return self.draft_ahead_steps if is_on else 0
+
+    def context_tokens(self, measured: int, max_positions: int) -> int:
+        """Most tokens of a sequence that are read, of a model with so many positions.
+
+        `measured` is what the checkpoint is good for; 0 where nobody said. Positions have to be left for trees.
+        Returns 0 where there is no room to leave some tokens out.
+        """
+        most = int(CONTEXT_SHARE * max_positions)
+        most = min(self.draft_context or measured or most, most)
+        return most if most >= LEAST_CONTEXT else 0
 
     @property
     def host(self) -> str:

@@ -59,7 +59,7 @@ class Opening:
         check_request_id(self.request_id)
         if not self.prompt:
             raise InvalidRequestError("open.prompt_token_ids", "must not be empty")
-        if len(self.prompt) > info.max_length:
+        if 0 < info.max_length < len(self.prompt):
             raise InvalidRequestError(
                 "open.prompt_token_ids", f"{len(self.prompt)} tokens, more than the context of {info.max_length}"
             )

@@ -22,9 +22,10 @@ CALIBRATION = "calibration"
 MASKS = "masks"
 GAMMA = "gamma"
 AHEAD = "ahead"
+CONTEXT = "context"
 
 # Everything that is compared, in order.
-PARTS = (SOURCES, SHAPE, COUPLING, ACCEPTANCE, CALIBRATION, MASKS, GAMMA, AHEAD)
+PARTS = (SOURCES, SHAPE, COUPLING, ACCEPTANCE, CALIBRATION, MASKS, GAMMA, AHEAD, CONTEXT)
 
 # Trees of exactly as many nodes as are asked for, as far as a drafter can reach: no node is too unlikely.
 FULL_TREES = (("DRAFT_MIN_PROBABILITY", "0"), ("DRAFT_MIN_GAIN", "0"))
@@ -76,13 +77,15 @@ class Grids:
     """Settings that are tried one after another.
 
     `masks` are those of semi-ar drafters; `gammas` are tokens of diffusion blocks, each with all `denoising` steps;
-    `ahead` are the most steps of a round that a small LM takes behind likely outcomes, the more of them, the wider.
+    `ahead` are the most steps of a round that a small LM takes behind likely outcomes, the more of them, the wider;
+    `contexts` the most tokens of a sequence that are read.
     """
 
     masks: tuple[int, ...] = ()
     gammas: tuple[int, ...] = ()
     denoising: tuple[int, ...] = (1,)
     ahead: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
 
 
 def combined(sources: Iterable[str]) -> str:
@@ -139,6 +142,7 @@ def make_groups(
         Group(MASKS, tuple(_masks(drafters, grids.masks)), temperatures),
         Group(GAMMA, tuple(_gammas(drafters, grids)), temperatures),
         Group(AHEAD, tuple(_ahead(drafters, grids.ahead)), temperatures),
+        Group(CONTEXT, tuple(_contexts(drafters, grids.contexts)), temperatures),
     ]
     return tuple(group for group in groups if group.name in parts and group.variants and group.temperatures)
 
@@ -198,6 +202,11 @@ def _ahead(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[V
             for value in values:
                 name = ahead_name(spec.kind, value)
                 yield _set(spec, name, ("DRAFT_AHEAD", "on"), ("DRAFT_AHEAD_STEPS", str(value)))
+
+
+def _contexts(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[Variant]:
+    for spec, value in itertools.product(drafters, values):
+        yield _set(spec, f"{spec.kind} context={value}", ("DRAFT_CONTEXT", str(value)))
 
 
 def _set(spec: DrafterSpec, name: str, *settings: tuple[str, str]) -> Variant:

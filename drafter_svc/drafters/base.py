@@ -15,7 +15,7 @@ from drafter_svc.prefix_blocks import PrefixBlocks
 class DrafterInfo:
     """What a drafter is and what it needs.
 
-    `max_length` is the longest sequence, in tokens, that it can read. `acceptance_by_rank` is the calibrated
+    `max_length` is the longest prompt, in tokens, that it takes; 0 for any. `acceptance_by_rank` is the calibrated
     probability that a child is right, by its rank among its siblings; empty when it was not measured. With
     `drafts_ahead` its sequences are to be told what is being verified.
     """
@@ -96,7 +96,7 @@ class Drafter(Protocol):
     prefixes: PrefixBlocks
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> DraftSequence:
-        """Start a sequence behind a prompt of 1 to `info.max_length` token ids of the vocabulary.
+        """Start a sequence behind a prompt of 1 to `info.max_length` token ids, or any number where that is 0.
 
         What it reads of the prompt is shared with sequences of the same salt alone.
         """

@@ -24,19 +24,23 @@ class BlockCalibration:
     """What was measured about a checkpoint, and which of its embeddings are masks.
 
     Masks are the last `num_masks` ids of its vocabulary, which no tokenizer gives. A block has `block` tokens. `sigmas`
-    are the scales of the log-probability errors.
+    are the scales of the log-probability errors. `context` is the number of tokens of text that it is good for; 0 where
+    nobody said.
     """
 
     num_masks: int
     block: int
     sigmas: ErrorScales
     acceptance_by_rank: tuple[float, ...] = ()
+    context: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_masks < MAX_BLOCK:
             raise ValueError(f"num_masks must be in 1..{MAX_BLOCK - 1}, got {self.num_masks}")
         if not 1 <= self.block <= MAX_BLOCK:
             raise ValueError(f"block must be in 1..{MAX_BLOCK}, got {self.block}")
+        if self.context < 0:
+            raise ValueError(f"context must be at least 0, got {self.context}")
         check_error_scales(self.sigmas)
 
     def sigmas_at(self, temperature: float, num_depths: int) -> FloatArray:
@@ -64,6 +68,6 @@ def load_block_calibration(reference: str, kind: str) -> BlockCalibration:
 
 def _calibration(content: dict[str, Any]) -> BlockCalibration:
     shares = tuple(map(float, content.get("acceptance_by_rank", ())))
-    return BlockCalibration(
-        int(content["num_masks"]), int(content["block"]), read_error_scales(content["sigmas"]), shares
-    )
+    sigmas = read_error_scales(content["sigmas"])
+    masks, block, context = int(content["num_masks"]), int(content["block"]), int(content.get("context", 0))
+    return BlockCalibration(masks, block, sigmas, shares, context)

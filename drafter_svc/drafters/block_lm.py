@@ -28,6 +28,7 @@ from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
+from drafter_svc.draft_context import DraftContext
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
@@ -95,7 +96,7 @@ def load_block_lm(
         model=config.model,
         tokenizer_fingerprint=load_fingerprint(config.model),
         vocab_size=vocab_size,
-        max_length=forward.max_positions,
+        max_length=0,
         acceptance_by_rank=calibration.acceptance_by_rank,
     )
     limits = TreeLimits(
@@ -106,7 +107,8 @@ def load_block_lm(
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     # A block that sees all of it is not said from left to right.
     transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
-    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition)
+    context = config.context_tokens(calibration.context, forward.max_positions)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context)
 
 
 class BlockLm:
@@ -122,8 +124,12 @@ class BlockLm:
         prefixes: PrefixBlocks | None = None,
         choice: ChildChoice = COUPLED,
         transition: TransitionScores | None = None,
+        max_context: int = 0,
     ) -> None:
-        """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next."""
+        """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
+
+        A sequence's `max_context`: see `DraftContext`.
+        """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
         self._forward = forward
@@ -132,6 +138,7 @@ class BlockLm:
         self._limits = limits
         self._choice = choice
         self._transition = transition
+        self._max_context = max_context
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
@@ -140,9 +147,9 @@ class BlockLm:
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
         calibrated = self._calibration.sigmas_at(temperature, 1 + self._block.max_masks)
         sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
-        cache = TreeCache(self._forward, Beginning(self.prefixes, cache_salt))
+        beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
-        parts = cache, self.info, self._block, coupling, sigmas, limits, prompt, max_children
+        parts = self._forward, beginning, self.info, self._block, coupling, sigmas, limits, context, max_children
         return BlockLmSequence(*parts, self._transition)
 
     def warm_up(self) -> None:
@@ -160,17 +167,20 @@ class BlockLmSequence:
 
     def __init__(
         self,
-        cache: TreeCache[Any],
+        forward: Forward[Any],
+        beginning: Beginning,
         info: DrafterInfo,
         block: BlockKind,
         coupling: Coupling,
         sigmas: FloatArray,
         limits: TreeLimits,
-        prompt: Sequence[int],
+        context: DraftContext,
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
     ) -> None:
-        self._cache = cache
+        self._forward = forward
+        # What was left out of makes no beginning that others could share.
+        self._cache = TreeCache(forward, beginning if context.is_whole else None)
         self._transition = transition
         self._info = info
         self._block = block
@@ -178,8 +188,7 @@ class BlockLmSequence:
         self._sigmas = sigmas
         self._max_children = max_children
         self._limits = limits
-        self._unread = list(prompt)
-        self._length = len(prompt)
+        self._context = context
         # Behind the last committed token, once it was read: its children, and those at every depth.
         self._root: Children | None = None
         self._marginals: list[Children] = []
@@ -189,25 +198,25 @@ class BlockLmSequence:
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
-        self._unread.extend(token_ids)
-        self._length += len(token_ids)
+        if self._context.extend(token_ids):
+            self._cache, self._root = TreeCache(self._forward), None
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._unread) <= PIECE_ROWS or self._length > self._info.max_length:
+        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._forward.max_positions:
             return 0
-        del self._unread[: self._cache.read(self._unread, max_pieces)]
-        return max(0, len(self._unread) - 1) // PIECE_ROWS
+        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
+        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
-        if max_nodes < 1 or self._length > self._info.max_length:
+        if max_nodes < 1 or self._context.size > self._forward.max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
         budget = min(max_nodes, self._limits.max_nodes)
         # The block's rows stand at the positions behind the last committed token.
-        num_masks = min(self._block.num_masks(budget), self._info.max_length - self._length)
-        if self._unread or len(self._marginals) != 1 + num_masks:
+        num_masks = min(self._block.num_masks(budget), self._forward.max_positions - self._context.size)
+        if self._context.unread or len(self._marginals) != 1 + num_masks:
             self._marginals = self._block.predict(self._look, num_masks)
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
         if (transition := self._transition) is None:
@@ -217,7 +226,7 @@ class BlockLmSequence:
 
     def prepare(self) -> bool:
         """Compute noise and read a piece of a long prompt; whether there is more to read."""
-        self._coupling.prepare(self._length, 2 * (1 + self._block.max_masks))
+        self._coupling.prepare(self._context.length, 2 * (1 + self._block.max_masks))
         return self.read(max_pieces=1) > 0
 
     def _children(self, transition: TransitionScores, frontier: Frontier) -> list[Children]:
@@ -228,14 +237,14 @@ class BlockLmSequence:
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
-        logits = self._cache.look(self._unread, block, sees_all=self._block.sees_all)
-        self._unread.clear()
+        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all)
+        self._context.unread.clear()
         # The root's own row is there when it was read just now.
         first = 1 + len(block) - len(logits)
         depths = np.arange(first, 1 + len(block))
         children: list[Children] = []
         if len(logits):
-            scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._length + depths).tolist())
+            scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._context.length + depths).tolist())
             self._said = scores[len(scores) - len(block) :]
             children = top_children(scores / self._sigmas[depths, None], _ONE, self._max_children)
         if first == 0:

@@ -35,10 +35,12 @@ class Calibration:
     """What was measured about a checkpoint.
 
     `sigmas` are pairs of a temperature and the scale of the log-probability errors there, in nats, coldest first.
+    `context` is the number of tokens that it is good for; 0 where nobody said.
     """
 
     sigmas: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     acceptance_by_rank: tuple[float, ...] = ()
+    context: int = 0
 
     def sigma_at(self, temperature: float) -> float:
         """Sigma at a temperature, straight between two that were measured and the nearest one beyond them."""
@@ -113,11 +115,14 @@ def load_calibration(reference: str) -> Calibration:
         content = json.loads(path.read_text())
         sigmas = sorted((float(key), float(value)) for key, value in content.get("sigmas", {"0": 1.0}).items())
         shares = tuple(float(value) for value in content.get("acceptance_by_rank", ()))
+        context = int(content.get("context", 0))
     except (ValueError, TypeError, AttributeError) as error:
         raise IncompatibleError(f"{path}: {error}") from error
     if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for _, sigma in sigmas):
         raise IncompatibleError(f"{path}: sigmas must be finite numbers above 0, got {sigmas}")
-    return Calibration(tuple(sigmas), shares)
+    if context < 0:
+        raise IncompatibleError(f"{path}: context must be at least 0, got {context}")
+    return Calibration(tuple(sigmas), shares, context)
 
 
 def choose_forward(model: PreTrainedModel) -> Forward[Any]:

@@ -12,6 +12,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_limits import TreeLimits
 from drafter_svc.coupling import Coupling
+from drafter_svc.draft_context import DraftContext
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning
 from drafter_svc.tree_sampler import Path, sample_tree
@@ -36,10 +37,11 @@ class SampledLmSequence:
         limits: TreeLimits,
         acceptance_by_rank: Sequence[float],
         source: str,
-        prompt: Sequence[int],
+        context: DraftContext,
         beginning: Beginning | None = None,
     ) -> None:
-        self._cache = TreeCache(forward, beginning)
+        self._forward = forward
+        self._cache = TreeCache(forward, beginning if context.is_whole else None)
         self._max_positions = forward.max_positions
         # Used for the request's parameters, never for its noise.
         self._coupling = coupling
@@ -47,8 +49,7 @@ class SampledLmSequence:
         self._limits = limits
         self._acceptance_by_rank = tuple(acceptance_by_rank)
         self._source = source
-        self._unread = list(prompt)
-        self._length = len(prompt)
+        self._context = context
         # Of paths behind the committed tokens: their rows, and what their children are drawn from.
         self._rows: dict[Path, int] = {}
         self._behind: dict[Path, DraftDistribution] = {}
@@ -56,16 +57,16 @@ class SampledLmSequence:
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
-        self._unread.extend(token_ids)
-        self._length += len(token_ids)
+        if self._context.extend(token_ids):
+            self._cache = TreeCache(self._forward)
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._unread) <= PIECE_ROWS or self._length > self._max_positions:
+        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._max_positions:
             return 0
-        del self._unread[: self._cache.follow(self._unread[:-1]).num_tokens]
-        del self._unread[: self._cache.read(self._unread, max_pieces)]
-        return max(0, len(self._unread) - 1) // PIECE_ROWS
+        del self._context.unread[: self._cache.follow(self._context.unread[:-1]).num_tokens]
+        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
+        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length.
@@ -76,7 +77,7 @@ class SampledLmSequence:
         if not widths:
             return EMPTY_TREE
         self._read()
-        chance = seeded_chance(self._sampling.seed, self._length, Purpose.DRAFT)
+        chance = seeded_chance(self._sampling.seed, self._context.length, Purpose.DRAFT)
         return sample_tree(widths, self._predict, chance).token_tree(self._source)
 
     def prepare(self) -> bool:
@@ -86,7 +87,7 @@ class SampledLmSequence:
     def _widths(self, max_nodes: int) -> tuple[int, ...]:
         limits = self._limits
         # A node at depth d is read at position length + d - 1; the deepest need no reading.
-        deepest = self._max_positions - self._length + 1
+        deepest = self._max_positions - self._context.size + 1
         # Without a step there is one level: the root's children come with the committed tokens' own pass.
         num_levels = min(limits.max_steps + 1, deepest)
         if max_nodes < 1 or num_levels < 1:
@@ -101,10 +102,10 @@ class SampledLmSequence:
 
     def _read(self) -> None:
         """Bring the cache up to the last committed token, which is always read anew for its logits."""
-        if self._unread:
-            followed = self._cache.follow(self._unread[:-1])
-            logits = self._cache.extend(self._unread[followed.num_tokens :])
-            self._unread.clear()
+        if self._context.unread:
+            followed = self._cache.follow(self._context.unread[:-1])
+            logits = self._cache.extend(self._context.unread[followed.num_tokens :])
+            self._context.unread.clear()
             self._rows = {(): ROOT}
             self._behind = {(): self._distribution(logits)}
 

@@ -21,6 +21,7 @@ from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
+from drafter_svc.draft_context import DraftContext
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.drafters.checkpoint import (
     Calibration,
@@ -69,7 +70,7 @@ def load(config: DrafterConfig) -> SmallLm:
         model=config.model,
         tokenizer_fingerprint=load_fingerprint(config.model),
         vocab_size=forward.vocab_size,
-        max_length=forward.max_positions,
+        max_length=0,
         acceptance_by_rank=calibration.acceptance_by_rank,
         drafts_ahead=ahead.max_steps > 0,
     )
@@ -82,7 +83,8 @@ def load(config: DrafterConfig) -> SmallLm:
     )
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     choice = ChildChoice(config.draft_children, config.coupling == ON)
-    return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice)
+    context = config.context_tokens(calibration.context, forward.max_positions)
+    return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice, context)
 
 
 NO_DRAFT_AHEAD = DraftAhead()
@@ -100,8 +102,9 @@ class SmallLm:
         ahead: DraftAhead = NO_DRAFT_AHEAD,
         prefixes: PrefixBlocks | None = None,
         choice: ChildChoice = COUPLED,
+        max_context: int = 0,
     ) -> None:
-        """Without `prefixes` nothing of prompts is kept."""
+        """Without `prefixes` nothing of prompts is kept. A sequence's `max_context`: see `DraftContext`."""
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
         self._ahead = ahead
@@ -109,6 +112,7 @@ class SmallLm:
         self._calibration = calibration
         self._limits = limits
         self._choice = choice
+        self._max_context = max_context
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
@@ -117,7 +121,8 @@ class SmallLm:
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt, is_coupled=self._choice.is_coupled)
         beginning = Beginning(self.prefixes, cache_salt)
         max_children = self._choice.max_children
-        parts = (self.info.kind, self._forward, coupling, self._limits, prompt, self._ahead, beginning)
+        context = DraftContext(prompt, self._max_context)
+        parts = (self.info.kind, self._forward, coupling, self._limits, context, self._ahead, beginning)
         return SmallLmSequence(*parts, max_children=max_children)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
@@ -125,7 +130,8 @@ class SmallLm:
         coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
         rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
         beginning = Beginning(self.prefixes, cache_salt)
-        parts = (self._forward, coupling, sampling, self._limits, rates, self.info.kind, prompt, beginning)
+        context = DraftContext(prompt, self._max_context)
+        parts = (self._forward, coupling, sampling, self._limits, rates, self.info.kind, context, beginning)
         return SampledLmSequence(*parts)
 
     def warm_up(self) -> None:
@@ -141,7 +147,7 @@ class SmallLm:
                 sequence.prepare()
         sampled = self.open_sampled([0], SamplingParams(temperature=1.0))
         sampled.draft(self._limits.max_nodes)
-        for length in range(ROW_STEP, min(PIECE_ROWS, self.info.max_length) + 1, ROW_STEP):
+        for length in range(ROW_STEP, min(PIECE_ROWS, self._forward.max_positions) + 1, ROW_STEP):
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
 
 
@@ -159,13 +165,15 @@ class SmallLmSequence:
         forward: Forward[Any],
         coupling: Coupling,
         limits: TreeLimits,
-        prompt: Sequence[int],
+        context: DraftContext,
         ahead: DraftAhead = NO_DRAFT_AHEAD,
         beginning: Beginning | None = None,
         max_children: int = COUPLED.max_children,
     ) -> None:
         self._source = source
-        self._cache = TreeCache(forward, beginning)
+        self._forward = forward
+        # What was left out of makes no beginning that others could share.
+        self._cache = TreeCache(forward, beginning if context.is_whole else None)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
@@ -176,8 +184,7 @@ class SmallLmSequence:
         self._ahead = ahead
         self._pace = AheadPace(ahead.clock)
         self._outcomes: OutcomeSearch | None = None
-        self._unread = list(prompt)
-        self._length = len(prompt)
+        self._context = context
         # Children of the last committed token, once it was read.
         self._root: Children | None = None
 
@@ -187,20 +194,20 @@ class SmallLmSequence:
             self._pace.outcome_came()
             self._outcomes = None
         self._coupling.commit(token_ids)
-        self._unread.extend(token_ids)
-        self._length += len(token_ids)
+        if self._context.extend(token_ids):
+            self._cache, self._root = TreeCache(self._forward), None
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._unread) <= PIECE_ROWS or self._length > self._max_positions:
+        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._max_positions:
             return 0
         self._follow()
-        del self._unread[: self._cache.read(self._unread, max_pieces)]
-        return max(0, len(self._unread) - 1) // PIECE_ROWS
+        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
+        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
-        if max_nodes < 1 or self._length > self._max_positions:
+        if max_nodes < 1 or self._context.size > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
         self._outcomes = None
@@ -213,12 +220,12 @@ class SmallLmSequence:
 
     def prepare(self) -> bool:
         """Compute noise, read what no draft has read yet, or take one step ahead; whether there is more to do."""
-        self._coupling.prepare(self._length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
-        if self._length > self._max_positions:
+        self._coupling.prepare(self._context.length, min(2 * (self._limits.max_steps + 1), MAX_PREPARED))
+        if self._context.size > self._max_positions:
             return False
         if self.read(max_pieces=1):
             return True
-        if self._unread or self._root is None:
+        if self._context.unread or self._root is None:
             self._read()
         return self._outcomes is not None and not self._outcomes.is_over and self._outcomes.step()
 
@@ -229,7 +236,8 @@ class SmallLmSequence:
 
     def expect(self, tree: TokenTree) -> None:
         """Draft behind likely outcomes of this tree from now on; not before the committed tokens were read."""
-        if not self.drafts_ahead or self._unread or self._root is None or self._length > self._max_positions:
+        context = self._context
+        if not self.drafts_ahead or context.unread or self._root is None or context.size > self._max_positions:
             return
         # Rows that are padding are the draft's own to fill, once the outcome is known.
         limits = replace(self._limits, row_multiple=1, max_depth=self._deepest)
@@ -252,7 +260,7 @@ class SmallLmSequence:
         """Read nodes in one forward pass."""
         depths = [row.depth for row in rows]
         logits = self._cache.grow([row.token_id for row in rows], [row.parent_row for row in rows], depths)
-        positions = [self._length + depth for depth in depths]
+        positions = [self._context.length + depth for depth in depths]
         self._cache.note(self._coupling.children(logits, positions, self._max_children))
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
@@ -265,20 +273,20 @@ class SmallLmSequence:
         if not self._coupling.is_noise_alone or limits.max_steps > MAX_PREPARED:
             return None
         self._follow()
-        if not 0 < len(self._unread) <= self._max_unread:
+        if not 0 < len(self._context.unread) <= self._max_unread:
             self._read()
         # A child of a node at depth d stands at position length + d; the last committed token is the root, at depth 0.
-        noise = self._coupling.noise(self._length, limits.max_steps + 1)
+        noise = self._coupling.noise(self._context.length, limits.max_steps + 1)
         if self._deepest <= limits.max_steps:
             limits = replace(limits, max_depth=self._deepest)
         found = self._cache.search(
-            WholeSearch(self._unread, self._root, noise, self._coupling.sigma, limits, self._max_children)
+            WholeSearch(self._context.unread, self._root, noise, self._coupling.sigma, limits, self._max_children)
         )
         if found is None:
             return None
-        if self._unread:
+        if self._context.unread:
             self._root = Children(found.root_token_ids.tolist(), found.root_log_probs.tolist())
-            self._unread.clear()
+            self._context.unread.clear()
         return TokenTree(
             token_ids=tuple(found.token_ids.tolist()),
             parents=tuple(found.parents.tolist()),
@@ -289,7 +297,7 @@ class SmallLmSequence:
     @property
     def _deepest(self) -> int:
         # A node at depth d is read at position length + d - 1; its children need no reading.
-        return self._max_positions - self._length + 1
+        return self._max_positions - self._context.size + 1
 
     def _search(self, limits: TreeLimits, max_forwards: int, top: int = ROOT) -> TokenTree:
         """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes.
@@ -322,17 +330,17 @@ class SmallLmSequence:
     def _read(self) -> Children:
         """Bring the cache up to the last committed token; returns the children behind it."""
         self._follow()
-        if self._unread:
-            logits = self._cache.extend(self._unread)
-            [self._root] = self._coupling.children(logits[None], [self._length], self._max_children)
-            self._unread.clear()
+        if self._context.unread:
+            logits = self._cache.extend(self._context.unread)
+            [self._root] = self._coupling.children(logits[None], [self._context.length], self._max_children)
+            self._context.unread.clear()
         if self._root is None:
             raise RuntimeError("a sequence without tokens was asked for a draft")
         return self._root
 
     def _follow(self) -> None:
         """Take unread tokens that a search has read into the trunk; the root's children are known if that is all."""
-        if self._unread:
-            followed = self._cache.follow(self._unread)
+        if self._context.unread:
+            followed = self._cache.follow(self._context.unread)
             self._root = followed.children
-            del self._unread[: followed.num_tokens]
+            del self._context.unread[: followed.num_tokens]

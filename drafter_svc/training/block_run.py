@@ -146,13 +146,18 @@ def train_block_drafter(
         write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
     else:
         save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
-    write_calibration(out, recipe, objective.num_masks, report, base)
+    write_calibration(out, recipe, objective.num_masks, report, shape.length, base)
 
 
 def write_calibration(
-    out: Path, recipe: BlockRecipe, num_masks: int, report: BlockReport, base: dict[str, str] | None = None
+    out: Path,
+    recipe: BlockRecipe,
+    num_masks: int,
+    report: BlockReport,
+    context: int,
+    base: dict[str, str] | None = None,
 ) -> None:
-    """Write `drafter.json`, without which the checkpoint is none of a drafter."""
+    """Write `drafter.json`, without which the checkpoint is none of a drafter; `context` is that of training rows."""
     calibration = {
         "kind": recipe.kind,
         "num_masks": num_masks,
@@ -161,6 +166,7 @@ def write_calibration(
         "acceptance_by_rank": report.by_rank,
         "within_rank": report.within_rank,
         "streaks": report.streaks,
+        "context": context,
         **({} if base is None else {"base": base}),
     }
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")

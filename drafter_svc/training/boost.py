@@ -97,6 +97,7 @@ def train_boost(
             "sigmas": acceptance.sigmas,
             "acceptance_by_rank": acceptance.by_rank,
             "within_rank": acceptance.within_rank,
+            "context": shape.length,
             "base": base,
         }
         (directory / "drafter.json").write_text(json.dumps(calibration) + "\n")

@@ -134,6 +134,8 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
         "sigmas": report.sigmas,
         "acceptance_by_rank": report.by_rank,
         "within_rank": report.within_rank,
+        # What it was trained on: farther behind a beginning it guesses badly.
+        "context": shape.length,
     }
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
 

@@ -169,13 +169,16 @@ async def test_expectations_are_accepted(peer: Peer) -> None:
     await peer.tree(1, 6)
 
 
-async def test_beyond_the_context_trees_are_empty(peer: Peer) -> None:
-    await peer.open(1, (3,) * CONTEXT)
-    assert (await peer.tree(1, CONTEXT)).depth == 1
-    await peer.commit(1, CONTEXT, 5)
-    assert len(await peer.tree(1, CONTEXT + 1)) == 0
-    await peer.commit(1, CONTEXT + 1, 5)
-    assert len(await peer.tree(1, CONTEXT + 2)) == 0
+async def test_behind_more_tokens_than_it_has_positions_for_drafts_go_on(peer: Peer) -> None:
+    length = CONTEXT - 3
+    await peer.open(1, (3,) * length)
+    for token in range(12):
+        assert len(await peer.tree(1, length)) == 8
+        await peer.commit(1, length, token)
+        length += 1
+    assert len(await peer.tree(1, length)) == 8
+    await peer.open(2, tuple(range(20)) * 50)
+    assert len(await peer.tree(2, 1000)) == 8
 
 
 @pytest.mark.parametrize(
@@ -183,13 +186,12 @@ async def test_beyond_the_context_trees_are_empty(peer: Peer) -> None:
     [
         ((), {}, "open.prompt_token_ids"),
         ((1, VOCAB), {}, "open.prompt_token_ids"),
-        ((1,) * (CONTEXT + 1), {}, "open.prompt_token_ids"),
         (PROMPT, {"temperature": -1.0}, "sampling.temperature"),
         (PROMPT, {"top_p": 0.0}, "sampling.top_p"),
         (PROMPT, {"bad_token_ids": [VOCAB]}, "open.sampling.bad_token_ids"),
         (PROMPT, {"logit_bias": {VOCAB: 1.0}}, "open.sampling.logit_bias"),
     ],
-    ids=["empty prompt", "foreign token", "long prompt", "temperature", "top_p", "bad token", "bias"],
+    ids=["empty prompt", "foreign token", "temperature", "top_p", "bad token", "bias"],
 )
 async def test_an_opening_that_cannot_be_taken_ends_that_sequence_alone(
     peer: Peer, prompt: tuple[int, ...], sampling: dict[str, object], field: str

@@ -79,6 +79,12 @@ def ablation(
             metavar="N,N,…", help="drafters: most steps of a small LM behind likely outcomes. Default: 4,16,64."
         ),
     ] = None,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,…", help="drafters: most tokens of a sequence that they read. Default: 128,512,2048."
+        ),
+    ] = None,
     rounds: Annotated[
         str | None,
         typer.Option(
@@ -103,8 +109,8 @@ def ablation(
         str | None,
         typer.Option(
             metavar="PART,PART,…",
-            help="What is compared, of sources, shape, coupling, acceptance, calibration, masks, gamma and ahead; "
-            "in-pass: of drafting and pruning. Default: all.",
+            help="What is compared, of sources, shape, coupling, acceptance, calibration, masks, gamma, ahead and "
+            "context; in-pass: of drafting and pruning. Default: all.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="2 prompts x 24 tokens, 1 run, T=0 and 1, no grids.")] = False,
@@ -131,6 +137,7 @@ def ablation(
         "--gammas": gammas,
         "--denoising-steps": denoising_steps,
         "--ahead-steps": ahead_steps,
+        "--contexts": contexts,
         "--rounds": rounds,
     }
     _refuse(suite, theirs if suite == DRAFTERS else ours)
@@ -149,6 +156,7 @@ def ablation(
         numbers(gammas or "4,8", "--gammas"),
         numbers(denoising_steps or "1,2", "--denoising-steps"),
         numbers(ahead_steps or "4,16,64", "--ahead-steps"),
+        numbers(contexts or "128,512,2048", "--contexts"),
     )
     temperatures = choose_temperatures(temperature or (QUICK_TEMPERATURES if quick else TEMPERATURES))
     count, length, num_runs = sizes.or_else(QUICK_SIZES if quick else USUAL_SIZES)

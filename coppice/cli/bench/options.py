@@ -24,12 +24,16 @@ NumPrompts = Annotated[int, typer.Option(min=1, help="How many prompts to use; f
 Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
 
 
-def choose_prompts(path: Path | None, num_prompts: int, seed: int) -> list[Prompt]:
+def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: int = 900) -> list[Prompt]:
     """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had."""
     from benchmarks.prompts import PromptsError, held_out_prompts, read_prompts
 
     try:
-        return held_out_prompts(num_prompts, seed) if path is None else read_prompts(path)[:num_prompts]
+        return (
+            held_out_prompts(num_prompts, seed, max_chars=max_chars)
+            if path is None
+            else read_prompts(path)[:num_prompts]
+        )
     except PromptsError as error:
         raise typer.BadParameter(str(error)) from error
 

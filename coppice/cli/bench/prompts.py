@@ -14,10 +14,13 @@ def prompts(
     out: Annotated[Path, typer.Option(help="The file to write, JSON lines.")],
     num_prompts: NumPrompts = 20,
     seed: Seed = 0,
+    max_chars: Annotated[
+        int, typer.Option(min=100, help="Most characters of a prompt; the fewest are two thirds.")
+    ] = 900,
 ) -> None:
     """Write code prompts cut from held-out files of the standard library."""
     from benchmarks.prompts import write_prompts
 
-    chosen = choose_prompts(None, num_prompts, seed)
+    chosen = choose_prompts(None, num_prompts, seed, max_chars)
     write_prompts(chosen, out)
     typer.echo(f"wrote {len(chosen)} prompts to {out}")

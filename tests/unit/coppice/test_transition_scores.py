@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 
 from coppice.half_products import scores_behind
@@ -13,6 +14,8 @@ from coppice.half_tables import floats, halves
 from coppice.transition_scores import TransitionScores
 
 F = np.float32
+# Embeddings of 31 tokens before and behind, and matrices of rank 3 that act on them.
+SHAPES = ((31, 6), (31, 8), (3, 6), (3, 8))
 
 
 def numbers(*shape: int, seed: int) -> np.ndarray:
@@ -46,6 +49,23 @@ def test_scores_behind_tokens_are_those_of_their_depths_in_units_of_their_sigmas
     none = np.empty((0, 5), F)
     table = halves(numbers(5, 61, seed=3))
     assert scores_behind(numbers(3, 61, seed=1), np.empty(0, np.int64), none, table, none[:, 0]).shape == (0, 61)
+
+
+def test_tables_of_embeddings_are_those_of_rows_made_equally_large() -> None:
+    embeddings, output, before, behind = (numbers(*shape, seed=seed) for seed, shape in enumerate(SHAPES))
+    scores = numbers(1, 31, seed=4)
+    known = TransitionScores.of_embeddings(before, behind, 7 * embeddings, output)
+    said = known.behind([30, 0], scores, [0, 0], np.ones(1, F))
+    for row, token in zip(said, (30, 0), strict=True):
+        own = torch.from_numpy(embeddings[token])
+        even = own / own.square().mean().sqrt()
+        others = torch.from_numpy(output) / torch.from_numpy(output).square().mean(-1, keepdim=True).sqrt()
+        pair = torch.nn.functional.silu(torch.from_numpy(before) @ even) @ torch.from_numpy(behind) @ others.T
+        expected = scores[0] + pair.numpy()
+        assert np.abs(row - expected).max() < 0.02 * np.abs(expected).max()
+    for wrong in ((before, behind[:2]), (behind, before), (before[:, :3], behind)):
+        with pytest.raises(ValueError, match="do not fit embeddings of"):
+            TransitionScores.of_embeddings(*wrong, embeddings, output)
 
 
 def test_without_numba_they_are_the_same() -> None:

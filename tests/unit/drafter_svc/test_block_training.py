@@ -19,6 +19,7 @@ from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
+from drafter_svc.drafters.block_checkpoint import load_block_calibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
 from drafter_svc.drafters.layers_checkpoint import save_layers
@@ -241,6 +242,7 @@ def test_a_recipe_runs_to_a_checkpoint_that_drafts_and_says_what_it_is(
     assert 1 <= tree.depth <= 4
     written = json.loads((tmp_path / "out" / "drafter.json").read_text())
     assert [len(sigmas) for sigmas in written["sigmas"].values()] == [4, 4, 4]
+    assert load_block_calibration(str(tmp_path / "out"), kind).context == 32
     card = (tmp_path / "out" / "README.md").read_text()
     for fact in (kind, "j=4", "streak", "bits per byte", "t + 1", "| steps | 8 |"):
         assert fact in card
@@ -270,7 +272,7 @@ def test_what_the_token_before_adds_is_in_service_what_it_was_in_training(tmp_pa
     # Tables are kept in bfloat16.
     assert float((torch.from_numpy(said).view_as(expected) - expected).abs().max()) < 0.02 * float(expected.abs().max())
     narrow = tiny_llama(vocab_size=VOCAB, max_context_tokens=256, seed=0, hidden_size=32, initializer_range=0.4)
-    with pytest.raises(IncompatibleError, match="does not fit"):
+    with pytest.raises(IncompatibleError, match="do not fit"):
         load_transition(str(tmp_path), narrow, VOCAB)
     small_llama().save_pretrained(tmp_path / "plain")
     assert load_transition(str(tmp_path / "plain"), model, VOCAB) is None

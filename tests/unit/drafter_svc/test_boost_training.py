@@ -16,6 +16,7 @@ from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
+from drafter_svc.drafters.checkpoint import load_calibration
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.training import boost
 from drafter_svc.training.boost import BoostRecipe, boosted_loss, missed
@@ -182,6 +183,8 @@ def test_the_recipe_runs_end_to_end(workshop: Path, tmp_path: Path, monkeypatch:
         trees.append(drafter.open([1, 2, 3], SamplingParams(temperature=0.7, seed=1)).draft(12))
         assert trees[-1].source_names == (kind,)
         assert len(trees[-1]) == 12
+        # What it was trained on, or what it has positions for where nobody says.
+        assert load_calibration(str(model)).context == (0 if kind == "small-lm" else 32)
     assert len({tree.log_probs for tree in trees}) == 3
     card = (tmp_path / "out" / "boost-2" / "README.md").read_text()
     for fact in ("`small-lm`, `boost-1`\nmiss", "| small-lm | + boost-1 | + boost-2 |", "k=4", "| steps | 4 |"):

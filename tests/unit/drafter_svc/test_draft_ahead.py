@@ -215,7 +215,7 @@ def test_nothing_is_read_beyond_the_context(llama: LlamaForCausalLM) -> None:
     for _ in range(3):
         tree = sequence.draft(10)
         for assumed, ahead in followed(sequence, tree).items():
-            assert len(assumed) + ahead.depth <= 64 - sequence._length + 1
+            assert len(assumed) + ahead.depth <= 64 - sequence._context.size + 1
         sequence.extend((1,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,13 @@ class CountingDrafter:
         return self.sequences[-1]
 
     def warm_up(self) -> None: ...
+
+
+def test_a_prompt_is_as_long_as_the_drafter_takes_it() -> None:
+    Opening((1,) * 50, SamplingParams(), 4).check(CountingDrafter.info)
+    with pytest.raises(InvalidRequestError, match="51 tokens, more than the context of 50"):
+        Opening((1,) * 51, SamplingParams(), 4).check(CountingDrafter.info)
+    Opening((1,) * 51, SamplingParams(), 4).check(replace(CountingDrafter.info, max_length=0))
 
 
 def new_session(max_nodes: int = 4) -> tuple[Session, CountingDrafter]:

@@ -139,6 +139,7 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     read = load_calibration(str(tmp_path / "out"))
     assert {str(temperature): sigma for temperature, sigma in read.sigmas} == calibration["sigmas"]
     assert len(read.acceptance_by_rank) == 4
+    assert read.context == 16
     assert sum(read.acceptance_by_rank) == pytest.approx(calibration["within_rank"]["1.0"][-1])
     # The state of one recipe is not that of another.
     with pytest.raises(ForeignStateError, match="other settings"):

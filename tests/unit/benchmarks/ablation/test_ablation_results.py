@@ -30,7 +30,7 @@ def test_one_drafter_has_no_grids_and_greedy_requests_no_coupling() -> None:
 
 
 def test_kinds_that_there_are_join_with_their_grids() -> None:
-    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,), (1, 3), (8, 32)))
+    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,), (1, 3), (8, 32), (64,)))
     by_name = {group.name: group for group in groups}
     assert [one.name for one in by_name["masks"].variants] == ["semi-ar k=2", "semi-ar k=4"]
     assert [one.name for one in by_name["gamma"].variants] == [f"diffusion gamma=4 steps={n}" for n in (1, 3)]
@@ -38,6 +38,10 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
     settings = {name: [dict(one.drafters[0].settings) for one in group.variants] for name, group in by_name.items()}
     assert settings["masks"] == [{"SEMI_AR_MASKS": "2"}, {"SEMI_AR_MASKS": "4"}]
     assert settings["gamma"] == [{"DIFFUSION_BLOCK": "4", "DIFFUSION_STEPS": steps} for steps in ("1", "3")]
+    assert [one.name for one in by_name["context"].variants] == [
+        f"{kind} context=64" for kind in ("small-lm", "semi-ar", "diffusion")
+    ]
+    assert settings["context"] == [{"DRAFT_CONTEXT": "64"}] * 3
     assert settings["ahead"] == [{"DRAFT_AHEAD": "on", "DRAFT_AHEAD_STEPS": steps} for steps in ("8", "32")]
     assert len(by_name["shape"].variants) == len(by_name["coupling"].variants) == 6
 
