@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from coppice.errors import IncompatibleError
 from training.block_layout import BlockLayout
 from training.transition import TrainedTransition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1
-
-
-def load_start(directory: Path) -> LlamaForCausalLM:
-    """The Llama to start from, in float32.
-
-    Raises:
-        IncompatibleError: it is no Llama.
-        OSError, ValueError: it cannot be read.
-    """
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
-    if not isinstance(model, LlamaForCausalLM):
-        raise IncompatibleError(f"{directory} is a {type(model).__name__}; block drafters start from a Llama")
-    return model
 
 
 def new_block_model(

@@ -10,11 +10,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coppice.errors import IncompatibleError
 from drafter_svc.drafters.layers_checkpoint import save_layers
-from drafter_svc.training.block_model import block_logits, freeze_tokens, load_start, mask_ids, new_block_model
+from drafter_svc.training.block_model import block_logits, freeze_tokens, mask_ids, new_block_model
+from drafter_svc.training.models import load_models
 from training.block_layout import even_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
@@ -23,7 +22,6 @@ from training.corpus import read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.own_text import OwnText
-from training.precision import training_dtype
 from training.state import open_state
 from training.target_samples import SampleShape
 from training.teacher import TaughtRows
@@ -94,15 +92,7 @@ def train_block_drafter(
     Raises:
         IncompatibleError: the model to start from is not the target's, or the state there is another run's.
     """
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
-    ).eval()
-    start = load_start(start_dir)
-    if start.config.vocab_size != target.config.vocab_size:
-        raise IncompatibleError(
-            f"{start_dir} has {start.config.vocab_size} tokens and {target_dir} {target.config.vocab_size}"
-        )
+    tokenizer, target, start = load_models(target_dir, start_dir)
     state_dir = open_state(out, recipe)
     store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
