@@ -15,6 +15,7 @@ from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer
 from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.acceptance_map import AcceptanceMap
+from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.model_thread import ModelThread
@@ -37,7 +38,9 @@ def new_service(
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
     acceptance = AcceptanceMap(is_applied=config.online_calibration == ON)
-    return make_service(drafter, thread, config.max_nodes, config.max_sequences, observe, timeline, acceptance)
+    caches = CacheBudget(config.max_cached_tokens)
+    limits = (config.max_nodes, config.max_sequences)
+    return make_service(drafter, thread, *limits, observe, timeline, acceptance, caches)
 
 
 async def serve(

@@ -85,6 +85,9 @@ class DrafterConfig:
     # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
     # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
     niceness: int = 0
+    # Most tokens whose keys and values all sequences keep; beyond, those that were drafted for longest ago read theirs
+    # again when they are drafted for. 0 keeps all. A token of the bundled drafter takes 2 KiB.
+    max_cached_tokens: int = 131_072
     # Memory for keys and values of what prompts begin with, which prompts of the same cache_salt that begin alike use
     # again; 0 keeps nothing. A token of the bundled drafter takes 2 KiB.
     prefix_mib: int = 64
@@ -124,6 +127,7 @@ class DrafterConfig:
         _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
         _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
+        _require("MAX_CACHED_TOKENS", self.max_cached_tokens >= 0, "at least 0", self.max_cached_tokens)
         _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)
         _require("METRICS_PORT", 0 <= self.metrics_port < 65536, "in 0..65535", self.metrics_port)
         _require("HEALTH_PORT", 0 <= self.health_port < 65536, "in 0..65535", self.health_port)

@@ -34,7 +34,7 @@ class DraftContext:
         if 0 < max_tokens < LEAST_CONTEXT:
             raise ValueError(f"a context has at least {LEAST_CONTEXT} tokens, got {max_tokens}")
         self._max_tokens = max_tokens
-        # Those that are known, where some may have to be read again.
+        # Those that are known: some may have to be read again.
         self._known: list[int] = []
         self._num_left_out = 0
         self.length = 0
@@ -55,13 +55,15 @@ class DraftContext:
         """Take in committed tokens; whether the context was cut back, so that a new cache has to read all of it."""
         self.length += len(token_ids)
         self.unread.extend(token_ids)
-        if not self._max_tokens:
-            return False
         self._known.extend(token_ids)
-        if len(self._known) <= self._max_tokens:
+        if not 0 < self._max_tokens < len(self._known):
             return False
         num_latest = int(KEPT_SHARE * self._max_tokens) - SINKS
         self._known = [*self._known[:SINKS], *self._known[-num_latest:]]
         self._num_left_out = self.length - len(self._known)
-        self.unread = self._known.copy()
+        self.read_again()
         return True
+
+    def read_again(self) -> None:
+        """The drafter's cache is a new one."""
+        self.unread = self._known.copy()

@@ -27,6 +27,11 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
         "reused_prompt_tokens", "Those of them that had been read for another sequence.", prefixes.num_reused_tokens
     )
     yield _OWN.gauge("prefix_bytes", "Memory that holds beginnings of prompts.", prefixes.num_bytes)
+    caches = service.caches
+    yield _OWN.gauge("cached_tokens", "Tokens that open sequences have read and keep.", caches.num_tokens)
+    yield _OWN.counter(
+        "forgotten_sequences", "Sequences whose tokens have to be read again, for want of room.", caches.num_forgotten
+    )
     yield _OWN.gauge("waiting_jobs", "Drafts and other jobs that wait for the model.", service.thread.num_waiting)
     yield _OWN.histogram("queue_seconds", "Time that a draft waited for the model.", counts.queue_s)
     yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)

@@ -26,6 +26,7 @@ from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
 from coppice.wire import samples_drafts, sampling_from_proto, tree_from_proto, tree_to_proto
 from drafter_svc.acceptance_map import AcceptanceMap
+from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.model_thread import ModelThread
@@ -56,13 +57,15 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         observe: Sequence[Callable[[], StreamObserver]] = (),
         timeline: Timeline | None = None,
         acceptance: AcceptanceMap | None = None,
+        caches: CacheBudget | None = None,
     ) -> None:
         """Each of `observe` makes an observer for every stream; `timeline` is told of every draft.
 
-        Without `acceptance` it begins to calibrate from what the drafter says.
+        Without `acceptance` it begins to calibrate from what the drafter says; without `caches` nothing is forgotten.
         """
         self.timeline = timeline
         self.acceptance = acceptance or AcceptanceMap()
+        self.caches = caches or CacheBudget()
         self._observe = observe
         self.drafter = drafter
         self.thread = thread
@@ -127,7 +130,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self._num_sequences += 1
         self.counts.num_opened += 1
         self.counts.num_prompt_tokens += len(opening.prompt)
-        return Session(self.drafter, opening, self.acceptance)
+        return Session(self.drafter, opening, self.acceptance, self.caches)
 
     def release(self, session: Session) -> None:
         """End a session; its memory goes when the model thread lets go of it."""

@@ -12,6 +12,7 @@ from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, check_token_ids
 from coppice.tree import TokenTree
 from drafter_svc.acceptance_map import AcceptanceMap, SentTree
+from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.drafters.base import (
     AheadDraft,
     AheadSequence,
@@ -103,9 +104,12 @@ class AheadDrafts:
 class Session:
     """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
 
-    def __init__(self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap) -> None:
-        """`acceptance` calibrates what is sent, and learns from what becomes of it. The model thread's own."""
+    def __init__(
+        self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap, caches: CacheBudget | None = None
+    ) -> None:
+        """`acceptance` calibrates what is sent, and learns from what becomes of it; `caches` bounds what is kept."""
         self._drafter = drafter
+        self._caches = caches or CacheBudget()
         self._acceptance = acceptance
         # The last tree, until another is sent.
         self._sent: SentTree | None = None
@@ -145,7 +149,11 @@ class Session:
             InvalidRequestError: an outcome does not fit the sequence, which is then beyond use.
         """
         sequence = self._take_in()
-        return sequence.read(max_pieces) if self._max_nodes else 0
+        if not self._max_nodes:
+            return 0
+        num_left = sequence.read(max_pieces)
+        self._caches.note(sequence)
+        return num_left
 
     def advance(self) -> Draft | None:
         """Take in everything posted and draft once, for the newest state. On the model thread.
@@ -161,7 +169,9 @@ class Session:
         has_news, self._has_news = self._has_news, False
         if not has_news or self._max_nodes == 0:
             return None
-        return self._calibrated(sequence.draft(self._max_nodes, self._row_multiple))
+        tree = sequence.draft(self._max_nodes, self._row_multiple)
+        self._caches.note(sequence)
+        return self._calibrated(tree)
 
     def expect(self, base_length: int, tree: TokenTree) -> bool:
         """Draft ahead behind this tree's outcomes; whether it will. On the model thread.

@@ -179,8 +179,8 @@ class BlockLmSequence:
         transition: TransitionScores | None = None,
     ) -> None:
         self._forward = forward
-        # What was left out of makes no beginning that others could share.
-        self._cache = TreeCache(forward, beginning if context.is_whole else None)
+        self._beginning = beginning
+        self._cache = self._new_cache(context)
         self._transition = transition
         self._info = info
         self._block = block
@@ -199,7 +199,21 @@ class BlockLmSequence:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache, self._root = TreeCache(self._forward), None
+            self._cache, self._root = self._new_cache(self._context), None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are kept."""
+        return self._cache.num_cached
+
+    def forget(self) -> None:
+        """Keep nothing: all is read again before the next draft."""
+        self._context.read_again()
+        self._cache, self._root = self._new_cache(self._context), None
+
+    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
+        # What was left out of makes no beginning that others could share.
+        return TreeCache(self._forward, self._beginning if context.is_whole else None)
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

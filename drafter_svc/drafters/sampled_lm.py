@@ -41,7 +41,8 @@ class SampledLmSequence:
         beginning: Beginning | None = None,
     ) -> None:
         self._forward = forward
-        self._cache = TreeCache(forward, beginning if context.is_whole else None)
+        self._beginning = beginning
+        self._cache = self._new_cache(context)
         self._max_positions = forward.max_positions
         # Used for the request's parameters, never for its noise.
         self._coupling = coupling
@@ -58,7 +59,21 @@ class SampledLmSequence:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache = TreeCache(self._forward)
+            self._cache = self._new_cache(self._context)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are kept."""
+        return self._cache.num_cached
+
+    def forget(self) -> None:
+        """Keep nothing: all is read again before the next draft."""
+        self._context.read_again()
+        self._cache = self._new_cache(self._context)
+
+    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
+        # What was left out of makes no beginning that others could share.
+        return TreeCache(self._forward, self._beginning if context.is_whole else None)
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

@@ -172,8 +172,8 @@ class SmallLmSequence:
     ) -> None:
         self._source = source
         self._forward = forward
-        # What was left out of makes no beginning that others could share.
-        self._cache = TreeCache(forward, beginning if context.is_whole else None)
+        self._beginning = beginning
+        self._cache = self._new_cache(context)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
@@ -195,7 +195,22 @@ class SmallLmSequence:
             self._outcomes = None
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache, self._root = TreeCache(self._forward), None
+            self._cache, self._root = self._new_cache(self._context), None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are kept."""
+        return self._cache.num_cached
+
+    def forget(self) -> None:
+        """Keep nothing: all is read again before the next draft."""
+        self._context.read_again()
+        self._cache, self._root = self._new_cache(self._context), None
+        self._outcomes = None
+
+    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
+        # What was left out of makes no beginning that others could share.
+        return TreeCache(self._forward, self._beginning if context.is_whole else None)
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

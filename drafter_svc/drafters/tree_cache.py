@@ -182,6 +182,11 @@ class TreeCache(Generic[Store]):
         """Tree rows."""
         return len(self._parents)
 
+    @property
+    def num_cached(self) -> int:
+        """All rows that the store holds."""
+        return self.trunk_length + len(self._parents)
+
     def find(self, parent_row: int, token_id: int) -> int | None:
         """The row of a parent's child with this token, if there is one; the parent -1 is the end of the trunk."""
         return self._row_of.get((parent_row, token_id))

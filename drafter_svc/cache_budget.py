@@ -1,0 +1,54 @@
+"""How many tokens the caches of all sequences hold together. The model thread's own, but for the numbers."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+
+@runtime_checkable
+class CachingSequence(Protocol):
+    """A sequence that keeps what it has read."""
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values it keeps, those of trees among them."""
+        ...
+
+    def forget(self) -> None:
+        """Keep nothing; what is needed is read again before the next draft."""
+        ...
+
+
+class CacheBudget:
+    """Has the sequences forget that were drafted for longest ago, while all together keep more than `max_tokens`.
+
+    Sequences that have ended count no more, and none is kept alive. With 0 there is no limit.
+    """
+
+    def __init__(self, max_tokens: int = 0) -> None:
+        self._max_tokens = max_tokens
+        # From the one that was drafted for longest ago to the latest.
+        self._sizes: WeakKeyDictionary[CachingSequence, int] = WeakKeyDictionary()
+        # As of the last draft, and how often a sequence was made to forget.
+        self.num_tokens = 0
+        self.num_forgotten = 0
+
+    def note(self, sequence: object) -> None:
+        """Something was read or drafted for this sequence, which is not the one to forget."""
+        if not isinstance(sequence, CachingSequence):
+            return
+        self._sizes.pop(sequence, None)
+        self._sizes[sequence] = sequence.num_cached
+        self.num_tokens = sum(self._sizes.values())
+        if self._max_tokens and self.num_tokens > self._max_tokens:
+            self._make_room(sequence)
+
+    def _make_room(self, latest: CachingSequence) -> None:
+        for other, size in list(self._sizes.items()):
+            if other is latest or self.num_tokens <= self._max_tokens:
+                return
+            other.forget()
+            del self._sizes[other]
+            self.num_tokens -= size
+            self.num_forgotten += 1
