@@ -34,12 +34,6 @@ class TrainedTransition(nn.Module):
         own = F.silu(F.linear(even_rows(before[token_ids]), self.before))
         return F.linear(own, F.linear(even_rows(behind), self.behind))
 
-    @torch.no_grad()
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Both sides [V, rank]."""
-        before, behind = (even_rows(layer.weight[: self._num_tokens]) for layer in self._layers)
-        return F.silu(F.linear(before, self.before)), F.linear(behind, self.behind)
-
 
 def even_rows(table: Tensor) -> Tensor:
     """Rows of the same size, an embedding's numbers being about 1 each; they are not to learn by this."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -34,7 +35,7 @@ from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.redraft import RedraftSettings
 from verifier_svc.sharded_target import Ranks, ShardedTarget
-from verifier_svc.space_adapter import load_adapter
+from verifier_svc.space_adapter import Transition, load_adapter
 from verifier_svc.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
@@ -208,15 +209,26 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
     transition = None
     if (pair := adapter.transition) is not None:
-        transition = TransitionScores(pair.before.float().numpy(), pair.behind.float().numpy())
-    if transition is not None and transition.vocab_size != vocab_size:
-        raise IncompatibleError(
-            f"the adapter's transition has {transition.vocab_size} tokens, the target's vocabulary {vocab_size}"
-        )
+        transition = _transition(pair, target.model, vocab_size)
     nodes = min(config.redraft_nodes, config.max_nodes)
     least = config.redraft_min_probability
     price = _ROW_PRICES[target.device.type]
     return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, target.row_multiple, price)
+
+
+def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> TransitionScores:
+    """What a token says of the next one, as a table for each side.
+
+    Raises:
+        IncompatibleError: the adapter is one for other embeddings.
+    """
+    layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
+    matrices = [matrix.float().numpy() for matrix in (pair.before, pair.behind)]
+    tables = [layer.weight[:vocab_size].detach().float().cpu().numpy() for layer in layers]
+    try:
+        return TransitionScores.of_embeddings(*matrices, *tables)
+    except ValueError as error:
+        raise IncompatibleError(f"the adapter is not for this target: {error}") from error
 
 
 def with_early_head(

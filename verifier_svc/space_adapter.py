@@ -2,8 +2,8 @@
 
 A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], an embedding for each place
 behind the last token, and for layers of the target, by their names, `NAME.down` [rank, in] and `NAME.up` [out, rank].
-There may be `transition.before` and `transition.behind` [vocab, rank], whose products are added to what masks say of a
-token, once it is known which one comes before it.
+There may be `transition.before` and `transition.behind` [rank, hidden], which act on the target's embeddings: products
+of what they make of two neighbours are added to what masks say of the second, once it is known which one is the first.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """`before` and `behind` [vocab, rank]: the score of a pair of neighbours is the product of the rows of both."""
+    """Matrices `before` and `behind` [rank, hidden], see `TransitionScores.of_embeddings`."""
 
     before: Tensor
     behind: Tensor
 
     def __post_init__(self) -> None:
-        if self.before.dim() != 2 or self.before.shape != self.behind.shape:
-            raise ValueError(f"before {tuple(self.before.shape)} and behind {tuple(self.behind.shape)} differ")
+        if self.before.dim() != 2 or self.behind.dim() != 2 or len(self.before) != len(self.behind):
+            raise ValueError(f"before {tuple(self.before.shape)} and behind {tuple(self.behind.shape)} do not fit")
 
 
 @dataclass(frozen=True, slots=True)

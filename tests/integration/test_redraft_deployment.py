@@ -71,10 +71,10 @@ def test_an_adapter_of_another_target_is_refused_at_start(tmp_path: Path) -> Non
         load_probed_target(config)
 
 
-def test_an_adapter_for_another_vocabulary_is_refused_at_start(tmp_path: Path, adapter: Path) -> None:
-    tables = Transition(torch.zeros(99, 2), torch.zeros(99, 2))
-    save_adapter(replace(load_adapter(adapter), transition=tables), tmp_path)
+def test_an_adapter_for_other_embeddings_is_refused_at_start(tmp_path: Path, adapter: Path) -> None:
+    narrow = Transition(torch.zeros(2, 99), torch.zeros(2, 99))
+    save_adapter(replace(load_adapter(adapter), transition=narrow), tmp_path)
     target = str(MODELS / "target")
     config = VerifierConfig(target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
-    with pytest.raises(IncompatibleError, match="transition has 99 tokens"):
+    with pytest.raises(IncompatibleError, match=r"\(2, 99\) do not fit embeddings of \(512,\)"):
         load_probed_target(config)

@@ -108,8 +108,8 @@ class SpaceMasks(nn.Module):
         }
         transition = None
         if self.transition is not None:
-            before, behind = self.transition.tables()
-            transition = Transition(before.bfloat16(), behind.bfloat16())
+            before, behind = self.transition.before, self.transition.behind
+            transition = Transition(before.detach().bfloat16(), behind.detach().bfloat16())
         return SpaceAdapter(self.masks.weight.detach().bfloat16(), low_rank, sigmas, transition)
 
     def _hook(self, number: int) -> Any:

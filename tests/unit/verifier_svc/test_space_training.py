@@ -93,14 +93,16 @@ def test_what_the_token_before_adds_is_in_service_what_it_was_in_training(new_mo
     save_adapter(masks.adapter(((0.0, (1.0,)),)), tmp_path)
     pair = load_adapter(tmp_path).transition
     assert pair is not None
-    scores = TransitionScores(pair.before.float().numpy(), pair.behind.float().numpy())
+    maps = [matrix.float().numpy() for matrix in (pair.before, pair.behind)]
+    tables = [layer.weight.float().numpy() for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
+    scores = TransitionScores.of_embeddings(*maps, *tables)
     assert scores.vocab_size == VOCAB
     before = tokens[:, layout.predicted[:, :-1]]
     tokens_before = before.flatten().tolist()
     zeros, ones = np.zeros((2, VOCAB), np.float32), np.array([1.0, 0.5], np.float32)
     added = torch.from_numpy(scores.behind(tokens_before, zeros, [0] * len(tokens_before), ones)).view_as(said)
     assert (said - without).abs().mean() > 0.1
-    # Tables are kept in bfloat16.
+    # Tables and what they are made from are kept in bfloat16.
     assert (added - (said - without)).abs().max() < 0.05 * (said - without).abs().max()
 
 
