@@ -34,6 +34,7 @@ COPY models/semi-ar /models/semi-ar
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
 WORKDIR /tmp
 # A number: only of a number Kubernetes knows that it is not root.

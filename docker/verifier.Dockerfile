@@ -34,6 +34,7 @@ COPY models/space /models/space
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub. What torch and Triton compile goes where it may be written.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     TRITON_CACHE_DIR=/tmp/triton TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
 WORKDIR /tmp
 # A number: only of a number Kubernetes knows that it is not root.

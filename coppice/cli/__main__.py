@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from coppice.cli import bench, conformance, demo, generate, simulate, token, train, up
+from coppice.huge_pages import start_with_huge_pages
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
@@ -19,6 +20,7 @@ app.add_typer(token.app, name="token")
 
 def main() -> None:
     """Run the command line."""
+    start_with_huge_pages()
     app()
 
 
