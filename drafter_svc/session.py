@@ -151,8 +151,9 @@ class Session:
         sequence = self._take_in()
         if not self._max_nodes:
             return 0
-        num_left = sequence.read(max_pieces)
-        self._caches.note(sequence)
+        if num_left := sequence.read(max_pieces):
+            # Else a draft follows, which counts it.
+            self._caches.note(sequence)
         return num_left
 
     def advance(self) -> Draft | None:

@@ -34,7 +34,8 @@ from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.drafters.hf_forward import PlainForward
-from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.drafters.read_context import ReadContext
+from drafter_svc.drafters.tree_cache import FloatArray, Forward
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
 
 MIB = 1024 * 1024
@@ -162,7 +163,7 @@ class BlockLm:
                 sequence.prepare()
 
 
-class BlockLmSequence:
+class BlockLmSequence(ReadContext):
     """One sequence: a cache of the committed tokens alone, the tokens not read yet, and the marginals behind them."""
 
     def __init__(
@@ -178,9 +179,7 @@ class BlockLmSequence:
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
     ) -> None:
-        self._forward = forward
-        self._beginning = beginning
-        self._cache = self._new_cache(context)
+        super().__init__(forward, context, beginning)
         self._transition = transition
         self._info = info
         self._block = block
@@ -188,7 +187,6 @@ class BlockLmSequence:
         self._sigmas = sigmas
         self._max_children = max_children
         self._limits = limits
-        self._context = context
         # Behind the last committed token, once it was read: its children, and those at every depth.
         self._root: Children | None = None
         self._marginals: list[Children] = []
@@ -199,21 +197,11 @@ class BlockLmSequence:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache, self._root = self._new_cache(self._context), None
+            self._start_over()
 
-    @property
-    def num_cached(self) -> int:
-        """Tokens whose keys and values are kept."""
-        return self._cache.num_cached
-
-    def forget(self) -> None:
-        """Keep nothing: all is read again before the next draft."""
-        self._context.read_again()
-        self._cache, self._root = self._new_cache(self._context), None
-
-    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
-        # What was left out of makes no beginning that others could share.
-        return TreeCache(self._forward, self._beginning if context.is_whole else None)
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._root = None
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

@@ -13,7 +13,8 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_limits import TreeLimits
 from drafter_svc.coupling import Coupling
 from drafter_svc.draft_context import DraftContext
-from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
+from drafter_svc.drafters.read_context import ReadContext
+from drafter_svc.drafters.tree_cache import FloatArray, Forward
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning
 from drafter_svc.tree_sampler import Path, sample_tree
 from drafter_svc.tree_shape import MAX_WIDTH, tree_widths
@@ -22,7 +23,7 @@ from drafter_svc.tree_shape import MAX_WIDTH, tree_widths
 MAX_TOKENS = 16
 
 
-class SampledLmSequence:
+class SampledLmSequence(ReadContext):
     """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
 
     Trees of one budget and committed length have the same size, whatever is drawn: who drops one for its size must not
@@ -40,9 +41,7 @@ class SampledLmSequence:
         context: DraftContext,
         beginning: Beginning | None = None,
     ) -> None:
-        self._forward = forward
-        self._beginning = beginning
-        self._cache = self._new_cache(context)
+        super().__init__(forward, context, beginning)
         self._max_positions = forward.max_positions
         # Used for the request's parameters, never for its noise.
         self._coupling = coupling
@@ -50,7 +49,6 @@ class SampledLmSequence:
         self._limits = limits
         self._acceptance_by_rank = tuple(acceptance_by_rank)
         self._source = source
-        self._context = context
         # Of paths behind the committed tokens: their rows, and what their children are drawn from.
         self._rows: dict[Path, int] = {}
         self._behind: dict[Path, DraftDistribution] = {}
@@ -59,21 +57,7 @@ class SampledLmSequence:
         """Take in committed tokens; features are not needed."""
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache = self._new_cache(self._context)
-
-    @property
-    def num_cached(self) -> int:
-        """Tokens whose keys and values are kept."""
-        return self._cache.num_cached
-
-    def forget(self) -> None:
-        """Keep nothing: all is read again before the next draft."""
-        self._context.read_again()
-        self._cache = self._new_cache(self._context)
-
-    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
-        # What was left out of makes no beginning that others could share.
-        return TreeCache(self._forward, self._beginning if context.is_whole else None)
+            self._start_over()
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

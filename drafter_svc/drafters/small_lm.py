@@ -33,8 +33,9 @@ from drafter_svc.drafters.checkpoint import (
 )
 from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 from drafter_svc.drafters.packed_linear import ROW_STEP
+from drafter_svc.drafters.read_context import ReadContext
 from drafter_svc.drafters.sampled_lm import SampledLmSequence
-from drafter_svc.drafters.tree_cache import Forward, TreeCache
+from drafter_svc.drafters.tree_cache import Forward
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
 
@@ -151,7 +152,7 @@ class SmallLm:
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
 
 
-class SmallLmSequence:
+class SmallLmSequence(ReadContext):
     """One sequence: a cache whose trunk follows the committed tokens, and the tokens that it has not read yet.
 
     Rows that a draft has computed stay, with their children, as long as they may come behind the committed tokens. So
@@ -171,9 +172,7 @@ class SmallLmSequence:
         max_children: int = COUPLED.max_children,
     ) -> None:
         self._source = source
-        self._forward = forward
-        self._beginning = beginning
-        self._cache = self._new_cache(context)
+        super().__init__(forward, context, beginning)
         self._max_positions = forward.max_positions
         self._max_unread = forward.max_unread
         self._coupling = coupling
@@ -184,7 +183,6 @@ class SmallLmSequence:
         self._ahead = ahead
         self._pace = AheadPace(ahead.clock)
         self._outcomes: OutcomeSearch | None = None
-        self._context = context
         # Children of the last committed token, once it was read.
         self._root: Children | None = None
 
@@ -195,22 +193,11 @@ class SmallLmSequence:
             self._outcomes = None
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
-            self._cache, self._root = self._new_cache(self._context), None
+            self._start_over()
 
-    @property
-    def num_cached(self) -> int:
-        """Tokens whose keys and values are kept."""
-        return self._cache.num_cached
-
-    def forget(self) -> None:
-        """Keep nothing: all is read again before the next draft."""
-        self._context.read_again()
-        self._cache, self._root = self._new_cache(self._context), None
-        self._outcomes = None
-
-    def _new_cache(self, context: DraftContext) -> TreeCache[Any]:
-        # What was left out of makes no beginning that others could share.
-        return TreeCache(self._forward, self._beginning if context.is_whole else None)
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._root = self._outcomes = None
 
     def read(self, max_pieces: int) -> int:
         """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""

@@ -1,0 +1,37 @@
+"""What sequences of all kinds share that read their context with a model: its cache, and beginning it anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drafter_svc.draft_context import DraftContext
+from drafter_svc.drafters.tree_cache import Forward, TreeCache
+from drafter_svc.prefix_blocks import Beginning
+
+
+class ReadContext:
+    """A context, and the cache of what was read of it."""
+
+    def __init__(self, forward: Forward[Any], context: DraftContext, beginning: Beginning | None) -> None:
+        self._forward = forward
+        self._context = context
+        self._beginning = beginning
+        self._cache = self._new_cache()
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are kept."""
+        return self._cache.num_cached
+
+    def forget(self) -> None:
+        """Keep nothing: all is read again before the next draft."""
+        self._context.read_again()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Begin with an empty cache; what a kind knows of the old one's rows is its own to drop."""
+        self._cache = self._new_cache()
+
+    def _new_cache(self) -> TreeCache[Any]:
+        # What was left out of makes no beginning that others could share.
+        return TreeCache(self._forward, self._beginning if self._context.is_whole else None)
