@@ -26,16 +26,8 @@ from coppice.compiler import compiled_exactly
 from coppice.tree import ROOT
 from verifier_svc.aligned_arrays import aligned_rows, aligned_zeros
 from verifier_svc.attention_kernel import AttentionRule, KernelLimitError
-from verifier_svc.exact_math import (
-    LANES,
-    add_products,
-    add_products_of_four,
-    exponentials,
-    lane_max,
-    lane_sum,
-    score_block,
-    score_block_of_four,
-)
+from verifier_svc.exact_math import LANES, exponentials, lane_max, lane_sum
+from verifier_svc.exact_products import Products, add_products
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray
 from verifier_svc.pass_plan import PassPlan, Segment
 
@@ -258,12 +250,13 @@ def attend_rows(
     for segment in range(len(rows.contexts)):
         start, stop = rows.starts[segment], rows.starts[segment + 1]
         table = rows.tables[rows.table_starts[segment] : rows.table_starts[segment + 1]]
-        for first in range(start, stop, _ROWS_TOGETHER):
-            last = min(first + _ROWS_TOGETHER, stop)
-            context = rows.contexts[segment]
-            begin = first_key(rows, segment, first, last, window)
-            last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
-            for head in range(first_head, last_head):
+        context = rows.contexts[segment]
+        for head in range(first_head, last_head):
+            # A head's keys and values are read by all rows while they are in a near cache.
+            for first in range(start, stop, _ROWS_TOGETHER):
+                last = min(first + _ROWS_TOGETHER, stop)
+                begin = first_key(rows, segment, first, last, window)
+                last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
                 some = Group(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
                 score_rows(query, keys, some, scale, work)
                 for index in range((last - first) * group):
@@ -293,15 +286,10 @@ def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float
         for place in range(query.shape[2]):
             work.queries[index, place] = query[row, head, place] * scale
     for block in range(some.first_block, some.last_block):
-        page = keys[some.table[block], some.head]
         start = block * BLOCK_SIZE
-        done = 0
-        if query.shape[2] % 4 == 0:
-            while done + 4 <= count:
-                score_block_of_four(work.queries[done : done + 4], page, work.scores[done : done + 4], start)
-                done += 4
-        for index in range(done, count):
-            score_block(work.queries[index], page, work.scores[index, start : start + BLOCK_SIZE])
+        work.scores[:count, start : start + BLOCK_SIZE] = 0
+        which = Products(0, count, start, BLOCK_SIZE, 0, 0, query.shape[2])
+        add_products(work.queries, keys[some.table[block], some.head], work.scores, which)
 
 
 @compiled_exactly
@@ -309,20 +297,21 @@ def sum_values(values: FloatArray, rows: RaggedRows, some: Group, work: Work, ou
     """Weighted means of the values that a group's rows see."""
     group = output.shape[1] // values.shape[1]
     count = (some.last - some.first) * group
+    size = output.shape[2]
     work.sums[:count] = 0
+    # Rows further down see no less of the context and of the pending tokens.
+    first_run = some.context + rows.runs[some.first]
     for block in range(some.first_block, some.last_block):
         page = values[some.table[block], some.head]
         start = block * BLOCK_SIZE
-        done = 0
-        if start + BLOCK_SIZE <= some.context + rows.runs[some.first]:
-            # Rows further down see no less of the context.
-            while done + 4 <= count:
-                weights = work.scores[done : done + 4, start : start + BLOCK_SIZE]
-                add_products_of_four(weights, page, work.sums[done : done + 4])
-                done += 4
-        for index in range(done, count):
+        seen = max(start, min(start + BLOCK_SIZE, first_run))
+        add_products(work.scores, page, work.sums, Products(0, count, 0, size, start, 0, seen - start))
+        for index in range(count):
             run = some.context + rows.runs[some.first + index // group]
-            add_products(work.scores[index, start : max(start, min(start + BLOCK_SIZE, run))], page, work.sums[index])
+            end = min(start + BLOCK_SIZE, run)
+            if seen < end:
+                which = Products(index, index + 1, 0, size, seen, seen - start, end - seen)
+                add_products(work.scores, page, work.sums, which)
     for index in range(count):
         row, head = some.first + index // group, some.head * group + index % group
         place = some.context + rows.runs[row]
@@ -331,8 +320,8 @@ def sum_values(values: FloatArray, rows: RaggedRows, some: Group, work: Work, ou
                 (some.context + rows.tails[tail]) // BLOCK_SIZE,
                 (some.context + rows.tails[tail]) % BLOCK_SIZE,
             )
-            value = values[some.table[block], some.head, inside : inside + 1]
-            add_products(work.scores[index, place : place + 1], value, work.sums[index])
+            which = Products(index, index + 1, 0, size, place, inside, 1)
+            add_products(work.scores, values[some.table[block], some.head], work.sums, which)
             place += 1
         total = lane_sum(work.scores[index, some.begin : end_of_lanes(place)])
         for column in range(output.shape[2]):

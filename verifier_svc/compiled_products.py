@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.compiler import compiled
-from coppice.half_products import add_multiple, unpack
+from coppice.half_products import add_multiples, number
 from coppice.half_tables import FloatArray, HalfArray
 
 IntArray = npt.NDArray[np.int64]
@@ -23,19 +23,18 @@ def add_low_rank(values: FloatArray, rows: IntArray, down: HalfArray, up: HalfAr
         up: [rank, out].
         result: the outputs [N, out].
     """
-    bits_in, bits_out = np.empty(down.shape[1], np.uint32), np.empty(up.shape[1], np.uint32)
-    down_row, up_row = bits_in.view(np.float32), bits_out.view(np.float32)
-    for place in range(down.shape[0]):
-        unpack(down[place], bits_in)
-        unpack(up[place], bits_out)
-        for row in rows:
-            factor = _product(down_row, values[row])
-            add_multiple(up_row, factor, result[row])
+    factors = np.empty((len(rows), len(down)), np.float32)
+    for place in range(len(down)):
+        halves = down[place]
+        for index in range(len(rows)):
+            factors[index, place] = _product(halves, values[rows[index]])
+    for index in range(len(rows)):
+        add_multiples(up, factors[index], result[rows[index]])
 
 
 @compiled
-def _product(left: FloatArray, right: FloatArray) -> np.float32:
+def _product(halves: HalfArray, numbers: FloatArray) -> np.float32:
     total = np.float32(0)
-    for column in range(len(left)):
-        total += left[column] * right[column]
+    for column in range(len(halves)):
+        total += number(halves[column]) * numbers[column]
     return total

@@ -78,11 +78,12 @@ class VerifierConfig:
     # it does not.
     space_adapter: str = ""
     # At most: masks behind each likely end of the accepted path, 0 for as many as the adapter has; ends in a round;
-    # nodes of a re-draft; and the least probability of a node's path that is worth a row of the next pass.
-    redraft_tokens: int = 3
+    # nodes of a re-draft; and the least probability of a node's path. Costs decide which of these are worth their
+    # rows; with 0 all are.
+    redraft_tokens: int = 2
     redraft_groups: int = 3
     redraft_nodes: int = 7
-    redraft_min_probability: float = 0.1
+    redraft_min_probability: float = 0.02
     # Masks are computed while a pass has no more rows than this with them; 0 means what fits the device.
     redraft_rows: int = 0
     # A directory with a head that prunes nodes behind an early layer, see early_head.py; empty: none is.

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.cuda_capture import CudaCapture
+from verifier_svc.curve_measurement import measure_curve
 from verifier_svc.early_head import load_head
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
@@ -30,10 +32,12 @@ from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.made_for import is_made_for
 from verifier_svc.mask_groups import MaskShape
 from verifier_svc.packed_linear import pack_linears
+from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_graphs import Capture, PassGraphs
 from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.redraft import RedraftSettings
+from verifier_svc.row_multiple import refine_row_multiple
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import Transition, load_adapter
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -54,9 +58,10 @@ _MEETING_LIMIT_S = 5.0
 _PROBE_BUCKET = 128
 # Rows of a pass that take about as long as one does, see packed_linear.py and pass_shares.py.
 _FREE_ROWS = {"cpu": 16, "cuda": 64}
-# Accepted tokens that a row with a mask has to promise. Measured on a CPU alone, where four more rows take a quarter of
-# a small pass; for GPUs it is that times the share of their free rows.
-_ROW_PRICES = {"cpu": 0.12, "cuda": 0.03}
+# What a row adds to a small pass where that takes too long to be measured: on one of our CPUs, and for GPUs that times
+# the share of their free rows.
+_ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
+_CURVE_LIMIT_S = 2.0
 # For models whose configuration names no longest position.
 _NO_POSITION_LIMIT = 1 << 20
 
@@ -95,6 +100,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         # What strict mode costs would be of no use.
         exact = False
         target = probed(model, probe, exact=False, threads=threads, ranks=ranks)
+    if exact and ranks is None:
+        refine_row_multiple(target, vocab_size)
     bit_exact = exact or rows_stand_alone(target, vocab_size)
     near_tie_gap = 0.0 if exact else config.near_tie_gap or _NEAR_TIE_GAPS[dtype]
     if not exact:
@@ -120,7 +127,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         row_multiple=target.row_multiple,
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
-        redraft=redraft,
+        redraft=None if redraft is None else _with_costs(redraft, target),
         pruning=pruning,
     )
     return target, info
@@ -212,8 +219,16 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
         transition = _transition(pair, target.model, vocab_size)
     nodes = min(config.redraft_nodes, config.max_nodes)
     least = config.redraft_min_probability
-    price = _ROW_PRICES[target.device.type]
-    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, target.row_multiple, price)
+    curve = PassCurve.line(_ROW_COSTS[target.device.type])
+    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
+
+
+def _with_costs(redraft: RedraftSettings, target: TargetModel) -> RedraftSettings:
+    """The same with what rows cost here, where that can be measured in time."""
+    if (curve := measure_curve(target, _CURVE_LIMIT_S)) is None:
+        return redraft
+    logger.info("passes of 4, 8 and 16 rows take %s of the smallest", [round(curve.at(rows), 2) for rows in (4, 8, 16)])
+    return replace(redraft, curve=curve)
 
 
 def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> TransitionScores:

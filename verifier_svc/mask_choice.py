@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from coppice.tree import ROOT, TokenTree
 from verifier_svc.mask_groups import MaskGroup, MaskShape
-from verifier_svc.pass_plan import padded_size
+from verifier_svc.pass_curve import PassCurve
 
-# Accepted tokens that a mask has to promise the next round even where its row is computed anyhow, since a pass has a
-# multiple of rows: what its additions and its part of the draft cost.
+# Accepted tokens that a mask has to promise the next round even where its row is computed anyhow: what its additions
+# and its part of the draft cost.
 MASK_PRICE = 0.02
 # A mask's token is accepted so much less often than that of the mask before it, whose tokens are accepted too.
 FURTHER = 0.8
@@ -25,8 +25,8 @@ def choose_groups(
     room: int,
     hit_rate: float,
     *,
-    row_price: float,
-    row_multiple: int = 1,
+    curve: PassCurve,
+    rate: float,
 ) -> tuple[MaskGroup, ...]:
     """Masks where they promise most, behind likely ends of the accepted path; the likeliest end's group comes first.
 
@@ -41,8 +41,8 @@ def choose_groups(
         room: tokens that the output may still have. What a mask predicts must be of use in the next round, which
             has a token of its own to add.
         hit_rate: how likely the token that a group's first mask predicts is accepted.
-        row_price: accepted tokens that a further row of a pass has to promise.
-        row_multiple: a pass has a multiple of so many rows; believed to be this sequence's alone.
+        curve: how long a pass takes with more rows; believed to be this sequence's alone.
+        rate: accepted tokens that the time of the smallest pass has to promise.
     """
     ends = end_probabilities(tree)
     likeliest = sorted(range(ROOT, len(tree)), key=lambda node: (-ends[node], node))[: shape.num_groups]
@@ -54,7 +54,8 @@ def choose_groups(
     chosen: list[int] = []
     num_best = 0
     worth = best_worth = 0.0
-    rows = padded_size(1 + len(tree), row_multiple)
+    paid = rate * curve.at(1 + len(tree))
+    usual_price = rate * curve.per_row
     while len(chosen) < max_rows:
         is_full = sum(map(bool, counts.values())) == shape.num_groups
         gains = [
@@ -64,20 +65,38 @@ def choose_groups(
         ]
         # Of equal gains the likelier end's comes first.
         gain, node = max(gains, key=lambda one: one[0], default=(0.0, ROOT))
-        padded = padded_size(1 + len(tree) + len(chosen) + 1, row_multiple)
-        # Those behind it promise hardly more than it.
-        if gain < MASK_PRICE + row_price * (padded > rows):
+        price = rate * curve.at(1 + len(tree) + len(chosen) + 1) - paid
+        # It may begin a block of rows that those behind it fill; but they promise hardly more than it.
+        if gain < MASK_PRICE + min(price, usual_price):
             break
         for end, distance in below[node]:
             drafts[end].add(counts[node] - distance, counts[node])
         counts[node] += 1
         chosen.append(node)
-        worth += gain - MASK_PRICE - row_price * (padded - rows)
-        rows = padded
+        worth += gain - MASK_PRICE - price
+        paid += price
         if worth > best_worth:
             num_best, best_worth = len(chosen), worth
     kept = chosen[:num_best]
     return tuple(MaskGroup(node, kept.count(node)) for node in counts if node in kept)
+
+
+def num_worth_verifying(path_log_probs: Sequence[float], num_masks: int, *, curve: PassCurve, rate: float) -> int:
+    """How many nodes of a tree to verify, the likeliest first: as many as promise most beyond what their rows cost.
+
+    Args:
+        path_log_probs: of the tree's nodes, in any order.
+        num_masks: rows that the pass has behind them all the same.
+        curve: how long a pass takes with more rows; believed to be this sequence's alone.
+        rate: accepted tokens that the time of the smallest pass has to promise.
+    """
+    best, best_worth, promised = 0, -rate * curve.at(1 + num_masks), 0.0
+    for count, log_prob in enumerate(sorted(path_log_probs, reverse=True), 1):
+        promised += math.exp(log_prob)
+        worth = promised - rate * curve.at(1 + count + num_masks)
+        if worth > best_worth:
+            best, best_worth = count, worth
+    return best
 
 
 def end_probabilities(tree: TokenTree) -> list[float]:

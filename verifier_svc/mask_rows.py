@@ -70,10 +70,12 @@ class MaskRows:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
         inputs: Tensor = self._embed(token_ids)
         if self._by_row:
-            # A handful of rows, without a dozen calls of torch.
-            places = mask_places.numpy()
-            self._rows, self._num_rows = np.flatnonzero(places >= 0), len(places)
-            inputs.numpy()[0, self._rows] = self._table.numpy()[places[self._rows]]
+            # A handful of rows: behind a pass, whatever is called for the first time costs more than what it does.
+            rows, table = inputs.numpy()[0], self._table.numpy()
+            places = {row: place for row, place in enumerate(mask_places.tolist()) if place >= 0}
+            for row, place in places.items():
+                rows[row] = table[place]
+            self._rows, self._num_rows = np.array([*places], np.int64), len(rows)
             return inputs
         self._gate = mask_places[:, None] >= 0
         return torch.where(self._gate, self._table[mask_places.clamp_min(0)], inputs)
@@ -99,18 +101,13 @@ class MaskRows:
             rows = self._rows
             if rows is None:
                 return
-            if values.numel() != self._num_rows * width:
-                raise _unknown_inputs(name, values)
             inputs, result = values.numpy(), output.numpy()
+            if inputs.size != self._num_rows * width:
+                raise _unknown_inputs(name, values)
             # Some models' layers have an axis of sequences, which here is one, and others have none.
             if inputs.ndim == 3:
                 inputs, result = inputs[0], result[0]
-            if inputs.flags.c_contiguous and result.flags.c_contiguous:
-                add_low_rank(inputs, rows, down, up, result)
-            else:
-                changed = np.ascontiguousarray(result)
-                add_low_rank(np.ascontiguousarray(inputs), rows, down, up, changed)
-                result[...] = changed
+            add_low_rank(inputs, rows, down, up, result)
 
         return add
 

@@ -68,9 +68,14 @@ def pack_linears(model: nn.Module) -> int:
 @torch.inference_mode()
 def prepare_rows(model: nn.Module, num_rows: int) -> None:
     """Have oneDNN's machine code for so many rows: one product for every shape of packed weights."""
-    layers = {(layer.in_features, layer.out_features, layer.bias is None): layer for layer in packed_layers(model)}
-    for layer in layers.values():
+    for layer in one_of_each_shape(model):
         layer(layer.weight.new_zeros(num_rows, layer.in_features))
+
+
+def one_of_each_shape(model: nn.Module) -> list[PackedLinear]:
+    """One packed layer for every shape of weights."""
+    layers = {(layer.in_features, layer.out_features, layer.bias is None): layer for layer in packed_layers(model)}
+    return list(layers.values())
 
 
 def packed_layers(model: nn.Module) -> list[PackedLinear]:

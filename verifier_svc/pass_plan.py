@@ -19,11 +19,12 @@ from verifier_svc.draw_rule import DrawRule
 from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 from verifier_svc.mask_groups import MaskGroup, mask_depths, mask_parents
 
-# In strict mode passes have a multiple of this many rows: matrix kernels treat fewer rows differently.
+# In strict mode passes have a multiple of this many rows, since matrix kernels treat fewer rows differently; or a
+# multiple of fewer, where they are found not to, see row_multiple.py.
 ROW_MULTIPLE = 4
-# Up to so many rows, a pass has any such multiple; for every doubling beyond, the steps between sizes double, too.
-# Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
-FINE_ROWS = 128
+# Up to so many times its multiple, a pass has any multiple of rows; for every doubling beyond, the steps between sizes
+# double, too. Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
+FINE_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_
 
 def padded_size(num_rows: int, row_multiple: int) -> int:
     """Rows of a pass with its padding, which is less than a sixteenth of them where it is more than a multiple's."""
-    step = row_multiple << max(0, (num_rows - 1).bit_length() - (FINE_ROWS - 1).bit_length())
+    step = row_multiple << max(0, (num_rows - 1).bit_length() - (FINE_STEPS * row_multiple - 1).bit_length())
     return -(-num_rows // step) * step
 
 

@@ -22,8 +22,9 @@ from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from verifier_svc.acceptance import Acceptance
-from verifier_svc.mask_choice import choose_groups
+from verifier_svc.mask_choice import choose_groups, num_worth_verifying
 from verifier_svc.mask_groups import MaskGroup, MaskShape, masks_for
+from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_plan import SequenceRows
 from verifier_svc.token_choice import Logits, TokenChooser
 
@@ -37,6 +38,8 @@ _MEAN_RATE = 0.1
 _FIRST_GAIN = 1.0
 _FIRST_HIT_RATE = 0.6
 _ONE = np.float32(1)
+# Where nothing was measured.
+_USUAL_CURVE = PassCurve.line(0.06)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class RedraftSettings:
 
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
     log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
-    `min_probability`: a node whose path is less likely is not worth a row of the next pass. `row_multiple`: passes have
-    multiples of so many rows. `row_price`: accepted tokens that a further row with a mask has to promise.
+    `min_probability`: a node whose path is less likely is never worth a row of the next pass; with 0 all of them are,
+    whatever rows cost. `curve`: how long passes take with more rows.
     """
 
     shape: MaskShape
@@ -54,9 +57,8 @@ class RedraftSettings:
     free_rows: int
     sigmas: ErrorScales
     transition: TransitionScores | None = None
-    min_probability: float = 0.1
-    row_multiple: int = 1
-    row_price: float = 0.12
+    min_probability: float = 0.02
+    curve: PassCurve = _USUAL_CURVE
 
 
 class Redrafter:
@@ -67,6 +69,8 @@ class Redrafter:
         self._max_nodes = max_nodes
         self._temperature = temperature
         self._pace = RedraftPace()
+        # Of the last round that could have any.
+        self._num_masks = 0 if settings is None else settings.shape.num_masks
 
     @property
     def shape(self) -> MaskShape | None:
@@ -83,15 +87,34 @@ class Redrafter:
         if not max_masks or self._settings is None:
             return ()
         settings = self._settings
-        return choose_groups(
+        groups = choose_groups(
             tree,
             settings.shape,
             max_masks,
             room,
             self._pace.hit_rate,
-            row_price=settings.row_price,
-            row_multiple=settings.row_multiple,
+            curve=settings.curve,
+            rate=self._rate(1 + len(tree)),
         )
+        self._num_masks = sum([group.num_masks for group in groups])
+        return groups
+
+    def worth_verifying(self, tree: TokenTree) -> TokenTree:
+        """What of a re-draft is worth its rows, beside as many masks as the last round had."""
+        if self._settings is None or not self._settings.min_probability:
+            return tree
+        rate = self._rate(1 + len(tree) + self._num_masks)
+        num_worth = num_worth_verifying(tree.path_log_probs, self._num_masks, curve=self._settings.curve, rate=rate)
+        if not num_worth and len(tree):
+            # What nobody verifies gains nothing.
+            self._pace.verified(0)
+        return tree.prune(num_worth)
+
+    def _rate(self, rows: int) -> float:
+        """Tokens in the time of the smallest pass, where passes have so many rows; plain decoding has one."""
+        if self._settings is None:
+            return 1.0
+        return max(1.0, self._pace.tokens_per_round / self._settings.curve.at(rows))
 
     def round_over(
         self,
@@ -183,6 +206,11 @@ class RedraftPace:
     def pays(self) -> bool:
         """Whether the coming round should have masks."""
         return self._pause == 0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens that a round with a re-draft commits."""
+        return 1 + self._gain
 
     @property
     def hit_rate(self) -> float:

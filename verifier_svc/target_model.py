@@ -111,8 +111,7 @@ class TargetModel:
     @torch.inference_mode()
     def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
         """As `forward`, with the slots that move before the pass given."""
-        if self._threads is not None:
-            self._threads.set_for(len(plan.token_ids))
+        self.set_threads_for(len(plan.token_ids))
         padded = None if self._graphs is None else self._graphs.padded(plan)
         self._attention.begin(padded or plan, sources, destinations)
         try:
@@ -138,8 +137,7 @@ class TargetModel:
         """
         if self._pruned is None:
             raise IncompatibleError("a pass is to be pruned, and the target has no early head")
-        if self._threads is not None:
-            self._threads.set_for(len(plan.token_ids))
+        self.set_threads_for(len(plan.token_ids))
         self._attention.begin(plan, *self.cache.take_moves())
         self._pruned.begin(plan, self._narrow, scores)
         try:
@@ -189,6 +187,11 @@ class TargetModel:
                 self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
         cache.release()
 
+    def set_threads_for(self, num_rows: int) -> None:
+        """The next products have this many rows."""
+        if self._threads is not None:
+            self._threads.set_for(num_rows)
+
     def prepare_sizes(self, max_rows: int, limit_s: float) -> int:
         """Meet the sizes of passes up to `max_rows` rows, the smallest first, until `limit_s` have passed.
 
@@ -199,8 +202,7 @@ class TargetModel:
         for size in padded_sizes(max_rows, self.row_multiple):
             if time.monotonic() - started_s > limit_s:
                 break
-            if self._threads is not None:
-                self._threads.set_for(size)
+            self.set_threads_for(size)
             prepare_rows(self._model, size)
             num_met += 1
         return num_met

@@ -13,6 +13,7 @@ from benchmarks.in_pass.measure import BatchSample, Measured
 from benchmarks.in_pass.variants import (
     COMPARE,
     DRAFTING,
+    SPACE,
     InPass,
     merged_name,
     pruning_group,
@@ -23,9 +24,10 @@ from benchmarks.in_pass.variants import (
 from benchmarks.summary import OFF, ON, ratio_name
 
 RATIO_NOTE = (
-    "medians over runs; plain names are T=0, '@T1' marks temperature 1. space/off: tokens/s of the best row whose "
-    "target drafts for itself, alone, over plain decoding (chosen by these very figures, so that chance flatters it); "
-    "space.tau: its tokens per round; space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
+    "medians over runs; plain names are T=0, '@T1' marks temperature 1. space/off: tokens/s of the target that drafts "
+    "for itself, alone and as a verifier serves by default, over plain decoding; space.tau: its tokens per round; "
+    "space.best/off: the same of the best shape of masks (chosen by these very figures, so that chance flatters it); "
+    "space+KIND/KIND: tokens/s with the target's own drafts merged in over without. "
     "Early pruning of the target's own trees ('.KIND': of a drafter's, where there are both), on over off with the "
     "same budgets, all sizes of trees: rows-saved: share of tree nodes that it removes; tau-kept: τ with over without; "
     "pruning.time-gain.bN: of passes that are run both ways, one after the other, N requests at once, the time without "
@@ -65,13 +67,15 @@ def best_space(measured: Measured, what: InPass, temperature: float) -> str:
 
 def _space(measured: Measured, what: InPass, temperature: float) -> ByRun:
     kind, best = what.drafter.kind, f"{ON} {best_space(measured, what, temperature)}"
-    merged, alone = f"{ON} {merged_name(kind)}", f"{ON} {kind}"
+    usual, merged, alone = f"{ON} {SPACE}", f"{ON} {merged_name(kind)}", f"{ON} {kind}"
     speeds = {
-        name: figures.by_run(measured, name, temperature, figures.tokens_per_s) for name in (OFF, best, merged, alone)
+        name: figures.by_run(measured, name, temperature, figures.tokens_per_s)
+        for name in (OFF, usual, best, merged, alone)
     }
-    taus = figures.by_run(measured, best, temperature, figures.mean_acceptance_length)
+    taus = figures.by_run(measured, usual, temperature, figures.mean_acceptance_length)
     return {
-        ratio_name("space/off", temperature): figures.over(speeds[best], speeds[OFF]),
+        ratio_name("space/off", temperature): figures.over(speeds[usual], speeds[OFF]),
+        ratio_name("space.best/off", temperature): figures.over(speeds[best], speeds[OFF]),
         ratio_name("space.tau", temperature): [tau for tau in taus if tau is not None],
         ratio_name(f"{merged_name(kind)}/{kind}", temperature): figures.over(speeds[merged], speeds[alone]),
     }

@@ -79,11 +79,11 @@ class InPassSuite:
         return fit_context([tokenizer.encode(prompt.text) for prompt in self.prompts], self.plan.max_tokens, context)
 
     def _best(self, taken: Sequence[Measured]) -> Iterator[str]:
-        """Which row `space/off` is of."""
+        """Which row `space.best/off` is of."""
         if self.what.space and self.what.drafting:
             [drafting] = [one for one in taken if one.group.name == DRAFTING]
             for temperature in drafting.temperatures:
-                yield f"At T={temperature:g} space/off is that of {best_space(drafting, self.what, temperature)}."
+                yield f"At T={temperature:g} space.best/off is that of {best_space(drafting, self.what, temperature)}."
 
     def _settings(self, prompt_ids: Sequence[Sequence[int]], num_cut: int) -> dict[str, Any]:
         what = self.what

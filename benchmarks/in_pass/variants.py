@@ -19,8 +19,13 @@ MASKS = (1, 2, 3, 5)
 GROUPS = (1, 2, 4)
 # A verifier's own limit on the rows of a pass with masks would cut the larger of them.
 _MANY_ROWS = ("REDRAFT_ROWS", "64")
-# Where pruning is compared: full trees of the target's own, and masks behind more ends, whatever the rows of a pass.
-_FULL_REDRAFTS = (("REDRAFT_MIN_PROBABILITY", "0"), ("REDRAFT_GROUPS", "4"), ("REDRAFT_ROWS", "4096"))
+# Where pruning is compared: full trees of the target's own, more masks and more ends, whatever the rows of a pass.
+_FULL_REDRAFTS = (
+    ("REDRAFT_MIN_PROBABILITY", "0"),
+    ("REDRAFT_TOKENS", "3"),
+    ("REDRAFT_GROUPS", "4"),
+    ("REDRAFT_ROWS", "4096"),
+)
 
 
 @dataclass(frozen=True, slots=True)

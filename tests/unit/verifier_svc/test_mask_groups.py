@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.mask_choice import FURTHER, MASK_PRICE, choose_groups, end_probabilities
+from verifier_svc.mask_choice import FURTHER, MASK_PRICE, choose_groups, end_probabilities, num_worth_verifying
 from verifier_svc.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
 from verifier_svc.mask_shares import deal_masks
-from verifier_svc.pass_plan import padded_size
+from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_shares import Share
 from verifier_svc.sequence import SequenceKey
 
@@ -44,7 +44,17 @@ def test_a_path_ends_where_its_probability_is_not_its_childrens() -> None:
 def chosen(
     grown: TokenTree, shape: MaskShape, most: int, room: int, hit_rate: float, price: float = 0.06, multiple: int = 1
 ) -> tuple[MaskGroup, ...]:
-    return choose_groups(grown, shape, most, room, hit_rate, row_price=price, row_multiple=multiple)
+    return choose_groups(grown, shape, most, room, hit_rate, curve=steps(price, multiple), rate=1.0)
+
+
+def steps(price: float, multiple: int) -> PassCurve:
+    """Each row takes `price` of a pass, and rows come in multiples."""
+    sizes = range(multiple, 41, multiple)
+    return PassCurve.of_sizes(sizes, [1 + price * (size - multiple) for size in sizes])
+
+
+def paid_for(curve: PassCurve, rows: int, more: int) -> float:
+    return MASK_PRICE * more + curve.at(rows + more) - curve.at(rows)
 
 
 def test_masks_go_where_they_promise_most() -> None:
@@ -80,8 +90,7 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
             continue
         likeliest = sorted(range(ROOT, 5), key=lambda node: (-ends[node], node))[: shape.num_groups]
         counts = dict.fromkeys([*likeliest, ROOT], 0)
-        price, multiple = generator.uniform(0, 0.15), generator.choice([1, 2, 4])
-        start = padded_size(6, multiple)
+        curve = steps(generator.uniform(0, 0.15), generator.choice([1, 2, 4]))
         worths = [0.0]
         for num_masks in range(1, most + 1):
             used = sum(1 for count in counts.values() if count)
@@ -91,18 +100,15 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
                 if count < shape.num_masks and (count or used < shape.num_groups)
             }
             best = max(values, key=lambda node: values[node], default=None)
-            adds_rows = padded_size(6 + num_masks, multiple) > padded_size(5 + num_masks, multiple)
-            least = MASK_PRICE + price * adds_rows
+            least = MASK_PRICE + min(curve.per_row, curve.at(6 + num_masks) - curve.at(5 + num_masks))
             if best is None or values[best] - slow_value(grown, counts, hit_rate) < least:
                 break
             counts[best] += 1
-            paid = MASK_PRICE * num_masks + price * (padded_size(6 + num_masks, multiple) - start)
-            worths.append(values[best] - paid)
-        groups = choose_groups(grown, shape, most, 99, hit_rate, row_price=price, row_multiple=multiple)
+            worths.append(values[best] - paid_for(curve, 6, num_masks))
+        groups = choose_groups(grown, shape, most, 99, hit_rate, curve=curve, rate=1.0)
         num_masks = sum(group.num_masks for group in groups)
-        paid = MASK_PRICE * num_masks + price * (padded_size(6 + num_masks, multiple) - start)
         value = slow_value(grown, {group.node: group.num_masks for group in groups}, hit_rate)
-        assert value - paid == pytest.approx(max(worths))
+        assert value - paid_for(curve, 6, num_masks) == pytest.approx(max(worths))
         assert num_masks == worths.index(max(worths))
 
 
@@ -136,6 +142,32 @@ def test_rows_that_are_computed_anyhow_may_promise_less() -> None:
     two = tree((ROOT, 0.6))
     assert chosen(two, SHAPE, 99, 99, 0.9, price=0.1, multiple=4) == (MaskGroup(0, 3), MaskGroup(ROOT, 3))
     assert chosen(two, SHAPE, 99, 99, 0.9, price=0.3, multiple=4) == (MaskGroup(0, 2),)
+
+
+def test_nodes_are_verified_that_are_worth_their_rows_beside_the_masks() -> None:
+    """Blocks of six rows, the second of which takes half as long as the first."""
+    blocks = PassCurve.of_sizes([6, 12], [1.0, 1.5])
+    paths = [math.log(share) for share in (0.2, 0.9, 0.05, 0.6, 0.3)]
+    # With two masks three nodes fill the block, and the other two are not worth another at one token a pass.
+    assert num_worth_verifying(paths, 2, curve=blocks, rate=1.0) == 3
+    assert num_worth_verifying(paths, 0, curve=blocks, rate=1.0) == 5
+    # At half of that they are not either, and at less than their share they are.
+    assert num_worth_verifying(paths, 2, curve=blocks, rate=0.51) == 3
+    assert num_worth_verifying(paths, 2, curve=blocks, rate=0.49) == 5
+    # Rows of a tenth each: 0.9, 0.6, 0.3 and 0.2 are worth that at one token a pass, and 0.9 alone at seven.
+    assert num_worth_verifying(paths, 2, curve=PassCurve.line(0.1), rate=1.0) == 4
+    assert num_worth_verifying(paths, 2, curve=PassCurve.line(0.1), rate=7.0) == 1
+    assert num_worth_verifying(paths, 2, curve=PassCurve.line(1.0), rate=1.0) == 0
+    assert num_worth_verifying([], 2, curve=blocks, rate=1.0) == 0
+
+
+def test_masks_fill_a_block_of_rows_and_do_not_begin_another_for_little() -> None:
+    blocks = PassCurve.of_sizes([6, 12], [1.0, 1.3])
+    two = tree((ROOT, 0.6))
+    # The six that are offered promise 0.54, 0.39, 0.36, 0.26, 0.22 and 0.15: four of them fill the first block. The
+    # other two pay for a second one at one token a pass, and not at two.
+    assert choose_groups(two, SHAPE, 99, 99, 0.9, curve=blocks, rate=1.0) == (MaskGroup(0, 3), MaskGroup(ROOT, 3))
+    assert choose_groups(two, SHAPE, 99, 99, 0.9, curve=blocks, rate=2.0) == (MaskGroup(0, 2), MaskGroup(ROOT, 2))
 
 
 def test_rows_and_room_bound_the_masks() -> None:

@@ -31,12 +31,15 @@ from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.engine import Engine
 from verifier_svc.mailbox import Mailbox
 from verifier_svc.mask_groups import MaskShape
+from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_plan import PassPlan, Segment
-from verifier_svc.redraft import SOURCE, RedraftPace, RedraftSettings, redraft_tree
+from verifier_svc.redraft import SOURCE, Redrafter, RedraftPace, RedraftSettings, redraft_tree
 from verifier_svc.target_model import TargetModel
 from verifier_svc.token_choice import TokenChooser
 
-SETTINGS = RedraftSettings(MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))), row_price=0.06)
+SETTINGS = RedraftSettings(
+    MaskShape(3, 3), 7, 40, ((0.0, (1.0,)), (1.0, (1.0,))), min_probability=0.1, curve=PassCurve.line(0.03)
+)
 
 
 class Oracle:
@@ -140,6 +143,27 @@ def test_re_drafts_that_are_never_right_are_given_up(target: TargetModel, engine
     harness.generate([PROMPTS[0]], stopping=stopping, redraft_nodes=7)
     # Sixteen rounds bring the running mean below what a re-draft has to gain.
     assert 16 <= engine.counts.rounds_by_origin[DraftOrigin.REDRAFT] <= 20
+
+
+def test_a_re_draft_s_nodes_are_verified_as_far_as_they_are_worth_their_rows() -> None:
+    """Four rows are one block, and the next four take as long as half of it."""
+    curve = PassCurve.of_sizes([4, 8], [1.0, 1.5])
+    settings = replace(SETTINGS, shape=MaskShape(1, 1), curve=curve)
+    tree = chain([5, 6, 7, 8], [math.log(share) for share in (0.9, 0.8, 0.6, 0.2)])
+    # At first a re-draft is believed to gain one token: two tokens in the 1.5 of a pass with all four nodes and a mask.
+    # Three of them and no more than that one mask: 0.9 + 0.72 + 0.43 - 1.5 * 1.33 against 0.9 + 0.72 - 1.33.
+    assert Redrafter(settings, 7, 0.0).worth_verifying(tree) == tree.prune(2)
+    certain = chain([5, 6, 7, 8])
+    assert Redrafter(settings, 7, 0.0).worth_verifying(certain) == certain
+    assert Redrafter(None, 7, 0.0).worth_verifying(tree) == tree
+
+
+def test_re_drafts_that_are_never_worth_a_row_are_given_up() -> None:
+    redrafter = Redrafter(replace(SETTINGS, curve=PassCurve.line(9.0)), 7, 0.0)
+    for _ in range(16):
+        assert redrafter.shape is not None
+        assert redrafter.worth_verifying(chain([5, 6])) == EMPTY_TREE
+    assert redrafter.shape is None, "their masks cost something, too"
 
 
 def test_whoever_gains_too_little_pauses_and_tries_again() -> None:

@@ -84,7 +84,9 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     # Plain decoding, the adapter as it serves, two shapes, merged, the drafter; plain decoding and, for
     # both sources, four switches.
     assert len(set(names)) == len(names) == 2 * (6 + 2 * 9)
-    assert {"space/off", "space/off@T1", "space.tau", "space+small-lm/small-lm"} <= set(report["ratios"])
+    assert {"space/off", "space/off@T1", "space.best/off", "space.tau", "space+small-lm/small-lm"} <= set(
+        report["ratios"]
+    )
     assert report["ratios"]["rows-saved"] == report["ratios"]["rows-saved@T1"] == 0.25
     assert report["ratios"]["tau-kept"] == report["ratios"]["pruning.auto-gain.b1"] == 1.0
     assert report["ratios"]["pruning.time-gain.b1"] == 1.25
@@ -95,7 +97,7 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert report["mismatches"] == []
     assert "Nobody measured this." in report["notes"]
-    assert sum("space/off is that of space" in note for note in report["notes"]) == 2
+    assert sum("space.best/off is that of space" in note for note in report["notes"]) == 2
     plot_in_pass(report, tmp_path / "in-pass.png")
     assert (tmp_path / "in-pass.png").read_bytes().startswith(b"\x89PNG")
     output = io.StringIO()

@@ -1,0 +1,56 @@
+"""Measures, while a target is loaded, how much longer its small passes take with more rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from coppice.tree import ROOT, TokenTree
+from verifier_svc.kv_cache import SequenceCache
+from verifier_svc.pass_curve import PassCurve
+from verifier_svc.pass_plan import SequenceRows, padded_sizes
+from verifier_svc.target_model import TargetModel
+
+# Rows of the largest pass that is measured, and tokens before it, as a request may have.
+_MOST_ROWS = 24
+_CONTEXT = 256
+# Of each size the quickest of so many passes counts, since others were held up; of fewer nothing is believed.
+_MOST_TURNS = 9
+_FEWEST_TURNS = 4
+
+
+def measure_curve(
+    target: TargetModel, limit_s: float, clock: Callable[[], float] = time.perf_counter
+) -> PassCurve | None:
+    """The curve of a target's passes over one sequence; None where they take too long to be measured in `limit_s`.
+
+    All sizes take turns. The sequence's keys and values are whatever is there.
+    """
+    sizes = padded_sizes(_MOST_ROWS, target.row_multiple)
+    cache = SequenceCache(target.cache, _CONTEXT + 2 * sizes[-1])
+    cache.reserve(_CONTEXT)
+    cache.keep(range(_CONTEXT))
+    quickest = [math.inf] * len(sizes)
+    started_s = clock()
+    turns = 0
+    while turns < _MOST_TURNS and clock() - started_s < limit_s:
+        for at, size in enumerate(sizes):
+            nodes = size - 1
+            plan = target.plan([SequenceRows(cache, [0], _chain(nodes))])
+            before_s = clock()
+            target.forward(plan)
+            took_s = clock() - before_s
+            # The first turn meets every size's machine code.
+            if turns:
+                quickest[at] = min(quickest[at], took_s)
+            elif took_s * len(sizes) * _FEWEST_TURNS > limit_s:
+                cache.release()
+                return None
+        turns += 1
+    cache.release()
+    return PassCurve.of_sizes(sizes, quickest) if turns >= _FEWEST_TURNS else None
+
+
+def _chain(nodes: int) -> TokenTree:
+    return TokenTree((0,) * nodes, tuple(range(ROOT, nodes - 1)), (0.0,) * nodes)
