@@ -16,7 +16,7 @@ from verifier_svc.target_model import TargetModel
 _MOST_ROWS = 24
 _CONTEXT = 256
 # Of each size the quickest of so many passes counts, since others were held up; of fewer nothing is believed.
-_MOST_TURNS = 9
+_MOST_TURNS = 24
 _FEWEST_TURNS = 4
 
 

@@ -127,7 +127,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         row_multiple=target.row_multiple,
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
-        redraft=None if redraft is None else _with_costs(redraft, target),
+        redraft=None if redraft is None else with_costs(redraft, target),
         pruning=pruning,
     )
     return target, info
@@ -223,8 +223,10 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
 
 
-def _with_costs(redraft: RedraftSettings, target: TargetModel) -> RedraftSettings:
-    """The same with what rows cost here, where that can be measured in time."""
+def with_costs(redraft: RedraftSettings, target: TargetModel) -> RedraftSettings:
+    """The same with what rows cost here, where that matters and can be measured in time."""
+    if not redraft.min_probability:
+        return redraft
     if (curve := measure_curve(target, _CURVE_LIMIT_S)) is None:
         return redraft
     logger.info("passes of 4, 8 and 16 rows take %s of the smallest", [round(curve.at(rows), 2) for rows in (4, 8, 16)])

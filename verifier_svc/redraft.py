@@ -49,7 +49,8 @@ class RedraftSettings:
     `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
     log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
     `min_probability`: a node whose path is less likely is never worth a row of the next pass; with 0 all of them are,
-    whatever rows cost. `curve`: how long passes take with more rows.
+    whatever rows cost, which is not measured then, so that verifiers can be compared. `curve`: how long passes take
+    with more rows.
     """
 
     shape: MaskShape

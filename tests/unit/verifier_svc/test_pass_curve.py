@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -10,8 +11,11 @@ from transformers import PreTrainedModel
 
 from tests.unit.verifier_svc.tiny_engine import tiny_target
 from verifier_svc.curve_measurement import measure_curve
+from verifier_svc.loading import with_costs
+from verifier_svc.mask_groups import MaskShape
 from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_plan import PassPlan
+from verifier_svc.redraft import RedraftSettings
 from verifier_svc.target_model import TargetModel
 
 
@@ -70,3 +74,10 @@ def test_a_large_target_is_not_measured(target: TargetModel) -> None:
     assert measure_curve(target, 2.0, lambda: timed.now_s) is None
     assert len(timed.sizes) == 1, "it does not delay the start by more than a pass"
     assert target.cache.num_free_blocks == target.cache.num_blocks
+
+
+def test_nothing_is_measured_where_rows_are_taken_whatever_they_cost(target: TargetModel) -> None:
+    settings = RedraftSettings(MaskShape(2, 3), 7, 16, ((0.0, (1.0,)),))
+    assert len(with_costs(settings, target).curve.times) > len(settings.curve.times)
+    whole = replace(settings, min_probability=0.0)
+    assert with_costs(whole, target) is whole
