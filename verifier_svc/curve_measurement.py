@@ -21,16 +21,20 @@ _FEWEST_TURNS = 4
 
 
 def measure_curve(
-    target: TargetModel, limit_s: float, clock: Callable[[], float] = time.perf_counter
+    target: TargetModel, max_tokens: int, limit_s: float, clock: Callable[[], float] = time.perf_counter
 ) -> PassCurve | None:
-    """The curve of a target's passes over one sequence; None where they take too long to be measured in `limit_s`.
+    """The curve of a target's passes over one sequence of at most `max_tokens` tokens.
 
-    All sizes take turns. The sequence's keys and values are whatever is there.
+    All sizes take turns. The sequence's keys and values are whatever is there. None where passes take too long to be
+    measured in `limit_s`, and where there is no room for such a sequence.
     """
     sizes = padded_sizes(_MOST_ROWS, target.row_multiple)
-    cache = SequenceCache(target.cache, _CONTEXT + 2 * sizes[-1])
-    cache.reserve(_CONTEXT)
-    cache.keep(range(_CONTEXT))
+    context = min(_CONTEXT, max_tokens - sizes[-1])
+    cache = SequenceCache(target.cache, max(1, context + sizes[-1]))
+    if context < 1 or cache.num_missing(context + sizes[-1]) > target.cache.num_free_blocks:
+        return None
+    cache.reserve(context)
+    cache.keep(range(context))
     quickest = [math.inf] * len(sizes)
     started_s = clock()
     turns = 0

@@ -127,7 +127,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         row_multiple=target.row_multiple,
         bit_exact=bit_exact,
         near_tie_gap=near_tie_gap,
-        redraft=None if redraft is None else with_costs(redraft, target),
+        redraft=None if redraft is None else with_costs(redraft, target, limit),
         pruning=pruning,
     )
     return target, info
@@ -223,11 +223,11 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
 
 
-def with_costs(redraft: RedraftSettings, target: TargetModel) -> RedraftSettings:
+def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -> RedraftSettings:
     """The same with what rows cost here, where that matters and can be measured in time."""
     if not redraft.min_probability:
         return redraft
-    if (curve := measure_curve(target, _CURVE_LIMIT_S)) is None:
+    if (curve := measure_curve(target, max_tokens, _CURVE_LIMIT_S)) is None:
         return redraft
     logger.info("passes of 4, 8 and 16 rows take %s of the smallest", [round(curve.at(rows), 2) for rows in (4, 8, 16)])
     return replace(redraft, curve=curve)

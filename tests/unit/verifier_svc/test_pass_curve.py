@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.unit.verifier_svc.tiny_engine import tiny_target
+from tests.unit.verifier_svc.tiny_engine import CONTEXT, tiny_target
 from verifier_svc.curve_measurement import measure_curve
 from verifier_svc.loading import with_costs
 from verifier_svc.mask_groups import MaskShape
@@ -63,7 +63,7 @@ def target(new_model: Callable[[str], PreTrainedModel]) -> TargetModel:
 def test_the_curve_is_that_of_the_quickest_passes(target: TargetModel) -> None:
     """Blocks of eight rows, each of which takes as long as the pass by itself."""
     timed = Timed(target, lambda size: 1e-3 * (1 + -(-size // 8)))
-    curve = measure_curve(target, 2.0, lambda: timed.now_s)
+    curve = measure_curve(target, CONTEXT, 2.0, lambda: timed.now_s)
     assert curve is not None
     assert [curve.at(rows) for rows in (1, 8, 9, 16, 17, 24)] == pytest.approx([1, 1, 1.5, 1.5, 2, 2])
     assert target.cache.num_free_blocks == target.cache.num_blocks
@@ -71,13 +71,30 @@ def test_the_curve_is_that_of_the_quickest_passes(target: TargetModel) -> None:
 
 def test_a_large_target_is_not_measured(target: TargetModel) -> None:
     timed = Timed(target, lambda _: 0.5)
-    assert measure_curve(target, 2.0, lambda: timed.now_s) is None
+    assert measure_curve(target, CONTEXT, 2.0, lambda: timed.now_s) is None
     assert len(timed.sizes) == 1, "it does not delay the start by more than a pass"
     assert target.cache.num_free_blocks == target.cache.num_blocks
 
 
+@pytest.mark.parametrize(("max_tokens", "num_blocks"), [(24, 60), (CONTEXT, 1)])
+def test_a_sequence_that_has_no_room_is_not_measured(target: TargetModel, max_tokens: int, num_blocks: int) -> None:
+    """The model knows no positions that far, or the cache is too small."""
+    target.resize_cache(num_blocks)
+    assert measure_curve(target, max_tokens, 2.0) is None
+    assert target.cache.num_free_blocks == num_blocks
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_positions_stay_within_what_a_model_knows(family: str, new_model: Callable[[str], PreTrainedModel]) -> None:
+    """Those of these two are tables."""
+    target = tiny_target(new_model(family))
+    config = target.model.config
+    assert measure_curve(target, config.max_position_embeddings, 60.0) is not None
+    assert measure_curve(target, 40, 60.0) is not None
+
+
 def test_nothing_is_measured_where_rows_are_taken_whatever_they_cost(target: TargetModel) -> None:
     settings = RedraftSettings(MaskShape(2, 3), 7, 16, ((0.0, (1.0,)),))
-    assert len(with_costs(settings, target).curve.times) > len(settings.curve.times)
+    assert len(with_costs(settings, target, CONTEXT).curve.times) > len(settings.curve.times)
     whole = replace(settings, min_probability=0.0)
-    assert with_costs(whole, target) is whole
+    assert with_costs(whole, target, CONTEXT) is whole
