@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from coppice.tree import ROOT, TokenTree
+from coppice.tree import chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_plan import SequenceRows, padded_sizes
@@ -40,8 +40,7 @@ def measure_curve(
     turns = 0
     while turns < _MOST_TURNS and clock() - started_s < limit_s:
         for at, size in enumerate(sizes):
-            nodes = size - 1
-            plan = target.plan([SequenceRows(cache, [0], _chain(nodes))])
+            plan = target.plan([SequenceRows(cache, [0], chain([0] * (size - 1)))])
             before_s = clock()
             target.forward(plan)
             took_s = clock() - before_s
@@ -54,7 +53,3 @@ def measure_curve(
         turns += 1
     cache.release()
     return PassCurve.of_sizes(sizes, quickest) if turns >= _FEWEST_TURNS else None
-
-
-def _chain(nodes: int) -> TokenTree:
-    return TokenTree((0,) * nodes, tuple(range(ROOT, nodes - 1)), (0.0,) * nodes)

@@ -23,13 +23,13 @@ FloatArray = npt.NDArray[np.float32]
 cgutils: Any = numba.core.cgutils
 
 # Numbers of a vector, and vectors side by side in a wide tile of sums.
-LANES = 16
+_LANES = 16
 _WIDE = 4
 _FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
+_VECTOR = ir.VectorType(_FLOAT, _LANES)
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(64)
-_FIRST_LANE = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+_FIRST_LANE = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
 _FLOAT_BYTES = 4
 
 
@@ -93,7 +93,7 @@ class _Matrix:
 
     def vector(self, row: Any, vector: int) -> Any:
         """The address of a vector of the row at an address, whose numbers are side by side."""
-        place = self._builder.gep(row, [_INT(LANES * _FLOAT_BYTES * vector)])
+        place = self._builder.gep(row, [_INT(_LANES * _FLOAT_BYTES * vector)])
         return self._builder.bitcast(place, _VECTOR.as_pointer())
 
 
@@ -177,7 +177,7 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
     """For 4, 2 or 1 rows."""
     columns, factor, place, count = which.num_columns, which.factor, which.place, which.num_products
     column = 0
-    while column + _WIDE * LANES <= columns:
+    while column + _WIDE * _LANES <= columns:
         target = which.column + column
         if step == 4:
             _four_wide(left, matrix, sums, row, factor, place, count, column, target)
@@ -185,8 +185,8 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
             _two_wide(left, matrix, sums, row, factor, place, count, column, target)
         else:
             _one_wide(left, matrix, sums, row, factor, place, count, column, target)
-        column += _WIDE * LANES
-    while column + LANES <= columns:
+        column += _WIDE * _LANES
+    while column + _LANES <= columns:
         target = which.column + column
         if step == 4:
             _four(left, matrix, sums, row, factor, place, count, column, target)
@@ -194,7 +194,7 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
             _two(left, matrix, sums, row, factor, place, count, column, target)
         else:
             _one(left, matrix, sums, row, factor, place, count, column, target)
-        column += LANES
+        column += _LANES
     for at in range(row, row + step):
         for number in range(count):
             for last in range(column, columns):

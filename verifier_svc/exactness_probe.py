@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.pass_plan import SequenceRows
@@ -77,8 +77,7 @@ def _stands_alone_in_small_passes(
     cache.keep(range(len(prompt) - 1))
     same = True
     for depth, company in _SMALL_PASSES:
-        chain = TokenTree(tuple(path[:depth]), tuple(range(ROOT, depth - 1)), (0.0,) * depth)
-        rows = SequenceRows(cache, prompt[-1:], chain)
+        rows = SequenceRows(cache, prompt[-1:], chain(path[:depth]))
         beside = [SequenceRows(other, [path[0]] * company)] if company else []
         same = same and torch.equal(_last_logits(target, [*beside, rows]), expected[: 1 + depth])
     cache.release()

@@ -279,11 +279,11 @@ class Sequence:
             allowed = self._allowed(fitting)
             draft = self._cut(allowed, self._budget)
             tree = self._cut(draft, max_nodes)
+            if len(tree) < len(whole):
+                self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
             is_redraft = self.mailbox.origin is DraftOrigin.REDRAFT
             if is_redraft and max_masks:
                 tree = self._redrafter.worth_verifying(tree)
-            if len(tree) < len(whole):
-                self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
             # Nor is an empty one a vain wait in a synchronous sequence, and the target's own is none to wait for.
             self._round_is_drafted = (len(draft) > 0 and not is_redraft) or (
