@@ -27,13 +27,16 @@ _SMALLEST = np.float32(1e-6)
 
 
 class TransitionScores:
-    """Scores of all tokens behind given ones: the score of a pair is the product of their rows of two tables."""
+    """Scores of all tokens behind given ones: the score of a pair is the product of their rows of two tables.
+
+    `before` [vocab, rank] is the one, `behind_halves` [rank, vocab] the other in bfloat16.
+    """
 
     def __init__(self, before: FloatArray, behind: FloatArray) -> None:
         """Tables [vocab, rank]."""
-        self._before = before
+        self.before = before
         # Laid out as the product reads it.
-        self._behind = halves(behind.T)
+        self.behind_halves = halves(behind.T)
 
     @classmethod
     def of_embeddings(
@@ -58,7 +61,7 @@ class TransitionScores:
     @property
     def vocab_size(self) -> int:
         """Tokens that are known."""
-        return len(self._before)
+        return len(self.before)
 
     def behind(
         self, token_ids: Sequence[int], scores: FloatArray, depths: Sequence[int], sigmas: FloatArray
@@ -73,7 +76,7 @@ class TransitionScores:
         """
         places = list(depths)
         return scores_behind(
-            scores, np.asarray(places, np.int64), self._before[list(token_ids)], self._behind, sigmas[places]
+            scores, np.asarray(places, np.int64), self.before[list(token_ids)], self.behind_halves, sigmas[places]
         )
 
 

@@ -1,4 +1,4 @@
-"""Low-rank products of a handful of rows, compiled: a library takes longer to be handed them than to carry them out."""
+"""What masks need of a handful of rows, compiled: a library takes longer to be handed them than to carry them out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,31 @@ def add_low_rank(values: FloatArray, rows: IntArray, down: HalfArray, up: HalfAr
             factors[index, place] = _product(halves, values[rows[index]])
     for index in range(len(rows)):
         add_multiples(up, factors[index], result[rows[index]])
+
+
+@compiled
+def put_inputs(
+    token_ids: IntArray, places: IntArray, embeddings: FloatArray, masks: FloatArray, result: FloatArray
+) -> IntArray:
+    """Write the inputs of all rows, and return which of them are masks.
+
+    Args:
+        token_ids: of the rows [N].
+        places: those of masks in their groups, and -1 for tokens [N].
+        embeddings: of tokens [vocab, hidden].
+        masks: of masks, by their places [places, hidden].
+        result: [N, hidden], written.
+    """
+    rows = np.empty(len(places), np.int64)
+    num_masks = 0
+    for row in range(len(places)):
+        if places[row] < 0:
+            result[row] = embeddings[token_ids[row]]
+        else:
+            result[row] = masks[places[row]]
+            rows[num_masks] = row
+            num_masks += 1
+    return rows[:num_masks]
 
 
 @compiled

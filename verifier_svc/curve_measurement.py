@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -15,7 +14,8 @@ from verifier_svc.target_model import TargetModel
 # Rows of the largest pass that is measured, and tokens before it, as a request may have.
 _MOST_ROWS = 24
 _CONTEXT = 256
-# Of each size the quickest of so many passes counts, since others were held up; of fewer nothing is believed.
+# Passes of each size; of fewer nothing is believed. Of these the quartile counts: slower ones were held up, and the
+# very quickest are too few to be much the same when measured again.
 _MOST_TURNS = 24
 _FEWEST_TURNS = 4
 
@@ -35,7 +35,7 @@ def measure_curve(
         return None
     cache.reserve(context)
     cache.keep(range(context))
-    quickest = [math.inf] * len(sizes)
+    taken_s: list[list[float]] = [[] for _ in sizes]
     started_s = clock()
     turns = 0
     while turns < _MOST_TURNS and clock() - started_s < limit_s:
@@ -46,10 +46,12 @@ def measure_curve(
             took_s = clock() - before_s
             # The first turn meets every size's machine code.
             if turns:
-                quickest[at] = min(quickest[at], took_s)
+                taken_s[at].append(took_s)
             elif took_s * len(sizes) * _FEWEST_TURNS > limit_s:
                 cache.release()
                 return None
         turns += 1
     cache.release()
-    return PassCurve.of_sizes(sizes, quickest) if turns >= _FEWEST_TURNS else None
+    if turns < _FEWEST_TURNS:
+        return None
+    return PassCurve.of_sizes(sizes, [sorted(taken)[len(taken) // 4] for taken in taken_s])

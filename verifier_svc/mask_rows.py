@@ -16,11 +16,12 @@ from coppice.half_tables import halves
 from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
 
+FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 CAN_COMPILE = True
 try:
-    from verifier_svc.compiled_products import add_low_rank
+    from verifier_svc.compiled_products import add_low_rank, put_inputs
 except ImportError:
     CAN_COMPILE = False
 
@@ -53,6 +54,10 @@ class MaskRows:
             )
         # Small products take longer to hand to torch than to carry out.
         self._by_row = CAN_COMPILE and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+        # Some models' embeddings are no plain table.
+        self._embeddings: FloatArray | None = None
+        if self._by_row and type(self._embed) is nn.Embedding and self._embed.max_norm is None:
+            self._embeddings = self._embed.weight.detach().numpy()
         modules = dict(model.named_modules())
         for name, low_rank in adapter.low_rank.items():
             if (module := modules.get(name)) is None:
@@ -68,6 +73,12 @@ class MaskRows:
 
     def begin(self, token_ids: Tensor, mask_places: Tensor) -> Tensor:
         """Inputs [1, N, hidden] of the coming forward, from ids [1, N] and places of masks [N]; opens the gate."""
+        if self._embeddings is not None:
+            # The same rows, without what it costs to have torch look them up.
+            own = torch.empty(1, len(mask_places), self._table.shape[1])
+            arrays = token_ids.numpy()[0], mask_places.numpy(), self._embeddings, self._table.numpy()
+            self._rows, self._num_rows = put_inputs(*arrays, own.numpy()[0]), len(mask_places)
+            return own
         inputs: Tensor = self._embed(token_ids)
         if self._by_row:
             # A handful of rows: behind a pass, whatever is called for the first time costs more than what it does.

@@ -12,15 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from coppice.error_scales import ErrorScales, error_scales_at
 from coppice.likeliest_tokens import FloatArray, top_children
 from coppice.marginal_tree import marginal_tree
 from coppice.transition_scores import TransitionScores
+from coppice.transition_tree import transition_tree
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.tree_builder import Frontier, build_tree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.tree_limits import TreeLimits
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.mask_choice import choose_groups, num_worth_verifying
 from verifier_svc.mask_groups import MaskGroup, MaskShape, masks_for
@@ -37,7 +35,6 @@ _PAUSE = 32
 _MEAN_RATE = 0.1
 _FIRST_GAIN = 1.0
 _FIRST_HIT_RATE = 0.6
-_ONE = np.float32(1)
 # Where nothing was measured.
 _USUAL_CURVE = PassCurve.line(0.06)
 
@@ -185,14 +182,7 @@ def redraft_tree(
             for children in top_children(row[None], sigma, nodes)
         ]
         return marginal_tree(marginals, limits, SOURCE)
-
-    def children_of(token_ids: Sequence[int], depths: Sequence[int]) -> list[Children]:
-        return top_children(transition.behind(token_ids, scores, depths, sigmas), _ONE, nodes)
-
-    def expand(frontier: Frontier) -> list[Children]:
-        return children_of(frontier.token_ids, frontier.depths)
-
-    return build_tree(children_of([last_token], [0])[0], expand, limits, SOURCE)
+    return transition_tree(last_token, transition, scores, sigmas, limits, nodes, SOURCE)
 
 
 class RedraftPace:

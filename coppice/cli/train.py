@@ -169,6 +169,10 @@ def space(
     steps: int = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
     rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 16,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(help="Linear layers with additions, by the last part of their names; repeatable. Default: all."),
+    ] = None,
     samples: Samples = 768,
     corpus_rows: CorpusRows = 1536,
     seed: int = 0,
@@ -189,7 +193,13 @@ def space(
         from verifier_svc.training.space import SpaceRecipe, train_space
 
         recipe = SpaceRecipe(
-            steps=steps, masks=masks, rank=rank, sample_rows=samples, corpus_rows=corpus_rows, seed=seed
+            steps=steps,
+            masks=masks,
+            rank=rank,
+            modules=tuple(module or ()),
+            sample_rows=samples,
+            corpus_rows=corpus_rows,
+            seed=seed,
         )
         train_space(roots, target_dir, out or MODELS / "space", recipe)
 

@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +22,8 @@ from coppice.likeliest_tokens import top_children
 from coppice.marginal_tree import marginal_tree
 from coppice.sampling import SamplingParams
 from coppice.transition_scores import TransitionScores
+from coppice.transition_tree import transition_tree
 from coppice.tree import EMPTY_TREE, TokenTree
-from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
@@ -223,19 +222,14 @@ class BlockLmSequence(ReadContext):
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
         if (transition := self._transition) is None:
             return marginal_tree(self._marginals, limits, self._info.kind)
-        limits = replace(limits, max_depth=1 + num_masks)
-        return build_tree(self._marginals[0], partial(self._children, transition), limits, self._info.kind)
+        # What the masks said, and what the nodes' own tokens say.
+        arguments = self._marginals[0], transition, self._said, self._sigmas[1 : 1 + num_masks]
+        return transition_tree(*arguments, limits, self._max_children, self._info.kind)
 
     def prepare(self) -> bool:
         """Compute noise and read a piece of a long prompt; whether there is more to read."""
         self._coupling.prepare(self._context.length, 2 * (1 + self._block.max_masks))
         return self.read(max_pieces=1) > 0
-
-    def _children(self, transition: TransitionScores, frontier: Frontier) -> list[Children]:
-        """The children of some nodes, by what the masks said and what the nodes' own tokens say."""
-        masks = [depth - 1 for depth in frontier.depths]
-        scores = transition.behind(frontier.token_ids, self._said, masks, self._sigmas[1:])
-        return top_children(scores, _ONE, self._max_children)
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""

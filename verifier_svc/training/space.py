@@ -37,12 +37,14 @@ class SpaceRecipe:
 
     In every step, `groups` groups of `masks` masks behind each of `rows` rows are predicted. `position_decay` is the
     number of places over which a mask's weight falls by a factor of e. `rank` is that of the additions to the target's
-    layers, `transition_rank` that of what neighbours say of each other.
+    layers, `transition_rank` that of what neighbours say of each other. `modules` are the linear layers with additions,
+    by the last part of their names; all without any.
     """
 
     steps: int = 1000
     masks: int = 5
     rank: int = 16
+    modules: tuple[str, ...] = ()
     transition_rank: int = 64
     rows: int = 4
     groups: int = 32
@@ -51,7 +53,7 @@ class SpaceRecipe:
     learning_rate: float = 6e-3
     cooldown_share: float = 0.6
     total_variation: float = 0.5
-    position_decay: float = 3.0
+    position_decay: float = 2.0
     seed: int = 0
 
 
@@ -75,7 +77,14 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
-    model = SpaceMasks(target, recipe.masks, recipe.rank, recipe.seed, transition_rank=recipe.transition_rank)
+    model = SpaceMasks(
+        target,
+        recipe.masks,
+        recipe.rank,
+        recipe.seed,
+        modules=recipe.modules,
+        transition_rank=recipe.transition_rank,
+    )
     layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, recipe.masks, sees_all=False)
     weights = position_weights(recipe.masks, recipe.position_decay)
 

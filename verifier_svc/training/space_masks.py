@@ -9,7 +9,7 @@ Axes: R rows of text, L tokens of a row, G groups, K masks of a group, H hidden 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,22 @@ class SpaceMasks(nn.Module):
     """The trained part beside a frozen target, which it holds and which is none of its parameters."""
 
     def __init__(
-        self, target: PreTrainedModel, num_masks: int, rank: int, seed: int, *, transition_rank: int = 0
+        self,
+        target: PreTrainedModel,
+        num_masks: int,
+        rank: int,
+        seed: int,
+        *,
+        modules: Sequence[str] = (),
+        transition_rank: int = 0,
     ) -> None:
         """Additions begin at zero, so that masks say at first what the target says of a strange token.
 
-        With a `transition_rank`, what a mask says also depends on the token before the one that it predicts.
+        With a `transition_rank`, what a mask says also depends on the token before the one that it predicts. `modules`
+        are the linear layers with additions, by the last part of their names; all without any.
 
         Raises:
-            IncompatibleError: the target has no layer that additions could be put on.
+            IncompatibleError: the target has no layer that additions could be put on, or none of such a name.
         """
         super().__init__()
         for parameter in target.parameters():
@@ -53,14 +61,18 @@ class SpaceMasks(nn.Module):
         self._names = list(_layers_of_every_row(target))
         if not self._names:
             raise IncompatibleError(f"{type(target).__name__} has no linear layer that additions could be put on")
-        modules = dict(target.named_modules())
+        if unknown := set(modules) - {_last_part(name) for name in self._names}:
+            raise IncompatibleError(f"{type(target).__name__} has no linear layers {', '.join(sorted(unknown))}")
+        if modules:
+            self._names = [name for name in self._names if _last_part(name) in modules]
+        layers = dict(target.named_modules())
         self.down, self.up = nn.ParameterList(), nn.ParameterList()
         self._is_on = False
         for number, name in enumerate(self._names):
-            width_in, width_out = _widths(modules[name])
+            width_in, width_out = _widths(layers[name])
             self.down.append(nn.Parameter(torch.randn(rank, width_in, generator=generator) * width_in**-0.5))
             self.up.append(nn.Parameter(torch.zeros(width_out, rank)))
-            modules[name].register_forward_hook(self._hook(number))
+            layers[name].register_forward_hook(self._hook(number))
 
     @property
     def num_masks(self) -> int:
@@ -131,6 +143,10 @@ def first_masks(target: PreTrainedModel, num_masks: int, seed: int) -> nn.Embedd
     noise = torch.randn(num_masks, table.shape[1], generator=generator) * table.std() * _MASK_SPREAD
     masks: nn.Embedding = nn.Embedding.from_pretrained(table.mean(0) + noise, freeze=False)
     return masks
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:

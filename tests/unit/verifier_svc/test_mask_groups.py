@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.mask_choice import FURTHER, MASK_PRICE, choose_groups, end_probabilities, num_worth_verifying
+from verifier_svc.mask_choice import FURTHER, choose_groups, num_worth_verifying
+from verifier_svc.mask_counts import MASK_PRICE, path_ends
 from verifier_svc.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
 from verifier_svc.mask_shares import deal_masks
 from verifier_svc.pass_curve import PassCurve
@@ -34,6 +38,11 @@ def share(pending: int = 1, nodes: int = 0, shape: MaskShape | None = SHAPE, mor
 
 def dealt(*shares: Share, free: int = 16, own: float = 0.0, most: int = 0) -> list[int]:
     return [one.max_masks for one in deal_masks(shares, free_rows=free, own_rows=own, max_rows=most)]
+
+
+def end_probabilities(grown: TokenTree) -> list[float]:
+    ends, _, _ = path_ends(np.array(grown.parents, np.int64), np.array(grown.path_log_probs, np.float64))
+    return ends.tolist()
 
 
 def test_a_path_ends_where_its_probability_is_not_its_childrens() -> None:
@@ -110,6 +119,18 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
         value = slow_value(grown, {group.node: group.num_masks for group in groups}, hit_rate)
         assert value - paid_for(curve, 6, num_masks) == pytest.approx(max(worths))
         assert num_masks == worths.index(max(worths))
+
+
+def test_without_a_compiler_the_choice_is_the_same() -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+from tests.unit.verifier_svc.test_mask_groups import ROOT, SHAPE, chosen, tree
+groups = chosen(tree((ROOT, 0.9), (0, 0.9), (1, 0.1)), SHAPE, 99, 99, 0.9)
+print("coppice.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output == "False [(1, 3), (-1, 2)]\n"
 
 
 def slow_value(grown: TokenTree, counts: dict[int, int], hit_rate: float) -> float:

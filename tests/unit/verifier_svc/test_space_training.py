@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from coppice.cli.train import app
+from coppice.errors import IncompatibleError
 from coppice.transition_scores import TransitionScores
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
@@ -128,6 +129,16 @@ def test_a_frozen_target_learns_to_say_what_comes_behind_its_next_token() -> Non
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_additions_are_put_on_the_layers_that_are_named_alone() -> None:
+    model = tiny_llama(vocab_size=64, max_context_tokens=128, seed=0, **ONE_LAYER)
+    every = SpaceMasks(model, 2, rank=4, seed=0).adapter(((0.0, (1.0,)),)).low_rank
+    named = SpaceMasks(model, 2, rank=4, seed=0, modules=["o_proj", "gate_proj"]).adapter(((0.0, (1.0,)),)).low_rank
+    assert set(named) == {name for name in every if name.endswith(("o_proj", "gate_proj"))}
+    assert 0 < len(named) < len(every)
+    with pytest.raises(IncompatibleError, match="LlamaForCausalLM has no linear layers c_fc"):
+        SpaceMasks(model, 2, rank=4, seed=0, modules=["o_proj", "c_fc"])
+
+
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny corpus, and a target with its tokenizer."""
@@ -235,11 +246,11 @@ def test_the_command_gets_its_options(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(space, "train_space", lambda *arguments: calls.append(arguments))
     sizes = ["--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
     shape = ["--masks", "2", "--rank", "6", "--corpus", str(tmp_path), "--target", "t", "--out", "o"]
-    result = CliRunner().invoke(app, ["space", *sizes, *shape])
+    modules = ["--module", "q_proj", "--module", "o_proj"]
+    result = CliRunner().invoke(app, ["space", *sizes, *shape, *modules])
     assert result.exit_code == 0, result.output
-    assert calls == [
-        ([tmp_path], Path("t"), Path("o"), space.SpaceRecipe(7, 2, 6, sample_rows=64, corpus_rows=5, seed=3))
-    ]
+    recipe = space.SpaceRecipe(7, 2, 6, ("q_proj", "o_proj"), sample_rows=64, corpus_rows=5, seed=3)
+    assert calls == [([tmp_path], Path("t"), Path("o"), recipe)]
     monkeypatch.setattr(space_full, "train_space_full", lambda *arguments: calls.append(arguments))
     result = CliRunner().invoke(app, ["space", "--full", *sizes, *shape])
     assert result.exit_code == 0, result.output
