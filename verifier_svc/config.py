@@ -80,7 +80,7 @@ class VerifierConfig:
     # At most: masks behind each likely end of the accepted path, 0 for as many as the adapter has; ends in a round;
     # nodes of a re-draft; and the least probability of a node's path. Costs decide which of these are worth their
     # rows; with 0 all are.
-    redraft_tokens: int = 2
+    redraft_tokens: int = 3
     redraft_groups: int = 3
     redraft_nodes: int = 7
     redraft_min_probability: float = 0.02
