@@ -187,14 +187,14 @@ class Drafting:
         self._replan()
         self._tell_drafters(outcome)
         ahead = self.ahead.behind(outcome.token_ids)
+        before = self._sent
         sent = self.round_ended(outcome)
         self._asked_before = asked
-        # The verifier does the same: what of the last tree hangs behind the outcome may be verified next, or what was
-        # drafted ahead for it.
-        left = sent[-1].descend(outcome.token_ids) if sent and not self._serves_one_round else EMPTY_TREE
-        best = max(left, ahead, key=lambda tree: tree.expected_tokens)
-        if len(best):
-            self._sent.append(best)
+        # The verifier does the same: what of a tree hangs behind the outcome may be verified next, or what was drafted
+        # ahead for it. Which tree it took only the number of nodes tells, so that all are kept, the best one last.
+        trees = () if self._serves_one_round else before if sent is before else (*before, *sent)
+        left = [tree.descend(outcome.token_ids) for tree in trees]
+        self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
         self._sync_linger()
         return sent
 

@@ -192,8 +192,9 @@ class Clock:
 
 def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
     """The tree that the verifier took: it may have started before the last was there, and cuts to its budget."""
-    exact = next((tree for tree in reversed(sent) if len(tree) == draft_nodes), None)
-    return exact or sent[-1].prune(draft_nodes)
+    latest = tuple(reversed(sent))
+    exact = next((tree for tree in latest if len(tree) == draft_nodes), None)
+    return exact or next((tree for tree in latest if len(tree) > draft_nodes), sent[-1]).prune(draft_nodes)
 
 
 def _count_depths(counts: list[int], depth: int) -> None:

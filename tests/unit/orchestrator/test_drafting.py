@@ -10,12 +10,12 @@ from coppice.draft_distribution import DraftDistribution
 from coppice.errors import InvalidTreeError
 from coppice.sampled_tree import SampledTree
 from coppice.sampling import SamplingParams
-from coppice.tree import ROOT, TokenTree, chain
+from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
-from orchestrator.statistics import Statistics
+from orchestrator.statistics import Statistics, verified_tree
 from orchestrator.transcript import Transcript
 
 VOCAB = 50
@@ -120,6 +120,38 @@ def test_counts_go_to_the_sources_of_the_tree_that_was_verified() -> None:
         "a": (4, 3),
         "b": (2, 2),
     }
+
+
+def test_what_is_left_of_an_earlier_tree_counts_where_the_verifier_had_taken_that() -> None:
+    """It began with a long one, and what is left of that is verified next; the one that came late is of no use."""
+    one = Round()
+    one.tree("a", chain([7, 8, 9, 10, 11]))
+    one.tree("a", chain([6]))
+    one.transcript.append((7, 8))
+    one.drafting.round_done(outcome(3, (7, 8), accepted=1, nodes=2))
+    one.transcript.append((9, 10))
+    sent = one.drafting.round_done(outcome(5, (9, 10), accepted=1, nodes=3))
+    statistics = Statistics()
+    statistics.record(outcome(5, (9, 10), accepted=1, nodes=3), sent)
+    assert statistics.sources["a"].proposed == 3
+
+
+def test_a_tree_that_came_too_late_counts_in_the_next_round_though_this_one_verified_the_targets_own() -> None:
+    one = Round()
+    one.tree("a", chain([7, 8, 9]))
+    one.transcript.append((7,))
+    own = redrafted(3, (7,), EMPTY_TREE, draft_origin=tree_pb2.DRAFT_ORIGIN_REDRAFT)
+    one.drafting.round_done(own)
+    one.transcript.append((8, 9, 4))
+    [tree] = one.drafting.round_done(outcome(4, (8, 9, 4), accepted=2, nodes=2))
+    assert (tree.token_ids, tree.source_names) == ((8, 9), ("a",))
+
+
+def test_a_tree_that_was_cut_is_one_that_had_more_nodes() -> None:
+    long, short = chain([7, 8, 9]).labelled("a"), chain([6]).labelled("b")
+    assert verified_tree([long, short], 2).token_ids == (7, 8)
+    assert verified_tree([long, short], 1) is short
+    assert verified_tree([short], 2) is short
 
 
 @pytest.mark.parametrize(
