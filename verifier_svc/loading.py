@@ -36,7 +36,7 @@ from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_graphs import Capture, PassGraphs
 from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.pruning_probe import check_pruning
-from verifier_svc.redraft import RedraftSettings
+from verifier_svc.redraft import RedraftSettings, warm_up
 from verifier_svc.row_multiple import refine_row_multiple
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import Transition, load_adapter
@@ -220,7 +220,9 @@ def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exa
     nodes = min(config.redraft_nodes, config.max_nodes)
     least = config.redraft_min_probability
     curve = PassCurve.line(_ROW_COSTS[target.device.type])
-    return RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
+    settings = RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
+    warm_up(settings, vocab_size)
+    return settings
 
 
 def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -> RedraftSettings:

@@ -12,9 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from coppice.error_scales import ErrorScales, error_scales_at
 from coppice.likeliest_tokens import FloatArray, top_children
 from coppice.marginal_tree import marginal_tree
+from coppice.sampling import SamplingParams
 from coppice.transition_scores import TransitionScores
 from coppice.transition_tree import transition_tree
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
@@ -183,6 +186,16 @@ def redraft_tree(
         ]
         return marginal_tree(marginals, limits, SOURCE)
     return transition_tree(last_token, transition, scores, sigmas, limits, nodes, SOURCE)
+
+
+def warm_up(settings: RedraftSettings, vocab_size: int) -> None:
+    """Make a re-draft of nothing, so that no round waits until what it calls is compiled."""
+    redrafter = Redrafter(settings, settings.max_nodes, temperature=1.0)
+    redrafter.groups(EMPTY_TREE, settings.shape.max_rows, settings.shape.max_rows)
+    logits = np.zeros((settings.shape.num_masks, vocab_size), np.float32)
+    for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
+        scores = TokenChooser(sampling, vocab_size, prompt=()).guess_scores(logits, 0)
+        redraft_tree(scores, range(len(scores)), 0, settings, sampling.temperature, settings.max_nodes)
 
 
 class RedraftPace:
