@@ -4,6 +4,9 @@ A drafter's context may be smaller than the target's, which sees everything anyh
 needs no target). The first tokens stay, since attention leans on them (StreamingLLM, 2309.17453). Places are counted
 anew behind what was left out: a drafter that was trained on short rows guesses behind a long prompt as behind a short
 one, and a prompt of any length costs no more to read than the context.
+
+Where the latest tokens begin moves in steps that are counted from the sequence's start. Long prompts that begin alike
+and are about as long thus keep the same tokens up to where they differ, which one of them alone has to read.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from collections.abc import Sequence
 
 # First tokens that stay.
 SINKS = 4
-# Of a context that has become full, the share that is read again. What is left is room for further tokens: the less is
-# kept, the less often it happens.
-KEPT_SHARE = 0.75
+# Of a context that has become full, the share that is left out in one step. About that much room is left for further
+# tokens, half a step more or less: the more it is, the less often the context is read again.
+STEP_SHARE = 0.25
 # Below this, the first tokens would be most of it.
 LEAST_CONTEXT = 4 * SINKS
 
@@ -46,11 +49,6 @@ class DraftContext:
         """Tokens that are known, read or not: the place of the next one."""
         return self.length - self._num_left_out
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing was left out."""
-        return self._num_left_out == 0
-
     def extend(self, token_ids: Sequence[int]) -> bool:
         """Take in committed tokens; whether the context was cut back, so that a new cache has to read all of it."""
         self.length += len(token_ids)
@@ -58,8 +56,10 @@ class DraftContext:
         self._known.extend(token_ids)
         if not 0 < self._max_tokens < len(self._known):
             return False
-        num_latest = int(KEPT_SHARE * self._max_tokens) - SINKS
-        self._known = [*self._known[:SINKS], *self._known[-num_latest:]]
+        step = int(STEP_SHARE * self._max_tokens)
+        most = self._max_tokens - step // 2
+        start = -(-(self.length + SINKS - most) // step) * step
+        self._known = [*self._known[:SINKS], *self._known[start - self.length :]]
         self._num_left_out = self.length - len(self._known)
         self.read_again()
         return True

@@ -79,6 +79,10 @@ class Beginning:
         self._salt = salt
         self._digests: list[bytes] = []
 
+    def anew(self) -> Beginning:
+        """The same for a cache that has read nothing."""
+        return Beginning(self._blocks, self._salt)
+
     def follows(self, num_rows: int) -> bool:
         """Whether a piece behind so many rows is the next one of the beginning, and worth a digest."""
         return num_rows == len(self._digests) * PIECE_ROWS and self._blocks.shared_block_tokens > 0

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.planner import Planner
-from orchestrator.prefix_cache.hit_rates import HitRates
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
 from simulator.machine import Machine
 from simulator.orchestrators import SimulatedOrchestrator
+from simulator.own_context import OwnContext
 from simulator.policies import Policy
 from simulator.requests import SimulatedRequest
 from simulator.texts import Text
@@ -47,8 +47,7 @@ class Deployment:
         self.policy = policy
         self._machine = machine
         self._orchestrator = SimulatedOrchestrator(self.clock)
-        # What a server's requests know of how often guesses from their own context are right.
-        self._rates = HitRates()
+        self._own_context = OwnContext()
         self.drafters = [self._drafter(number % fleet.verifiers) for number in range(fleet.drafters)]
         generator = random.Random(seed)
         self.verifiers = [
@@ -96,7 +95,7 @@ class Deployment:
             num_prompt,
             max_tokens,
             on_end,
-            self._rates,
+            self._own_context,
         )
 
     def run(self, seconds: float) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.usual_promise import UsualPromise
 
 if TYPE_CHECKING:
     from orchestrator.prefix_cache.recall import Recall
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 class _NothingRemembered:
     """Stands for what is remembered of other requests."""
+
+    knows_prompt = False
 
     def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
         """Ask for what followed the prompt."""
@@ -25,7 +28,16 @@ class _NothingRemembered:
         """Ask for nothing more."""
 
 
-def own_context_drafter(rates: HitRates, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
-    """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""
-    nothing = cast("Recall", _NothingRemembered())
-    return CacheDrafter(rates, lambda _: nothing, lambda _: None, tokens, num_prompt, sampled=False)
+class OwnContext:
+    """What a server's requests know of how often guesses from their own context are right, and of drafters."""
+
+    def __init__(self) -> None:
+        self._rates = HitRates()
+        self._promise = UsualPromise()
+
+    def drafter(self, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
+        """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""
+        nothing = cast("Recall", _NothingRemembered())
+        return CacheDrafter(
+            self._rates, self._promise, lambda _: nothing, lambda _: None, tokens, num_prompt, sampled=False
+        )

@@ -9,14 +9,13 @@ from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from orchestrator.drafting import Drafting
 from orchestrator.planner import Planner
-from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.rounds import Outcome
 from orchestrator.transcript import Transcript
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink
 from simulator.machine import Machine
 from simulator.orchestrators import SimulatedOrchestrator
-from simulator.own_context import own_context_drafter
+from simulator.own_context import OwnContext
 from simulator.policies import Policy
 from simulator.sequences import RoundResult, SimulatedSequence
 from simulator.texts import Text
@@ -50,7 +49,7 @@ class SimulatedRequest:
         num_prompt: int,
         max_tokens: int,
         on_end: Callable[[SimulatedRequest], None],
-        rates: HitRates,
+        own_context: OwnContext,
     ) -> None:
         self._clock = clock
         self._orchestrator = orchestrator
@@ -64,7 +63,7 @@ class SimulatedRequest:
         self._transcript = Transcript(prompt, (), max_tokens, num_prompt + max_tokens, (), ())
         cache = None
         if policy.speculates and len(text.prompt) == num_prompt:
-            cache = own_context_drafter(rates, self._transcript.tokens, num_prompt)
+            cache = own_context.drafter(self._transcript.tokens, num_prompt)
         self._drafting = Drafting(
             clients=cast("Sequence[DrafterClient]", links),
             planner=planner.follow(is_greedy=True),

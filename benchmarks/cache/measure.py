@@ -59,8 +59,8 @@ class Answer:
     # None where no token came.
     ttft_s: float | None
     completion: Completion | None
-    # Tokens that came first, at once: those of the pass that read the prompt's end.
-    first_tokens: int = 0
+    # Tokens of each round that had any: the first is the pass that read the prompt's end.
+    round_tokens: tuple[int, ...] = ()
     error: str = ""
 
 
@@ -193,18 +193,21 @@ class _Bench:
             cache_salt=salt,
         )
         token_ids: list[int] = []
-        ttft_s, first_tokens, completion, error = None, 0, None, ""
+        ttft_s, completion, error = None, None, ""
+        round_tokens: list[int] = []
         start = time.perf_counter()
         stream = client.stream(task.prompt_ids, options, DEADLINE_S)
         try:
             async for chunk in stream:
-                if chunk.token_ids and ttft_s is None:
-                    ttft_s, first_tokens = time.perf_counter() - start, len(chunk.token_ids)
-                token_ids.extend(chunk.token_ids)
+                if chunk.token_ids:
+                    ttft_s = ttft_s or time.perf_counter() - start
+                    round_tokens.append(len(chunk.token_ids))
+                    token_ids.extend(chunk.token_ids)
             completion = stream.result()
         except RequestFailedError as failure:
             error = str(failure)
-        return Answer(prompt, tuple(token_ids), time.perf_counter() - start, ttft_s, completion, first_tokens, error)
+        wall_s = time.perf_counter() - start
+        return Answer(prompt, tuple(token_ids), wall_s, ttft_s, completion, tuple(round_tokens), error)
 
 
 def _difference(after: CacheCounts, before: CacheCounts) -> CacheCounts:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks.cache.measure import Answer
 from benchmarks.cache.phases import AGAIN, COLD, FILL, KILLED, SECOND, SHIFTED
-from benchmarks.cache.rows import Samples, later_acceptance_length, mean_acceptance_length, median_ttft_s
+from benchmarks.cache.rows import Samples, later_acceptance_ratio, mean_acceptance_length, median_ttft_s
 
 # A cache that has something to say must not make τ smaller; what is below this is not noise.
 LEAST_TAU_RATIO = 0.98
@@ -17,21 +17,23 @@ WORST_OF = {"warm": (AGAIN, SHIFTED), "warm-second": (SECOND,), "fill": (FILL,),
 RATIO_NOTE = (
     "median over runs of the ratio within a run, over cold requests of the same prompts; without a setting: the worst "
     "of all settings and temperatures (warm: of the phases again and shifted), for tau the least, for the median "
-    "time to the first token the largest; tau: of the rounds behind the first, whose pass reads the prompt and waits "
-    "for no draft; tau-with-first: of all rounds; failed-requests: a count over all runs"
+    "time to the first token the largest; tau: from where the first rounds of both were over, whose pass reads the "
+    "prompt and waits for no draft; tau-with-first: of all rounds; failed-requests: a count over all runs"
 )
 
 # By name, a value for each run.
 ByRun = dict[str, list[float]]
 Figure = Callable[[Iterable[Answer]], float | None]
+# Of answers to the same prompts, first those of the cold phase.
+Ratio = Callable[[Sequence[Answer], Sequence[Answer]], float | None]
 
 
 def ratios(samples: Samples) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The named ratios, and the smallest and largest value of each over the runs."""
     by_run = {
-        **_over_cold(samples, "tau", later_acceptance_length, min),
-        **_over_cold(samples, "tau-with-first", mean_acceptance_length, min),
-        **_over_cold(samples, "ttft", median_ttft_s, max),
+        **_over_cold(samples, "tau", later_acceptance_ratio, min),
+        **_over_cold(samples, "tau-with-first", _ratio_of(mean_acceptance_length), min),
+        **_over_cold(samples, "ttft", _ratio_of(median_ttft_s), max),
     }
     values = {name: round(statistics.median(taken), 4) for name, taken in by_run.items()}
     spread = {name: [round(min(taken), 4), round(max(taken), 4)] for name, taken in by_run.items()}
@@ -50,11 +52,19 @@ def broken_rules(values: Mapping[str, float], spread: Mapping[str, Sequence[floa
     ]
 
 
-def _over_cold(samples: Samples, figure_name: str, figure: Figure, worst: Callable[..., str]) -> ByRun:
+def _ratio_of(figure: Figure) -> Ratio:
+    def ratio(before: Sequence[Answer], after: Sequence[Answer]) -> float | None:
+        divisor, value = figure(before), figure(after)
+        return value / divisor if divisor and value else None
+
+    return ratio
+
+
+def _over_cold(samples: Samples, figure_name: str, ratio: Ratio, worst: Callable[..., str]) -> ByRun:
     single: dict[str, ByRun] = {group: {} for group in WORST_OF}
     for setting, temperature, phase in samples.groups():
         for group, phases in WORST_OF.items():
-            if phase in phases and (taken := _within_runs(samples, setting, temperature, phase, figure)):
+            if phase in phases and (taken := _within_runs(samples, setting, temperature, phase, ratio)):
                 single[group][f"{phase}/{COLD}.{figure_name}.{setting}.T{temperature:g}"] = taken
     found: ByRun = {}
     for group, by_run in single.items():
@@ -65,14 +75,14 @@ def _over_cold(samples: Samples, figure_name: str, figure: Figure, worst: Callab
     return {**found, **{name: taken for by_run in single.values() for name, taken in by_run.items()}}
 
 
-def _within_runs(samples: Samples, setting: str, temperature: float, phase: str, figure: Figure) -> list[float]:
-    """A phase's figure over that of the run's cold phase, of prompts completed in both; none of runs without any."""
+def _within_runs(samples: Samples, setting: str, temperature: float, phase: str, ratio: Ratio) -> list[float]:
+    """A phase over the run's cold phase, of prompts completed in both; none of runs without any."""
     found = []
     cold = {sample.run: sample.answers for sample in samples.of(setting, temperature, COLD)}
     for sample in samples.of(setting, temperature, phase):
-        before, after = _completed_in_both(cold.get(sample.run, ()), sample.answers)
-        if (divisor := figure(before)) and (value := figure(after)):
-            found.append(value / divisor)
+        value = ratio(*_completed_in_both(cold.get(sample.run, ()), sample.answers))
+        if value is not None:
+            found.append(value)
     return found
 
 

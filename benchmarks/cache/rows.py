@@ -5,6 +5,7 @@ Rates are of all requests of a run, medians over runs. Latencies are percentiles
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -69,10 +70,39 @@ def later_acceptance_length(answers: Iterable[Answer]) -> float | None:
     The first round is the pass that reads the prompt's end, and waits for no draft. The colder the prompt, the longer
     it takes, and the likelier a draft is there by then: that says nothing of what drafts are worth.
     """
-    ended = [(answer, answer.completion) for answer in answers if answer.completion is not None]
-    rounds = sum(completion.speculation.rounds - 1 for _, completion in ended if completion.speculation.rounds)
-    tokens = sum(len(completion.token_ids) - answer.first_tokens for answer, completion in ended)
-    return tokens / rounds if rounds > 0 else None
+    ended = [answer.round_tokens for answer in answers if answer.completion is not None and answer.round_tokens]
+    return _tokens_per_round((each, each[0]) for each in ended)
+
+
+def later_acceptance_ratio(before: Iterable[Answer], after: Iterable[Answer]) -> float | None:
+    """τ after over τ before, of the same prompts, from where the first rounds of both were over; None without rounds.
+
+    A draft that is in time for one's first round is in the second of the other, which ends where that one did: behind
+    its own first round alone, either would have the other's round for nothing.
+    """
+    known = {answer.prompt: answer.round_tokens for answer in before if answer.completion and answer.round_tokens}
+    pairs = [
+        (known[answer.prompt], answer.round_tokens, max(known[answer.prompt][0], answer.round_tokens[0]))
+        for answer in after
+        if answer.completion and answer.round_tokens and answer.prompt in known
+    ]
+    divisor = _tokens_per_round((first, start) for first, _, start in pairs)
+    value = _tokens_per_round((second, start) for _, second, start in pairs)
+    return None if divisor is None or value is None else value / divisor
+
+
+def _tokens_per_round(outputs: Iterable[tuple[Sequence[int], int]]) -> float | None:
+    """Of outputs, each given by the tokens of its rounds, and from which of its tokens on.
+
+    A round counts by the share of its tokens that lie there.
+    """
+    tokens, rounds = 0, 0.0
+    for sizes, start in outputs:
+        for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
+            counted = min(size, max(0, end - start))
+            tokens += counted
+            rounds += counted / size
+    return tokens / rounds if rounds else None
 
 
 def median_ttft_s(answers: Iterable[Answer]) -> float | None:

@@ -33,5 +33,5 @@ class ReadContext:
         self._cache = self._new_cache()
 
     def _new_cache(self) -> TreeCache[Any]:
-        # What was left out of makes no beginning that others could share.
-        return TreeCache(self._forward, self._beginning if self._context.is_whole else None)
+        # It begins with other tokens where some were left out meanwhile.
+        return TreeCache(self._forward, None if self._beginning is None else self._beginning.anew())

@@ -12,6 +12,7 @@ from orchestrator.prefix_cache.keys import Realm, TenantKeys
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 
 # How long a stop may wait for what has not been written yet.
@@ -27,6 +28,7 @@ class PrefixCache:
         self._realm = realm
         self._vocab_size = vocab_size
         self._rates = HitRates()
+        self._promise = UsualPromise()
         # Reads of requests, which may outlive them.
         self._reads: set[asyncio.Task[None]] = set()
         self._write_behind = WriteBehind(store, counts)
@@ -40,7 +42,7 @@ class PrefixCache:
             self._write_behind.put(Finished(keys, tuple(tokens), num_prompt, shown))
 
         make_recall = functools.partial(Recall, self._store, keys, self.counts, self._vocab_size, self._reads)
-        return CacheDrafter(self._rates, make_recall, remember, tokens, num_prompt, sampled)
+        return CacheDrafter(self._rates, self._promise, make_recall, remember, tokens, num_prompt, sampled)
 
     async def flushed(self) -> None:
         """Return when every output that has ended is written."""

@@ -15,6 +15,8 @@ from orchestrator.prefix_cache.outlook import Outlook
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
+from orchestrator.prefix_cache.track_record import TrackRecord
+from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
@@ -30,7 +32,7 @@ _MIN_PROBABILITY_BESIDE = 0.25
 # may just begin another.
 _MIN_GAIN_BESIDE = 0.4
 # A tree that goes to the verifier before drafters have said anything has to be worth a round: the verifier no longer
-# waits for theirs.
+# waits for theirs. Where it is known what they promise, it has to promise as much.
 _MIN_GAIN_BEFORE = 1.0
 # About what a further row costs of a pass, measured on CPUs.
 _ROW_SHARE = 0.04
@@ -45,13 +47,16 @@ class CacheDrafter:
     def __init__(
         self,
         rates: HitRates,
+        promise: UsualPromise,
         make_recall: Callable[[OnRecalled], Recall],
         remember: Callable[[PrefixStatistics], None],
         tokens: Sequence[int],
         num_prompt: int,
         sampled: bool,
     ) -> None:
-        """`tokens` are the request's committed tokens, which grow while it runs; `remember` gets what it has shown."""
+        """`promise` is what drafters promised all outputs; `tokens` are the request's committed ones, which grow while
+        it runs; `remember` gets what it has shown.
+        """
         self._rates = rates
         self._remember = remember
         self._tokens = tokens
@@ -62,6 +67,10 @@ class CacheDrafter:
         self._remembered = SuffixIndex()
         self._recall = make_recall(self._on_recalled)
         self._outlook = Outlook()
+        self._record = TrackRecord()
+        self._promise = promise.of_output()
+        # Whether another request had the same prompt, and its output may be the same.
+        self._repeats = False
         # For the committed tokens: what may come next, and the guesses of the last draft.
         self._candidates: list[Candidate] = []
         self._guesses: Guesses | None = None
@@ -90,6 +99,8 @@ class CacheDrafter:
         if self._guesses is not None:
             self._guesses.learn(token_ids)
             self._guesses = None
+        if self._candidates:
+            self._record.learn(self._candidates[0].token_ids, token_ids)
         self._is_called = True
         self._index()
         self._recall.advance(self._tokens)
@@ -107,7 +118,10 @@ class CacheDrafter:
     def draft_before(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
         """A tree for the committed tokens that is worth a round before drafters have answered, or an empty one."""
         guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_BESIDE, batch_size, price))
-        return EMPTY_TREE if guesses is None else guesses.tree(_MIN_GAIN_BEFORE)
+        least = max(_MIN_GAIN_BEFORE, self._promise.tokens)
+        if guesses is None or self._record.expected_tokens(len(self._candidates[0].token_ids)) < least:
+            return EMPTY_TREE
+        return guesses.tree(least)
 
     def draft_beside(
         self, drafted: TokenTree, max_nodes: int, batch_size: int, price: float = 0.0, row_multiple: int = 1
@@ -116,6 +130,7 @@ class CacheDrafter:
 
         It may begin another `row_multiple` of rows, and has to be worth that.
         """
+        self._promise.add(drafted.prune(max_nodes))
         least = _least(_MIN_PROBABILITY_BESIDE, batch_size, price)
         guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, least)
         return EMPTY_TREE if guesses is None else guesses.tree(price * row_multiple or _MIN_GAIN_BESIDE)
@@ -160,6 +175,9 @@ class CacheDrafter:
             self.on_gain(statistics.gain)
         for sequence in sequences:
             self._remembered.append((*sequence, SEPARATOR))
+        if self._recall.knows_prompt and not self._repeats and not self._sampled:
+            self._repeats = True
+            self._record.repeats()
         if not self._is_called:
             self._find()
             self.on_news()

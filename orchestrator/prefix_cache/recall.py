@@ -48,12 +48,16 @@ class Recall:
         self._asked: set[bytes] = set()
         self._closed = False
         self._statistics = PrefixStatistics()
+        self._prompt: bytes | None = None
+        # Whether it is remembered what followed the whole prompt.
+        self.knows_prompt = False
 
     def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
         """Ask for what followed this prompt, its end, and the anchors shortly before it."""
         self._num_seen = max(0, len(tokens) - LOOK_BACK)
         if len(tokens) == num_prompt:
-            self._want(self._keys.prompt(tokens), tokens, num_prompt)
+            self._prompt = self._keys.prompt(tokens)
+            self._want(self._prompt, tokens, num_prompt)
         self._want(self._keys.suffix(tokens, len(tokens)), tokens, len(tokens))
         self._want_anchors(tokens)
         self._read(self._keys.beginning(tokens[:num_prompt]))
@@ -98,8 +102,9 @@ class Recall:
         if beginning is not None and (value := values.pop()) is not None:
             self._take_statistics(value)
         # What was asked for first, a whole prompt, says most of what comes next.
-        found = reversed([*zip(wanted.values(), values, strict=True)])
-        sequences = [context + path for context, value in found for path in self._continuations(value).paths()]
+        found = {key: self._continuations(value) for key, value in zip(wanted, values, strict=True)}
+        self.knows_prompt = self.knows_prompt or bool(self._prompt in found and found[self._prompt].token_ids)
+        sequences = [wanted[key] + path for key in reversed(found) for path in found[key].paths()]
         if sequences or beginning is not None:
             self._on_recalled(sequences, self._statistics)
 

@@ -13,8 +13,10 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from drafter_svc.config import ConfigError, DrafterConfig
-from drafter_svc.draft_context import KEPT_SHARE, LEAST_CONTEXT, SINKS, DraftContext
+from drafter_svc.draft_context import LEAST_CONTEXT, SINKS, STEP_SHARE, DraftContext
+from drafter_svc.drafters.block_lm import BlockLm
 from drafter_svc.drafters.small_lm import SmallLm
+from drafter_svc.prefix_blocks import PIECE_ROWS, PrefixBlocks
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.drafter_svc import test_block_lm, test_small_lm
 
@@ -44,19 +46,22 @@ def test_first_and_latest_tokens_are_known(most: int, sizes: list[int]) -> None:
         assert context.length == start
         assert context.size == len(read) <= most
         if is_cut:
-            assert context.size == int(KEPT_SHARE * most)
-        if context.is_whole:
+            step = int(STEP_SHARE * most)
+            # It is a grid's, whose step is what a further cut leaves out, and there is room before that comes.
+            assert (start - context.size + SINKS) % step == 0
+            assert step // 2 <= most - context.size < step // 2 + step
+        if context.size == context.length:
             assert read == tokens[:start]
         else:
             assert read == [*tokens[:SINKS], *tokens[start - len(read) + SINKS : start]]
     # Once it is full, something is left out for good.
-    assert context.is_whole == (start <= most)
+    assert (context.size == context.length) == (start <= most)
 
 
 def test_without_a_limit_it_grows_with_the_sequence() -> None:
     context = DraftContext(range(1000))
     assert not context.extend([7] * 5000)
-    assert (context.size, context.length, context.is_whole) == (6000, 6000, True)
+    assert (context.size, context.length) == (6000, 6000)
     with pytest.raises(ValueError, match="at least 16"):
         DraftContext([1], LEAST_CONTEXT - 1)
 
@@ -117,11 +122,30 @@ def test_drafts_are_those_of_a_sequence_that_never_had_what_is_left_out(
     assert num_cuts >= 3
 
 
-def test_prompts_that_are_cut_share_no_beginning(llama: LlamaForCausalLM) -> None:
-    """Their first tokens stand before others than in the prompt that they begin."""
-    drafter = test_block_lm.make_drafter(llama, "semi-ar", max_context=MAX_CONTEXT)
-    assert drafter.open(range(10), SamplingParams())._cache._beginning is not None
-    assert drafter.open([1] * 50, SamplingParams())._cache._beginning is None
+@pytest.mark.parametrize("kind", ["small-lm", *test_block_lm.KINDS])
+def test_long_prompts_that_begin_alike_share_what_is_left_of_their_beginning(kind: str) -> None:
+    """Where their latest tokens begin is the same, so that the second reads from where they differ; the same bits."""
+    most = 3 * PIECE_ROWS
+    model = tiny_llama(vocab_size=61, max_context_tokens=2 * most, seed=1)
+    rng = np.random.default_rng(0)
+    system = rng.integers(0, VOCAB, 2 * most).tolist()
+    first, second = ([*system, *rng.integers(0, VOCAB, length).tolist()] for length in (40, 30))
+    shared = with_prefixes(model, kind, most)
+    shared.open(first, SamplingParams()).draft(8)
+    assert shared.prefixes.num_reused_tokens == 0
+    tree = shared.open(second, SamplingParams()).draft(8)
+    # Two whole pieces lie before the tokens in which they differ.
+    assert shared.prefixes.num_reused_tokens == 2 * PIECE_ROWS
+    alone = with_prefixes(model, kind, most).open(second, SamplingParams()).draft(8)
+    assert (tree.token_ids, tree.parents, tree.log_probs) == (alone.token_ids, alone.parents, alone.log_probs)
+
+
+def with_prefixes(model: LlamaForCausalLM, kind: str, most: int) -> SmallLm | BlockLm:
+    prefixes = PrefixBlocks(1 << 20)
+    if kind != "small-lm":
+        return test_block_lm.make_drafter(model, kind, prefixes=prefixes, max_context=most)
+    whole = test_small_lm.make_drafter(model)
+    return SmallLm(whole._forward, whole.info, whole._calibration, whole._limits, prefixes=prefixes, max_context=most)
 
 
 def test_the_limit_is_what_was_asked_for_or_what_the_checkpoint_is_good_for() -> None:

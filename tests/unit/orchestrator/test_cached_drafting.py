@@ -20,6 +20,7 @@ from orchestrator.prefix_cache.memory_store import MemoryStore
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
 from tests.unit.orchestrator.test_drafting import VOCAB, outcome
@@ -81,7 +82,9 @@ class Cached:
         def recall(on_recalled: OnRecalled) -> Recall:
             return Recall(MemoryStore(1000, 1.0), keys, CacheCounts(), VOCAB, set(), on_recalled)
 
-        self.cache = CacheDrafter(HitRates(), recall, shown.append, self.transcript.tokens, len(prompt), False)
+        self.cache = CacheDrafter(
+            HitRates(), UsualPromise(), recall, shown.append, self.transcript.tokens, len(prompt), False
+        )
         clients = (Follower(self.events),) if drafter else ()
         self.drafting = Drafting(
             clients,  # type: ignore[arg-type]
@@ -154,6 +157,25 @@ def test_a_few_unlikely_guesses_do_not_go_ahead_of_a_drafter() -> None:
     one = Cached(drafter=True, prompt=[1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 8, 2, 3])
     alone = Cached(drafter=False, prompt=[1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3, 8, 2, 3])
     assert (len(one.sent), len(alone.sent)) == (0, 1)
+
+
+def test_guesses_that_left_the_output_do_not_go_ahead_of_a_drafter_that_promises_more() -> None:
+    """They say as much as ever; but the output has left them twice, and the drafter's trees promised four tokens."""
+    one = Cached(drafter=True, max_tokens=150)
+    one.drafting.on_tree("small-lm", 24, (), chain([1, 2, 3, 4], [0.0] * 4))
+    # Three and then four tokens as before, and one that is not.
+    one.commit(1, 2, 3, 9)
+    one.drafting.on_tree("small-lm", 28, (), chain([1, 2, 3, 4], [0.0] * 4))
+    one.commit(1, 2, 3, 4, 8)
+    before = len(one.sent)
+    # The drafter had nothing in time, and the end matches what came before.
+    one.commit(1, 2, 3, 4, 5, 6, 1)
+    assert one.cache._candidates[0].length > 4
+    assert len(one.sent) == before
+    # A while without a mistake, and they do again.
+    for _ in range(6):
+        one.commit(2, 3, 4, 5, 6, 1)
+    assert one.sent[-1][1].source_names == ("cache",)
 
 
 def test_the_cache_works_when_everyone_has_the_outcome() -> None:

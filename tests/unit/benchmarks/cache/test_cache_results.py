@@ -102,9 +102,9 @@ def test_ratios_are_within_runs_over_the_same_prompts_when_cold_and_the_worst_le
 
 def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long() -> None:
     """Both have 3 tokens a round later on; the cold one had 3 in its first round, too, and the warm one had 1."""
-    cold = replace(answer(0, 4), first_tokens=3)
-    warm = replace(answer(0, 5, tokens=tuple(range(13))), first_tokens=1)
-    worse = replace(answer(1, 6, tokens=tuple(range(12))), first_tokens=2)
+    cold = replace(answer(0, 4), round_tokens=(3, 3, 3, 3))
+    warm = replace(answer(0, 5, tokens=tuple(range(13))), round_tokens=(1, 3, 3, 3, 3))
+    worse = replace(answer(1, 6, tokens=tuple(range(12))), round_tokens=(2, 2, 2, 2, 2, 2))
     taken = samples(("cold", 0, [cold, replace(cold, prompt=1)]), ("again", 0, [warm]), ("shifted", 0, [worse]))
     given = Samples([off(), *taken], PROMPTS)
     values, spread = ratios(given)
@@ -117,8 +117,19 @@ def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long
     ]
 
 
+def test_a_draft_that_is_in_time_for_the_second_round_instead_of_the_first_changes_nothing() -> None:
+    """The cold prompt's first round ends where the warm one's second does, and behind that they are the same."""
+    cold, warm = replace(answer(0, 4), round_tokens=(4, 3, 4, 1)), replace(answer(0, 5), round_tokens=(1, 3, 3, 4, 1))
+    late = replace(answer(0, 6), round_tokens=(1, 3, 3, 2, 2, 1))
+    taken = samples(("cold", 0, [cold]), ("again", 0, [warm]), ("shifted", 0, [late]))
+    values, _ = ratios(Samples([off(), *taken], PROMPTS))
+    assert values["again/cold.tau.cache.T0"] == 1.0
+    # Eight tokens in four rounds instead of three.
+    assert values["shifted/cold.tau.cache.T0"] == 0.75
+
+
 def test_an_output_of_one_round_has_none_behind_it() -> None:
-    whole = replace(answer(0, 1), first_tokens=12)
+    whole = replace(answer(0, 1), round_tokens=(12,))
     given = Samples([off(), *samples(("cold", 0, [whole]), ("again", 0, [whole]))], PROMPTS)
     assert rows(given)[1]["later_acceptance_length"] is None
     assert "again/cold.tau" not in ratios(given)[0]

@@ -112,6 +112,7 @@ async def test_a_prompt_that_comes_again_is_told_what_followed_in_one_round_trip
     assert all(KEYS.suffix(tokens, end) in store.writes[0] for end in anchors(tokens, 50, 200))
     # The likeliest last: what followed the whole prompt.
     assert request.told[-1] == tokens[50 - SUFFIX_TOKENS : 50 + 64]
+    assert request.recall.knows_prompt
     assert request.statistics[0].sources == {"cache": SourceCounts(8, 5)}
 
 
@@ -137,6 +138,8 @@ async def test_a_text_that_is_met_in_another_place_is_told_what_followed(store: 
     elsewhere = [*text(4, 70), *tokens[100:140]]
     request.recall.begin(elsewhere, len(elsewhere))
     assert any(_contains(sequence, tokens[138:146]) for sequence in request.told)
+    # The end of this prompt is remembered, and not all of it.
+    assert not request.recall.knows_prompt
 
 
 def _contains(sequence: Sequence[int], part: Sequence[int]) -> bool:
