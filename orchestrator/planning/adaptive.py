@@ -31,8 +31,10 @@ from orchestrator.rounds import Outcome
 
 logger = logging.getLogger(__name__)
 
-# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run.
+# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run; one
+# where more than so many do, whose nodes take the time: a look costs as much as choosing among a dozen trees.
 LOOKED_AT_PER_PASS = 2
+MANY_RUNNING = 32
 # Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
 # dearest work of drafters.
 NEWCOMERS = 4
@@ -252,7 +254,8 @@ class AdaptivePlanner:
 
     def _now_run(self, num_running: int) -> None:
         self.num_running = num_running
-        self.rounds_per_look = max(1, -(-num_running // LOOKED_AT_PER_PASS))
+        looked_at = LOOKED_AT_PER_PASS if num_running <= MANY_RUNNING else 1
+        self.rounds_per_look = max(1, -(-num_running // looked_at))
         self._draft_plans = self._new_draft_plans()
 
     def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 # A step of priority counts so much more, and steps beyond these make no difference.
 WEIGHT_PER_STEP = 2.0
 MOST_STEPS = 2
@@ -17,22 +19,27 @@ def class_weight(priority: int) -> float:
 
 
 class ClassWeights:
-    """The mean weight of the requests that have begun and not ended."""
+    """The mean weight of the requests that have begun and not ended, and its logarithm."""
 
     def __init__(self) -> None:
         self._num = 0
         self._sum = 0.0
         self.mean = 1.0
+        self.log_mean = 0.0
 
     def add(self, weight: float) -> None:
         """A request begins."""
         self._num += 1
         self._sum += weight
-        self.mean = self._sum / self._num
+        self._solve()
 
     def remove(self, weight: float) -> None:
         """A request has ended."""
         self._num -= 1
         # Weights are powers of two, so that sums of them are exact.
         self._sum -= weight
+        self._solve()
+
+    def _solve(self) -> None:
         self.mean = self._sum / self._num if self._num else 1.0
+        self.log_mean = math.log(self.mean)

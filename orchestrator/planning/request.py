@@ -81,8 +81,10 @@ class AdaptiveRequest:
         self._num_aside = 0
         self._turn_after = FIRST_TURN_AFTER
         self._has_turn = False
-        # Tokens that its verified trees promised, and those accepted.
+        # Tokens that its verified trees promised, and those accepted; and the logarithm of what a node of its trees is
+        # worth beside its probability, but for the mean weight of all.
         self._promised = self._accepted = _PRIOR_TOKENS
+        self._log_worth = math.log(self._weight)
         self._row_multiple = 1
         # Drafters that there are to choose among; those that are not asked for the next round, and for this one.
         self._sources: tuple[str, ...] = ()
@@ -183,16 +185,16 @@ class AdaptiveRequest:
         stance = planner.stance
         if stance.price <= 0:
             return tree
-        own = self._weight / planner.weights.mean * self._accepted / self._promised
-        kept = planner.values.worth(tree, stance.log_price - math.log(own))
+        kept = planner.values.worth(tree, stance.log_price - self._log_worth + planner.weights.log_mean)
         if kept is None:
             return tree
         if not kept:
             kept = self._floor(tree)
         if self._row_multiple > 1 and kept:
-            rows = -(-(1 + len(kept)) // self._row_multiple) * self._row_multiple
+            num_kept = kept if isinstance(kept, int) else len(kept)
+            rows = -(-(1 + num_kept) // self._row_multiple) * self._row_multiple
             return tree.prune(rows - 1)
-        return tree.first(kept.stop) if isinstance(kept, range) else tree.take(kept)
+        return tree.first(kept) if isinstance(kept, int) else tree.take(kept)
 
     def round_over(self, outcome: Outcome, sent: Sequence[TokenTree], asked: bool) -> None:
         """Learn from a round."""
@@ -354,6 +356,7 @@ class AdaptiveRequest:
             promised = values.learn(tree, outcome.token_ids[: outcome.num_accepted])
             self._promised = _FADE * self._promised + promised
             self._accepted = _FADE * self._accepted + outcome.num_accepted
+            self._log_worth = math.log(self._weight * self._accepted / self._promised)
         if self._sources and not self._is_newcomer:
             verified = Verified(tree, outcome.token_ids, outcome.num_accepted)
             sources.learn(self._number, self._sources, left_out, sent, verified)

@@ -121,14 +121,7 @@ class ValueModel:
 
     def learn(self, tree: TokenTree, token_ids: Sequence[int]) -> float:
         """Compare a verified tree with the tokens accepted of it; returns how many had been promised, as corrected."""
-        accepted: list[int] = []
-        parent = ROOT
-        children = tree.children if token_ids else {}
-        for token in token_ids:
-            parent = children.get((parent, token), ROOT)
-            if parent == ROOT:
-                break
-            accepted.append(parent)
+        accepted = _accepted(tree, token_ids)
         promised = sum(map(math.exp, [value if value < 0 else 0.0 for value in self.path_logs(tree)]))
         probabilities = list(map(math.exp, tree.path_log_probs))
         depths: Sequence[int] = tree.depths
@@ -161,11 +154,11 @@ class ValueModel:
             for path, depth, mask in zip(tree.path_log_probs, tree.depths, tree.sources, strict=True)
         ]
 
-    def worth(self, tree: TokenTree, least_log: float) -> range | list[int] | None:
+    def worth(self, tree: TokenTree, least_log: float) -> int | list[int] | None:
         """The nodes whose worth has at least this logarithm, parents included, in order; None when all of them have.
 
-        A range where these are the first ones. Every draft comes by here: nodes are looked at only as far as they have
-        to be.
+        Their number where these are the first ones. Every draft comes by here: nodes are looked at only as far as they
+        have to be.
         """
         corrections = self._known.get(tree.source_names)
         if corrections is None or corrections.deepest < len(tree.token_ids):
@@ -201,7 +194,7 @@ class ValueModel:
             return None
         if left > 0 and corrections.is_in_order:
             # Not even with the highest correction would this node do, and further ones are less likely.
-            return range(node)
+            return node
         return _further(tree, corrections, node)
 
     def note(self, tree: TokenTree) -> None:
@@ -243,7 +236,21 @@ class ValueModel:
         return known
 
 
-def _further(tree: TokenTree, corrections: _TreeCorrections, num_first: int) -> range | list[int]:
+def _accepted(tree: TokenTree, token_ids: Sequence[int]) -> list[int]:
+    """The nodes that these tokens lead to. Parents come before children: one look at each node is enough."""
+    accepted: list[int] = []
+    if token_ids:
+        wanted = (ROOT, token_ids[0])
+        for node, key in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+            if key == wanted:
+                accepted.append(node)
+                if len(accepted) == len(token_ids):
+                    break
+                wanted = (node, token_ids[len(accepted)])
+    return accepted
+
+
+def _further(tree: TokenTree, corrections: _TreeCorrections, num_first: int) -> int | list[int]:
     """The first nodes, and what is worth as much behind them; below a node that is cut nothing is."""
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
     count = len(tree.parents)
@@ -262,7 +269,7 @@ def _further(tree: TokenTree, corrections: _TreeCorrections, num_first: int) -> 
         elif is_in_order and least[parent] < math.inf:
             break
         node += 1
-    return range(num_first) if kept is None else kept
+    return num_first if kept is None else kept
 
 
 class _TreeCorrections(dict[int, list[float]]):
