@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -136,7 +136,6 @@ class CoppiceBatch:
         self.note = f"coppice, speculation {speculation}"
         self._address = address
         self._speculation = speculation
-        self._calls = itertools.count()
 
     def complete(self, tasks: Sequence[Task]) -> BatchCompletion:
         """Complete tasks.
@@ -165,7 +164,7 @@ class CoppiceBatch:
             ignore_eos=True,
             speculation=self._speculation,
             # Prompts come again, run after run: none may find what an earlier call has computed for it.
-            cache_salt=f"{self.name} {next(self._calls)}",
+            cache_salt=uuid.uuid4().hex,
         )
 
 

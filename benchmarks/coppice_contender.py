@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +41,6 @@ class CoppiceContender:
         self._policy = inference_pb2.SpeculationPolicy(
             mode=mode, max_nodes=max_nodes, sources=sources, acceptance=acceptance
         )
-        self._calls = itertools.count()
         budget = "the server's own" if max_nodes is None else max_nodes
         self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}" + (f", {setting}" if setting else "")
 
@@ -72,8 +71,8 @@ class CoppiceContender:
             sampling=sampling_to_proto(SamplingParams(temperature=task.temperature, seed=task.seed)),
             stopping=stopping_to_proto(StoppingOptions(max_tokens=task.max_tokens, ignore_eos=True)),
             speculation=self._policy,
-            # Prompts come again, run after run: none may find what an earlier call has computed for it.
-            cache_salt=f"{self.name} {next(self._calls)}",
+            # Prompts come again, run after run and group after group: none may find what an earlier call has computed.
+            cache_salt=uuid.uuid4().hex,
         )
 
 

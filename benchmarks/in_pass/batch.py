@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +36,6 @@ class BatchContender:
         self._address = address
         self._metrics_url = metrics_url
         self._salt = "known" if knows_prompts else ""
-        self._calls = itertools.count()
         mode = Mode.MODE_FORCED if variant.sources else Mode.MODE_OFF
         self._policy = inference_pb2.SpeculationPolicy(mode=mode, max_nodes=variant.max_nodes, sources=variant.sources)
 
@@ -95,7 +94,7 @@ class BatchContender:
             temperature=task.temperature,
             seed=task.seed,
             ignore_eos=True,
-            cache_salt=self._salt or f"{self.name} {next(self._calls)}",
+            cache_salt=self._salt or uuid.uuid4().hex,
         )
         message = build_request(task.prompt_ids, options)
         message.speculation.CopyFrom(self._policy)

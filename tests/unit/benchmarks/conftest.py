@@ -44,11 +44,16 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
-    """Greedy decoding by the slow obvious loop, whatever the policy; `corrupts` makes speculation change a token."""
+    """Greedy decoding by the slow obvious loop, whatever the policy; `corrupts` makes speculation change a token.
 
-    def __init__(self, model_dir: Path, *, corrupts: bool) -> None:
+    With `once` it takes each cache salt once: a prompt that comes again with its salt has been read already.
+    """
+
+    def __init__(self, model_dir: Path, *, corrupts: bool = False, once: bool = False) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         self._corrupts = corrupts
+        self._once = once
+        self._salts: set[str] = set()
 
     def GetModelInfo(  # noqa: N802
         self, request: inference_pb2.GetModelInfoRequest, context: grpc.ServicerContext
@@ -61,6 +66,9 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         if request.sampling.temperature > 1.5:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too hot")
         assert request.stopping.ignore_eos
+        if self._once and (not request.cache_salt or request.cache_salt in self._salts):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this cache salt has come before")
+        self._salts.add(request.cache_salt)
         num_tokens = request.stopping.max_tokens
         speculates = request.speculation.mode != inference_pb2.SpeculationPolicy.MODE_OFF
         given = self._greedy(list(request.token_ids.ids), num_tokens)
@@ -109,10 +117,16 @@ def _serve(servicer: FakeInference) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(tiny_target: Path) -> Iterator[str]:
     """The address of a server whose speculation changes nothing."""
-    yield from _serve(FakeInference(tiny_target, corrupts=False))
+    yield from _serve(FakeInference(tiny_target))
 
 
 @pytest.fixture(scope="module")
 def corrupting_server(tiny_target: Path) -> Iterator[str]:
     """The address of a server whose speculation changes the last token."""
     yield from _serve(FakeInference(tiny_target, corrupts=True))
+
+
+@pytest.fixture(scope="module")
+def once_server(tiny_target: Path) -> Iterator[str]:
+    """The address of a server that refuses a cache salt that it has had, or none."""
+    yield from _serve(FakeInference(tiny_target, once=True))

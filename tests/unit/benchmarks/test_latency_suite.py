@@ -10,6 +10,7 @@ import grpc
 import pytest
 from rich.console import Console
 
+from benchmarks.batch_contenders import CoppiceBatch
 from benchmarks.contenders import BenchmarkError, Task
 from benchmarks.coppice_contender import CoppiceContender, Mode
 from benchmarks.latency import Plan
@@ -81,6 +82,18 @@ def test_a_failed_call_says_whose_it_was_and_why(server: str) -> None:
         contender = CoppiceContender("coppice-on", channel, Mode.MODE_FORCED)
         with pytest.raises(BenchmarkError, match=r"coppice-on: .*INVALID_ARGUMENT.*too hot"):
             contender.complete(Task((1, 2), 4, 1.9, seed=0))
+
+
+def test_who_is_made_anew_for_another_group_finds_nothing_that_was_computed_before(
+    once_server: str,
+) -> None:
+    task = Task((1, 2), 4, 0.0, seed=0)
+    with grpc.insecure_channel(once_server) as channel:
+        for _ in range(2):
+            contender = CoppiceContender("coppice-off", channel, Mode.MODE_OFF)
+            assert contender.complete(task).token_ids == contender.complete(task).token_ids
+    for _ in range(2):
+        CoppiceBatch("coppice-off", once_server, "off").complete([task, task])
 
 
 def test_loops_are_remarked_on_only_where_there_are_any() -> None:
