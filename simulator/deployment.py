@@ -46,7 +46,7 @@ class Deployment:
         self.clock = Clock()
         self.policy = policy
         self._machine = machine
-        self._orchestrator = SimulatedOrchestrator(self.clock)
+        self._orchestrator = SimulatedOrchestrator(self.clock, machine.contention.orchestrator_factor)
         self._own_context = OwnContext()
         self.drafters = [self._drafter(number % fleet.verifiers) for number in range(fleet.drafters)]
         generator = random.Random(seed)
@@ -82,7 +82,7 @@ class Deployment:
         links = []
         if self.policy.speculates and self.drafters:
             drafter = least_busy(self.drafters)
-            links = [DrafterLink(self.clock, self._machine.message_s, drafter, text, num_prompt)]
+            links = [DrafterLink(self.clock, self._machine, self._orchestrator, drafter, text, num_prompt)]
         return SimulatedRequest(
             self.clock,
             self._machine,
@@ -117,5 +117,5 @@ class Deployment:
                 drafter.pace_changed()
 
         return SimulatedVerifier(
-            self.clock, self._machine, seed, lambda: sum(drafter.ahead_s for drafter in beside), on_pace
+            self.clock, self._machine, seed, lambda: sum(drafter.drafted_s for drafter in beside), on_pace
         )

@@ -10,15 +10,13 @@ from typing import Protocol
 
 from coppice.tree import EMPTY_TREE, TokenTree
 from orchestrator.rounds import DraftOpening, Outcome
-from simulator.clock import Clock
+from simulator.clock import Action, Clock
 from simulator.machine import Machine
 from simulator.orchestrators import SimulatedOrchestrator
 from simulator.sequences import num_followed
 from simulator.texts import Text
 
 KIND = "modelled"
-# Nodes of a draft that has not been made yet, when it is guessed how long drafters are busy.
-_USUAL_NODES = 10
 
 
 class Handler(Protocol):
@@ -71,10 +69,9 @@ class SimulatedDrafter:
         self.num_drafts = 0
 
     @property
-    def ahead_s(self) -> float:
-        """About how long it is busy with what is there, if a pass runs all the while."""
-        usual_s = self._machine.drafter.draft_s(_USUAL_NODES, 1)
-        return (self._left_s + usual_s * len(self._jobs)) * self._machine.contention.draft_factor
+    def drafted_s(self) -> float:
+        """For how long it has been busy so far."""
+        return self.busy_s + (self._clock.now_s - self._since_s if self._current is not None else 0.0)
 
     def queue(self, sequence: DraftedSequence) -> None:
         """Draft for a sequence when its turn comes."""
@@ -156,9 +153,19 @@ class DrafterLink:
     drafts_ahead = False
     kind = KIND
 
-    def __init__(self, clock: Clock, message_s: float, drafter: SimulatedDrafter, text: Text, num_prompt: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        machine: Machine,
+        orchestrator: SimulatedOrchestrator,
+        drafter: SimulatedDrafter,
+        text: Text,
+        num_prompt: int,
+    ) -> None:
         self._clock = clock
-        self._message_s = message_s
+        self._message_s = machine.message_s
+        self._ask_s = machine.orchestrator.ask_s
+        self._orchestrator = orchestrator
         self._drafter = drafter
         self._text = text
         self._num_prompt = num_prompt
@@ -175,7 +182,7 @@ class DrafterLink:
         self._sequences[sequence_id] = sequence
         self._drafter.num_sequences += 1
         self.asked += 1
-        self._clock.later(self._message_s, lambda: self._drafter.queue(sequence))
+        self._send(lambda: self._drafter.queue(sequence))
         return sequence_id
 
     def follows(self, sequence_id: int) -> bool:
@@ -200,7 +207,7 @@ class DrafterLink:
                 sequence.row_multiple = row_multiple
             self._drafter.queue(sequence)
 
-        self._clock.later(self._message_s, arrive)
+        self._send(arrive)
 
     def leave(self, sequence_id: int) -> None:
         """The request has ended."""
@@ -208,6 +215,9 @@ class DrafterLink:
         if sequence is not None:
             sequence.is_closed = True
             self._drafter.num_sequences -= 1
+
+    def _send(self, arrive: Action) -> None:
+        self._clock.later(self._orchestrator.spend(self._ask_s) + self._message_s, arrive)
 
 
 def least_busy(drafters: Sequence[SimulatedDrafter]) -> SimulatedDrafter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -131,24 +130,27 @@ class DrafterCosts:
 
 @dataclass(frozen=True)
 class Contention:
-    """What drafters and verifier take from each other where they share cores.
+    """What services take from each other where they share cores.
 
     A second in which a drafter is busy adds `pass_per_draft` seconds to the pass beside it, and while a pass runs,
-    drafts take `draft_factor` times as long.
+    drafts take `draft_factor` times as long. An orchestrator's messages take `orchestrator_factor` times as long.
     """
 
     pass_per_draft: float = 0.0
     draft_factor: float = 1.0
+    orchestrator_factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class OrchestratorCosts:
     """Times of an orchestrator, which takes one message after another: an outcome, and a drafter's tree.
 
+    `ask_s`: for asking a drafter behind an outcome.
     `turnaround_s`: from when it has a request's last outcome to when its client's next request is at the verifier.
     """
 
     outcome_s: float = 0.0
+    ask_s: float = 0.0
     tree_s: float = 0.0
     turnaround_s: float = 0.0
 
@@ -181,12 +183,3 @@ class Machine:
 def noise_factor(gauss: float, noise: float) -> float:
     """How much longer than usual something takes, from a standard normal number."""
     return math.exp(noise * gauss)
-
-
-def non_falling(values: Sequence[float]) -> tuple[float, ...]:
-    """Measured values with each that lies below an earlier one raised to it."""
-    highest, raised = 0.0, []
-    for value in values:
-        highest = max(highest, value)
-        raised.append(highest)
-    return tuple(raised)

@@ -39,8 +39,8 @@ class SimulatedVerifier:
     """Runs passes back to back over its sequences, as `verifier_svc/scheduler.py` says: one starts when every running
     sequence has its draft, else at the first deadline; who still waits then stays out.
 
-    The KV cache is taken to be large enough. `drafting_ahead_s` tells how much drafters beside it have to do, and
-    `on_pace` is called when the model begins to compute and when it has.
+    The KV cache is taken to be large enough. `drafted_s` tells for how long drafters beside it have been busy so far,
+    and `on_pace` is called when the model begins to compute and when it has.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class SimulatedVerifier:
         clock: Clock,
         machine: Machine,
         seed: int,
-        drafting_ahead_s: Callable[[], float] = lambda: 0.0,
+        drafted_s: Callable[[], float] = lambda: 0.0,
         on_pace: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._machine = machine
         self._costs = machine.verifier
         self._random = random.Random(seed)
-        self._drafting_ahead_s = drafting_ahead_s
+        self._drafted_s = drafted_s
         self._on_pace = on_pace
         self._waiting: deque[SimulatedSequence] = deque()
         self._running: list[SimulatedSequence] = []
@@ -129,16 +129,22 @@ class SimulatedVerifier:
         self._clock.later(costs.before_s(len(shares)), lambda: self._compute(work))
 
     def _compute(self, work: PassWork) -> None:
-        pass_s = self._pass_s(work)
+        slow = noise_factor(self._random.gauss(0, 1), self._machine.noise)
+        alone_s = self._costs.pass_s(work) * slow * self.slow_passes.get(self.counts.passes, 1.0)
         self.is_computing = True
         self._on_pace()
-        self._clock.later(pass_s, lambda: self._end_pass(work, pass_s))
+        began_s, drafted_s = self._clock.now_s, self._drafted_s()
 
-    def _pass_s(self, work: PassWork) -> float:
-        slow = noise_factor(self._random.gauss(0, 1), self._machine.noise)
-        plain_s = self._costs.pass_s(work) * slow * self.slow_passes.get(self.counts.passes, 1.0)
-        # What drafters have to do while the pass runs, they take from it.
-        return plain_s + self._machine.contention.pass_per_draft * min(plain_s, self._drafting_ahead_s())
+        def look() -> None:
+            """End the pass, unless drafters have taken more from it than it was made longer for."""
+            beside_s = self._drafted_s() - drafted_s
+            left_s = began_s + alone_s + self._machine.contention.pass_per_draft * beside_s - self._clock.now_s
+            if left_s > _TOGETHER_S:
+                self._clock.later(left_s, look)
+            else:
+                self._end_pass(work, self._clock.now_s - began_s)
+
+        self._clock.later(alone_s, look)
 
     def _end_pass(self, work: PassWork, pass_s: float) -> None:
         self.is_computing = False

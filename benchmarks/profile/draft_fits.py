@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.contenders import BenchmarkError
-from benchmarks.profile.calibration import Calibration
+from benchmarks.profile.calibration import Calibration, fit, observations
 from benchmarks.profile.records import DraftRecord
 from benchmarks.profile.timeline import Timeline
-from simulator.machine import Curve, DrafterCosts, non_falling
+from simulator.machine import Curve, DrafterCosts
 
-# Drafts are put together by size: from each of these to before the next.
-SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+# Drafts that tell anything, at least.
 MIN_SAMPLES = 3
 # A draft that a pass ran beside for less of its time than this counts as one without.
 ALONE = 0.02
@@ -32,26 +30,28 @@ class DraftFit:
 
 
 def fit_drafts(loads: Sequence[Calibration]) -> DraftFit:
-    """Means by size where no pass ran beside; what the others took longer, was lost to passes.
+    """By nodes where no pass ran beside; what the others took longer, was lost to passes.
 
     Raises:
         BenchmarkError: there are too few drafts to tell anything.
     """
-    alone: list[DraftRecord] = []
+    alone: list[list[DraftRecord]] = []
     beside: list[tuple[DraftRecord, float]] = []
     for load in loads:
         computing = Timeline((one.started_s, one.ended_s) for one in load.records.passes)
+        alone.append([])
         for draft in load.records.drafts:
             pass_s = computing.within(draft.started_s, draft.ended_s)
             if pass_s < ALONE * _seconds(draft):
-                alone.append(draft)
+                alone[-1].append(draft)
             else:
                 beside.append((draft, pass_s))
-    usual = [draft for draft in alone if draft.num_new <= MOST_NEW]
-    if len(usual) < MIN_SAMPLES:
+    usual = [[draft for draft in drafts if draft.num_new <= MOST_NEW] for drafts in alone]
+    usual = [drafts for drafts in usual if len(drafts) >= MIN_SAMPLES]
+    if not usual:
         raise BenchmarkError("hardly any draft was made between passes: too few loads to tell what drafts cost")
     curve = _curve(usual)
-    reading = [draft for draft in alone if draft.num_new > MOST_NEW]
+    reading = [draft for drafts in alone for draft in drafts if draft.num_new > MOST_NEW]
     new = sum(draft.num_new - 1 for draft in reading)
     read_s = sum(_seconds(draft) - curve.at(draft.num_nodes) for draft in reading)
     costs = DrafterCosts(curve, max(0.0, read_s / new) if new else 0.0)
@@ -61,17 +61,19 @@ def fit_drafts(loads: Sequence[Calibration]) -> DraftFit:
     return DraftFit(costs, round(1 / (1 - lost), 4))
 
 
-def _curve(drafts: Sequence[DraftRecord]) -> Curve:
-    bins: dict[int, list[DraftRecord]] = {}
-    for draft in drafts:
-        bins.setdefault(max(size for size in SIZES if size <= draft.num_nodes), []).append(draft)
-    least = min(MIN_SAMPLES, max(map(len, bins.values())))
-    full = [bins[size] for size in sorted(bins) if len(bins[size]) >= least]
-    sizes = [round(statistics.fmean(draft.num_nodes for draft in group)) for group in full]
-    seconds = non_falling([statistics.fmean(map(_seconds, group)) for group in full])
-    # Means of neighbouring bins may round to one size.
-    points = dict(zip(sizes, seconds, strict=True))
-    return Curve(tuple(points), tuple(points.values()))
+def _curve(loads: Sequence[Sequence[DraftRecord]]) -> Curve:
+    """A straight line: budgets that nothing was fitted to lie beyond those that were."""
+    base_s, node_s = map(
+        float,
+        fit(
+            [
+                observations([[1.0, draft.num_nodes] for draft in drafts], [_seconds(draft) for draft in drafts], 2)
+                for drafts in loads
+            ]
+        ),
+    )
+    most = max(draft.num_nodes for drafts in loads for draft in drafts)
+    return Curve((0, max(1, most)), (base_s, base_s + node_s * max(1, most)))
 
 
 def _num_unread(draft: DraftRecord) -> int:

@@ -6,58 +6,56 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from benchmarks.profile.calibration import Calibration
-from benchmarks.profile.nonnegative import nonnegative
+from benchmarks.profile.orchestrator_fits import fit_orchestrator
 from simulator.machine import OrchestratorCosts
-
-# Places of an outcome among those of its pass that are looked at, and samples that a place needs.
-MOST_PLACES = 16
-MIN_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFit:
-    """Seconds of a message from one service to the next, and what the orchestrator takes for one."""
+    """Seconds of a message from one service to the next, and what the orchestrator takes for one.
+
+    On these cores it takes `orchestrator_factor` times as long as on cores of its own.
+    """
 
     message_s: float
     orchestrator: OrchestratorCosts
+    orchestrator_factor: float
 
 
 def fit_messages(loads: Sequence[Calibration], after_s: float) -> MessageFit:
-    """An outcome's way to the drafter is two messages, and the orchestrator's work for it and those before it.
+    """Messages where there are the fewest requests at once, so that few wait for others.
 
+    An outcome's way to the drafter is two messages and the orchestrator's work for it; so is a tree's way back.
     `after_s`: from the end of one request's pass to when its outcome is on its way.
     """
-    places, delays = [], []
-    for load in loads:
-        for place, seconds in _outcome_delays(load).items():
-            if len(seconds) >= MIN_SAMPLES:
-                places.append([2.0, 1.0 + place])
-                delays.append(statistics.median(seconds))
-    message_s, outcome_s = nonnegative(np.array(places), np.array(delays)) if places else (0.0, 0.0)
+    work = fit_orchestrator(loads)
     few = min((load.concurrency for load in loads if load.speculates), default=0)
-    back = [delay for load in loads if load.speculates and load.concurrency == few for delay in _tree_delays(load)]
-    tree_s = max(0.0, statistics.median(back) - 2 * message_s) if back else 0.0
+    quiet = [load for load in loads if load.speculates and load.concurrency == few]
+    outcome_s, ask_s = work.factor * work.outcome_s, work.factor * work.ask_s
+    there = [delay - outcome_s - ask_s for load in quiet for delay in _outcome_delays(load)]
+    back = [delay - ask_s for load in quiet for delay in _tree_delays(load)]
+    ways = [max(0.0, statistics.median(delays) / 2) for delays in (there, back) if delays]
+    message_s = statistics.fmean(ways) if ways else 0.0
     fewest = min(load.concurrency for load in loads)
     turns = [seconds for load in loads if load.concurrency == fewest for seconds in _turnarounds(load)]
     known_s = after_s + message_s + outcome_s
     turnaround_s = max(0.0, statistics.fmean(turns) - known_s) if turns else 0.0
-    return MessageFit(float(message_s), OrchestratorCosts(float(outcome_s), float(tree_s), float(turnaround_s)))
+    costs = OrchestratorCosts(work.outcome_s, work.ask_s, work.ask_s, turnaround_s)
+    return MessageFit(message_s, costs, round(work.factor, 4))
 
 
-def _outcome_delays(load: Calibration) -> dict[int, list[float]]:
-    """By an outcome's place in its pass: from when outcomes were on their way to when the drafter was asked."""
+def _outcome_delays(load: Calibration) -> list[float]:
+    """From when outcomes were on their way to when the drafter was asked behind them."""
     asked_s = {(one.request_id, one.base_length): one.asked_s for one in load.records.drafts}
-    found: dict[int, list[float]] = {}
+    delays = []
     for one in load.records.passes:
-        for place, each in enumerate(one.rounds[:MOST_PLACES]):
+        for each in one.rounds:
             at_s = asked_s.get((each.request_id, each.length))
             # One that was asked for before, and has taken this outcome in, tells nothing.
             if at_s is not None and at_s > one.ended_s:
-                found.setdefault(place, []).append(max(0.0, at_s - one.delivered_s))
-    return found
+                delays.append(max(0.0, at_s - one.delivered_s))
+    return delays
 
 
 def _tree_delays(load: Calibration) -> list[float]:

@@ -13,7 +13,7 @@ from benchmarks.contenders import BenchmarkError
 
 # The directory for the records, in the environment of the services that keep some.
 DIRECTORY_VARIABLE = "RECORDS_DIRECTORY"
-VERIFIER_FILE, DRAFTER_FILE = "verifier.json", "drafter.json"
+VERIFIER_FILE, DRAFTER_FILE, ORCHESTRATOR_FILE = "verifier.json", "drafter.json", "orchestrator.json"
 
 
 def now_s() -> float:
@@ -86,6 +86,14 @@ class DraftRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuRecord:
+    """The CPU time that the orchestrator's process had taken by then, in seconds."""
+
+    at_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Records:
     """Of one topology's services, each kind in order of time."""
 
@@ -93,6 +101,7 @@ class Records:
     openings: tuple[OpeningRecord, ...]
     trees: tuple[TreeRecord, ...]
     drafts: tuple[DraftRecord, ...]
+    cpu: tuple[CpuRecord, ...]
 
     def within(self, start_s: float, end_s: float) -> Records:
         """Those that began in a part of the time."""
@@ -101,6 +110,7 @@ class Records:
             tuple(one for one in self.openings if start_s <= one.at_s < end_s),
             tuple(one for one in self.trees if start_s <= one.at_s < end_s),
             tuple(one for one in self.drafts if start_s <= one.started_s < end_s),
+            tuple(one for one in self.cpu if start_s <= one.at_s < end_s),
         )
 
 
@@ -110,13 +120,15 @@ def write_records(path: Path, **kinds: Iterable[Any]) -> None:
 
 
 def read_records(directory: Path) -> Records:
-    """What verifier and drafter have left in a directory.
+    """What verifier, drafter and orchestrator have left in a directory.
 
     Raises:
         BenchmarkError: one of them has left nothing.
     """
     try:
-        verifier, drafter = (json.loads((directory / name).read_text()) for name in (VERIFIER_FILE, DRAFTER_FILE))
+        verifier, drafter, orchestrator = (
+            json.loads((directory / name).read_text()) for name in (VERIFIER_FILE, DRAFTER_FILE, ORCHESTRATOR_FILE)
+        )
     except (OSError, json.JSONDecodeError) as error:
         raise BenchmarkError(f"a service did not say what it did: {error}") from error
     return Records(
@@ -124,6 +136,7 @@ def read_records(directory: Path) -> Records:
         tuple(OpeningRecord(*one) for one in verifier["openings"]),
         tuple(TreeRecord(*one) for one in verifier["trees"]),
         tuple(DraftRecord(*one) for one in drafter["drafts"]),
+        tuple(CpuRecord(*one) for one in orchestrator["cpu"]),
     )
 
 

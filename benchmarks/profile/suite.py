@@ -232,7 +232,7 @@ def fit_machine(measured: Measured, records: Records) -> Machine:
     passes = fit_passes(loads, measured.row_multiple, measured.server_max_nodes)
     drafts = fit_drafts(loads)
     messages = fit_messages(loads, passes.costs.after_s(1, 1))
-    contention = Contention(passes.pass_per_draft, drafts.draft_factor)
+    contention = Contention(passes.pass_per_draft, drafts.draft_factor, messages.orchestrator_factor)
     return Machine(
         passes.costs, drafts.costs, messages.message_s, contention, passes.noise, orchestrator=messages.orchestrator
     )

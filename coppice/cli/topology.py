@@ -84,9 +84,10 @@ class TopologySpec:
     rounds: str = ""
     # All services in one process, which has one port.
     colocated: bool = False
-    # Programs of verifiers and of drafters, where a benchmark has its own, and what these find in their environment.
+    # Programs of the services, where a benchmark has its own, and what these find in their environment.
     verifier_module: str = "verifier_svc"
     drafter_module: str = "drafter_svc"
+    orchestrator_module: str = "orchestrator"
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,8 +134,9 @@ class Topology:
         await _all_ready([*verifiers, *drafters], timeout_s)
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
-        env = {**metrics, **self._front_tls_env(), **self._orchestrator_env()}
-        self.address = await self._launch_orchestrator("orchestrator", "orchestrator", env, timeout_s)
+        env = {**self._spec.env, **metrics, **self._front_tls_env(), **self._orchestrator_env()}
+        module = self._spec.orchestrator_module
+        self.address = await self._launch_orchestrator("orchestrator", module, env, timeout_s)
 
     async def add_orchestrator(
         self, name: str, env: Mapping[str, str], module: str = "orchestrator", timeout_s: float = START_TIMEOUT_S

@@ -10,7 +10,7 @@ from benchmarks.profile.records import DIRECTORY_VARIABLE, read_records
 from benchmarks.profile.suite import Addresses, ProfileSuite
 from benchmarks.prompts import Prompt
 from coppice.bundled import MODELS
-from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_VERIFIER
+from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_ORCHESTRATOR, RECORDED_VERIFIER
 from coppice.cli.topology import TopologySpec, running
 from coppice.tree import ROOT, TokenTree
 from simulator.profile import profile_from_json
@@ -36,6 +36,7 @@ async def test_services_record_what_they_did_and_the_simulator_runs_on_it(tmp_pa
         threads=1,
         verifier_module=RECORDED_VERIFIER,
         drafter_module=RECORDED_DRAFTER,
+        orchestrator_module=RECORDED_ORCHESTRATOR,
         env={DIRECTORY_VARIABLE: str(tmp_path)},
     )
     async with running(spec) as topology:

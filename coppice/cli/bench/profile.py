@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from benchmarks.profile.suite import ProfileSuite
 
 # Not imported here: they are programs, and load torch.
-RECORDED_VERIFIER, RECORDED_DRAFTER = "benchmarks.profile.recorded_verifier", "benchmarks.profile.recorded_drafter"
+RECORDED_VERIFIER, RECORDED_DRAFTER, RECORDED_ORCHESTRATOR = (
+    f"benchmarks.profile.recorded_{service}" for service in ("verifier", "drafter", "orchestrator")
+)
 
 Reports = tuple[dict[str, Any], dict[str, Any] | None]
 
@@ -89,6 +91,7 @@ def _measured(suite: ProfileSuite, spec: TopologySpec) -> Reports:
             spec,
             verifier_module=RECORDED_VERIFIER,
             drafter_module=RECORDED_DRAFTER,
+            orchestrator_module=RECORDED_ORCHESTRATOR,
             env={DIRECTORY_VARIABLE: directory},
         )
         return run_or_exit(_reports(suite, recorded, Path(directory)))

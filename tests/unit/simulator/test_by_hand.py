@@ -78,6 +78,33 @@ def test_an_orchestrator_takes_one_message_after_another() -> None:
     assert ends == [2.0, 3.0, 6.0, 11.0]
 
 
+def test_what_follows_from_a_message_comes_before_the_next_one_and_all_of_it_takes_longer_on_shared_cores() -> None:
+    clock, ends, asked = Clock(), list[float](), list[float]()
+    orchestrator = SimulatedOrchestrator(clock, 2.0)
+
+    def ask() -> None:
+        asked.append(clock.now_s + orchestrator.spend(0.5))
+        asked.append(clock.now_s + orchestrator.spend(0.25))
+
+    orchestrator.handle(1.0, ask)
+    orchestrator.handle(1.0, lambda: ends.append(clock.now_s))
+    clock.run_until(100.0)
+    assert asked == [3.0, 3.5]
+    assert ends == [5.5]
+    # Nobody's message is at hand.
+    assert orchestrator.spend(0.5) == 1.0
+    orchestrator.handle(1.0, lambda: ends.append(clock.now_s))
+    clock.run_until(200.0)
+    assert ends == [5.5, 103.0]
+
+
+def test_asking_a_drafter_takes_the_orchestrator_time() -> None:
+    costs = OrchestratorCosts(ask_s=0.0002)
+    request = one_request("fixed=3", 3, 12, replace(constant_machine(), orchestrator=costs))
+    assert request.num_rounds == 4
+    assert request.ended_s == pytest.approx(4 * (PASS_S + GAP_S) + 2 * (ROUND_TRIP_S + 0.0002) + MESSAGE_S)
+
+
 def test_a_draft_goes_on_slowly_while_a_pass_runs_and_at_full_speed_behind_it() -> None:
     machine = replace(constant_machine(), contention=Contention(draft_factor=5.0))
     # Asked for after a message, while the prompt's pass runs: of its 3 ms, 1.8 are done when the pass is over.
@@ -115,11 +142,20 @@ def test_a_request_drafts_from_its_own_context_where_its_prompt_is_known() -> No
     assert rounds["known"] < 30
 
 
-@pytest.mark.parametrize(("ahead_s", "more_s"), [(0.004, 0.002), (1.0, 0.005)])
-def test_drafters_take_time_from_the_pass_beside_them_and_no_more_than_it_has(ahead_s: float, more_s: float) -> None:
+@pytest.mark.parametrize(
+    ("share", "most_s", "more_s"),
+    [
+        # Drafters that have 4 ms to do, and then nothing.
+        (1.0, 0.004, 0.002),
+        # Some that are busy for two fifths of the time, also of the time that the pass takes longer for it.
+        (0.4, 1.0, PASS_S / (1 - 0.4 * 0.5) - PASS_S),
+        (0.0, 1.0, 0.0),
+    ],
+)
+def test_drafters_take_time_from_the_pass_beside_them(share: float, most_s: float, more_s: float) -> None:
     clock, ends = Clock(), list[float]()
     machine = replace(constant_machine(), contention=Contention(pass_per_draft=0.5))
-    verifier = SimulatedVerifier(clock, machine, 0, lambda: ahead_s)
+    verifier = SimulatedVerifier(clock, machine, 0, lambda: min(most_s, share * clock.now_s))
     text = TracedText(right_trace(0))
     verifier.open(SimulatedSequence(text, 100, 1, 64, 0.0, lambda _: ends.append(clock.now_s)))
     clock.run_until(1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.machine import Curve, DrafterCosts, PassWork, VerifierCosts, non_falling
+from simulator.machine import Curve, DrafterCosts, PassWork, VerifierCosts
 
 
 def test_a_curve_is_straight_between_points_and_goes_on_as_its_end_did() -> None:
@@ -46,7 +46,3 @@ def test_a_draft_reads_what_is_new_beside_one_token() -> None:
     assert costs.draft_s(5, 0) == 1.5
     assert costs.draft_s(5, 11) == pytest.approx(2.5)
     assert costs.slower(3).draft_s(5, 11) == pytest.approx(7.5)
-
-
-def test_measured_values_are_raised_to_earlier_ones() -> None:
-    assert non_falling([1.0, 3.0, 2.0, 4.0]) == (1.0, 3.0, 3.0, 4.0)

@@ -14,7 +14,15 @@ from benchmarks.profile.draft_fits import fit_drafts
 from benchmarks.profile.message_fits import fit_messages
 from benchmarks.profile.nonnegative import Floats, nonnegative
 from benchmarks.profile.pass_fits import fit_passes
-from benchmarks.profile.records import DraftRecord, OpeningRecord, PassRecord, Records, RoundRecord, TreeRecord
+from benchmarks.profile.records import (
+    CpuRecord,
+    DraftRecord,
+    OpeningRecord,
+    PassRecord,
+    Records,
+    RoundRecord,
+    TreeRecord,
+)
 from benchmarks.profile.timeline import Timeline
 from simulator.machine import Curve, VerifierCosts
 
@@ -54,7 +62,7 @@ def made_passes(batch: int, nodes: int, count: int, *, drafts: bool) -> Records:
         now_s = ended_s + COSTS.after_s(batch, sum(one.num_committed for one in rounds))
         passes.append(PassRecord(started_s, ended_s, now_s, rows, rounds))
         length += generator.randint(1, 5)
-    return Records(tuple(passes), (), (), tuple(drafted))
+    return Records(tuple(passes), (), (), tuple(drafted), ())
 
 
 def test_costs_of_passes_are_found_again() -> None:
@@ -76,7 +84,7 @@ def test_costs_of_passes_are_found_again() -> None:
 
 def test_there_have_to_be_passes_without_drafting() -> None:
     with pytest.raises(BenchmarkError, match="too few loads"):
-        fit_passes([Calibration(True, 1, Records((), (), (), ()))], 4, 15)
+        fit_passes([Calibration(True, 1, Records((), (), (), (), ()))], 4, 15)
 
 
 def test_drafts_cost_what_they_take_alone_and_lose_to_passes_what_they_take_longer() -> None:
@@ -92,7 +100,7 @@ def test_drafts_cost_what_they_take_alone_and_lose_to_passes_what_they_take_long
         drafts.append(DraftRecord(str(number), 50, 3, now_s, now_s, ended_s, nodes))
         now_s = ended_s + 0.01
     drafts.append(DraftRecord("new", 101, 101, now_s, now_s, now_s + 0.002 + 100 * 0.00005, 2))
-    fit = fit_drafts([Calibration(True, 1, Records(tuple(passes), (), (), tuple(drafts)))])
+    fit = fit_drafts([Calibration(True, 1, Records(tuple(passes), (), (), tuple(drafts), ()))])
     for nodes in (2, 4, 8):
         assert fit.costs.draft_s(nodes, 1) == pytest.approx(0.001 + 0.0005 * nodes)
     assert fit.costs.read_token_s == pytest.approx(0.00005)
@@ -101,36 +109,61 @@ def test_drafts_cost_what_they_take_alone_and_lose_to_passes_what_they_take_long
 
 def test_too_few_drafts_tell_nothing() -> None:
     with pytest.raises(BenchmarkError, match="too few loads"):
-        fit_drafts([Calibration(True, 1, Records((), (), (), ()))])
+        fit_drafts([Calibration(True, 1, Records((), (), (), (), ()))])
+
+
+MESSAGE_S, OUTCOME_S, ASK_S, TURNAROUND_S, AFTER_S = 0.0004, 0.0006, 0.0002, 0.003, 0.0002
+# By the clock the orchestrator takes so many times as long.
+FACTOR = 1.5
+
+
+def made_messages(batch: int, *, speculates: bool, slow_to_begin_s: float = 0.0) -> Calibration:
+    """Passes of so many rounds each, whose outcomes the orchestrator takes one after another."""
+    passes, drafts, trees, openings = [], [], [], [OpeningRecord("0 0", 0.0)]
+    now_s = 0.001
+    for number in range(40):
+        # Where there is one request at a time, each has four rounds.
+        names = [f"{number // 4} {index}" if batch == 1 else str(index) for index in range(batch)]
+        ended_s, delivered_s = now_s + 0.01, now_s + 0.01 + AFTER_S
+        rounds = tuple(RoundRecord(name, 10 * number, 3, 4) for name in names)
+        passes.append(PassRecord(now_s, ended_s, delivered_s, 20, rounds))
+        is_last = batch == 1 and number % 4 == 3
+        for place, one in enumerate(() if is_last or not speculates else rounds):
+            asked_s = delivered_s + 2 * MESSAGE_S + (1 + place) * FACTOR * (OUTCOME_S + ASK_S) + slow_to_begin_s
+            drafts.append(DraftRecord(one.request_id, one.length, 3, asked_s, asked_s, asked_s + 0.05, 4))
+            trees.append(TreeRecord(one.request_id, one.length, asked_s + 0.05 + 2 * MESSAGE_S + FACTOR * ASK_S))
+        if is_last:
+            opened_s = delivered_s + MESSAGE_S + FACTOR * OUTCOME_S + TURNAROUND_S
+            openings.append(OpeningRecord(f"{number // 4 + 1} 0", opened_s))
+        now_s = delivered_s + 0.2
+    # One request at a time wakes the process for each message.
+    work_s = (9 if batch == 1 else 1) * (batch * len(passes) * OUTCOME_S + len(trees) * 2 * ASK_S)
+    # An hour of CPU time before.
+    cpu = CpuRecord(0.0, 3600.0), CpuRecord(now_s, 3600.0 + work_s)
+    return Calibration(speculates, batch, Records(tuple(passes), tuple(openings), tuple(trees), tuple(drafts), cpu))
 
 
 def test_messages_are_found_again() -> None:
-    message_s, outcome_s, tree_s, turnaround_s, after_s = 0.0004, 0.0006, 0.0001, 0.003, 0.0002
-    loads = []
-    for batch in (1, 5):
-        passes, drafts, trees, openings = [], [], [], [OpeningRecord("0 0", 0.0)]
-        now_s = 0.001
-        for number in range(40):
-            # Where there is one request at a time, each has four rounds.
-            names = [f"{number // 4} {index}" if batch == 1 else str(index) for index in range(batch)]
-            ended_s, delivered_s = now_s + 0.01, now_s + 0.01 + after_s
-            rounds = tuple(RoundRecord(name, 10 * number, 3, 4) for name in names)
-            passes.append(PassRecord(now_s, ended_s, delivered_s, 20, rounds))
-            is_last = batch == 1 and number % 4 == 3
-            for place, one in enumerate(() if is_last else rounds):
-                asked_s = delivered_s + 2 * message_s + (1 + place) * outcome_s
-                drafts.append(DraftRecord(one.request_id, one.length, 3, asked_s, asked_s, asked_s + 0.002, 4))
-                trees.append(TreeRecord(one.request_id, one.length, asked_s + 0.002 + 2 * message_s + tree_s))
-            if is_last:
-                opened_s = delivered_s + message_s + outcome_s + turnaround_s
-                openings.append(OpeningRecord(f"{number // 4 + 1} 0", opened_s))
-            now_s = delivered_s + 0.02
-        loads.append(Calibration(True, batch, Records(tuple(passes), tuple(openings), tuple(trees), tuple(drafts))))
-    fit = fit_messages(loads, after_s)
-    assert fit.message_s == pytest.approx(message_s, rel=1e-4)
-    assert fit.orchestrator.outcome_s == pytest.approx(outcome_s, rel=1e-4)
-    assert fit.orchestrator.tree_s == pytest.approx(tree_s, rel=1e-3)
-    assert fit.orchestrator.turnaround_s == pytest.approx(turnaround_s, rel=1e-3)
+    loads = [made_messages(batch, speculates=speculates) for batch, speculates in ((1, True), (5, True), (5, False))]
+    fit = fit_messages(loads, AFTER_S)
+    assert fit.message_s == pytest.approx(MESSAGE_S, rel=1e-4)
+    assert fit.orchestrator.outcome_s == pytest.approx(OUTCOME_S, rel=1e-4)
+    assert fit.orchestrator.ask_s == pytest.approx(ASK_S, rel=1e-3)
+    assert fit.orchestrator.tree_s == pytest.approx(ASK_S, rel=1e-3)
+    assert fit.orchestrator.turnaround_s == pytest.approx(TURNAROUND_S, rel=1e-3)
+    assert fit.orchestrator_factor == pytest.approx(FACTOR, rel=1e-3)
+
+
+def test_a_drafter_that_is_slow_to_begin_is_no_work_of_the_orchestrator() -> None:
+    loads = [made_messages(5, speculates=True, slow_to_begin_s=0.05), made_messages(5, speculates=False)]
+    fit = fit_messages(loads, AFTER_S)
+    assert fit.orchestrator.outcome_s == pytest.approx(OUTCOME_S, rel=1e-4)
+    assert fit.orchestrator_factor == pytest.approx(FACTOR, rel=1e-3)
+
+
+def test_outcomes_that_come_alone_tell_nothing_of_shared_cores() -> None:
+    fit = fit_messages([made_messages(1, speculates=True), made_messages(1, speculates=False)], AFTER_S)
+    assert fit.orchestrator_factor == 1.0
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -10,7 +10,9 @@ from benchmarks.contenders import BenchmarkError
 from benchmarks.profile.plan import ProfilePlan
 from benchmarks.profile.records import (
     DRAFTER_FILE,
+    ORCHESTRATOR_FILE,
     VERIFIER_FILE,
+    CpuRecord,
     DraftRecord,
     OpeningRecord,
     PassRecord,
@@ -30,12 +32,14 @@ RECORDS = Records(
     (OpeningRecord("a", 0.5), OpeningRecord("b", 0.75)),
     (TreeRecord("a", 30, 1.75),),
     (DraftRecord("a", 30, 30, 0.5, 0.75, 1.5, 4),),
+    (CpuRecord(1.0, 0.25), CpuRecord(2.5, 0.75)),
 )
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_records(tmp_path / VERIFIER_FILE, passes=RECORDS.passes, openings=RECORDS.openings, trees=RECORDS.trees)
     write_records(tmp_path / DRAFTER_FILE, drafts=RECORDS.drafts)
+    write_records(tmp_path / ORCHESTRATOR_FILE, cpu=RECORDS.cpu)
     assert read_records(tmp_path) == RECORDS
 
 
