@@ -23,6 +23,7 @@ from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency_suite import shown
 from benchmarks.report import machine_remarks
 from benchmarks.transformers_baseline import load_model, quiet_transformers
+from coppice.hf_cache import cache_argument
 from coppice.tree import EMPTY_TREE, TokenTree
 from verifier_svc.config import VerifierConfig
 from verifier_svc.kv_cache import SequenceCache
@@ -208,12 +209,13 @@ def plain_pass(model: PreTrainedModel, prompt: Sequence[int]) -> Pass:
     """transformers' forward of some tokens, as a chain, behind a prompt that its own cache holds."""
     cache = DynamicCache(config=model.config)
     device = next(model.parameters()).device
-    model(input_ids=torch.tensor([list(prompt)], device=device), past_key_values=cache, use_cache=True)
+    options: dict[str, Any] = {cache_argument(model.forward): cache, "use_cache": True}
+    model(input_ids=torch.tensor([list(prompt)], device=device), **options)
 
     @torch.inference_mode()
     def run(tokens: Sequence[int]) -> None:
         input_ids = torch.tensor([list(tokens)], device=device)
-        model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits.float().cpu()
+        model(input_ids=input_ids, **options).logits.float().cpu()
         cache.crop(-len(tokens))
 
     return run

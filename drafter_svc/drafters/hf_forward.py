@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from coppice.hf_cache import cache_argument
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import KvBlock
@@ -54,6 +55,7 @@ class CachedForward:
         self.max_unread = 0
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
+        self._cache_argument = cache_argument(model.forward)
         self._takes_num_logits = "logits_to_keep" in accepted
 
     def new_store(self) -> DynamicCache:
@@ -74,8 +76,8 @@ class CachedForward:
         output = self._model(
             input_ids=torch.from_numpy(rows.token_ids)[None].to(device),
             attention_mask=mask[None, None],
-            past_key_values=store,
             use_cache=True,
+            **{self._cache_argument: store},
             **options,
         )
         return to_numpy(output.logits[0, -rows.num_logits :])

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from coppice.error_scales import ErrorScales
 from coppice.errors import IncompatibleError
+from coppice.hf_cache import cache_argument
 from training.block_layout import BlockLayout
 from training.transition import TrainedTransition
 from verifier_svc.space_adapter import LowRank, SpaceAdapter, Transition
@@ -90,20 +91,19 @@ class SpaceMasks(nn.Module):
         """
         target: Any = self._target[0]
         rows, groups = len(token_ids), len(layout.anchors)
+        held = {cache_argument(target.forward): DynamicCache()}
         with torch.no_grad():
-            read = target(
-                input_ids=token_ids, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=layout.anchors
-            )
+            read = target(input_ids=token_ids, use_cache=True, logits_to_keep=layout.anchors, **held)
         length = token_ids.shape[1]
         inputs = self.masks.weight[: layout.num_masks].repeat(groups, 1).to(target.dtype)
         self._is_on = True
         try:
             said: Tensor = target(
                 inputs_embeds=inputs.expand(rows, -1, -1),
-                past_key_values=read.past_key_values,
                 attention_mask=layout.visible[length:].expand(rows, 1, -1, -1),
                 position_ids=layout.positions[length:].expand(rows, -1),
                 use_cache=True,
+                **held,
             ).logits
         finally:
             self._is_on = False

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from coppice.hf_cache import cache_argument
 from coppice.tree import ROOT
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
@@ -49,7 +51,8 @@ def plain_mask_logits(
 
     The tokens' own rows would then be others than the target's, so that their keys and values come from a cache.
     """
-    read = model(input_ids=torch.tensor([token_ids]), use_cache=True)
+    held: dict[str, Any] = {cache_argument(model.forward): DynamicCache(config=model.config)}
+    model(input_ids=torch.tensor([token_ids]), use_cache=True, **held)
     handles = []
     for name, low_rank in adapter.low_rank.items():
 
@@ -59,8 +62,8 @@ def plain_mask_logits(
         handles.append(model.get_submodule(name).register_forward_hook(add))
     logits = model(
         inputs_embeds=adapter.masks[None, :num_masks],
-        past_key_values=read.past_key_values,
         position_ids=torch.arange(len(token_ids), len(token_ids) + num_masks)[None],
+        **held,
     ).logits[0, -1]
     for handle in handles:
         handle.remove()
