@@ -29,8 +29,9 @@ RUN pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/coppice /opt/coppice
 COPY models/small-lm /models/small-lm
-# Has the embeddings of the one above.
+# Have the embeddings of the one above.
 COPY models/semi-ar /models/semi-ar
+COPY models/diffusion /models/diffusion
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \

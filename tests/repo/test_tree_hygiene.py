@@ -24,7 +24,7 @@ from tests.conftest import ALONE, LONG, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
 MAX_TREE_BYTES = 48 * MIB
-MAX_MODELS_BYTES = 40_000_000
+MAX_MODELS_BYTES = 40 * MIB
 MODELS = sorted(path.parent for path in (ROOT / "models").glob("*/config.json"))
 
 # Written so that this file does not find itself.
