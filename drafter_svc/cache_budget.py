@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -33,6 +35,7 @@ class CacheBudget:
         # As of the last draft, and how often a sequence was made to forget.
         self.num_tokens = 0
         self.num_forgotten = 0
+        self._is_held = False
 
     def note(self, sequence: object) -> None:
         """Something was read or drafted for this sequence, which is not the one to forget."""
@@ -41,12 +44,25 @@ class CacheBudget:
         self._sizes.pop(sequence, None)
         self._sizes[sequence] = sequence.num_cached
         self.num_tokens = sum(self._sizes.values())
-        if self._max_tokens and self.num_tokens > self._max_tokens:
-            self._make_room(sequence)
+        if not self._is_held:
+            self._make_room()
 
-    def _make_room(self, latest: CachingSequence) -> None:
-        for other, size in list(self._sizes.items()):
-            if other is latest or self.num_tokens <= self._max_tokens:
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While drafts are made for several sequences nobody has to forget, and room is made when they are made."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if not self._max_tokens or self.num_tokens <= self._max_tokens:
+            return
+        *others, _ = self._sizes.items()
+        for other, size in others:
+            if self.num_tokens <= self._max_tokens:
                 return
             other.forget()
             del self._sizes[other]

@@ -68,6 +68,9 @@ class DrafterConfig:
     draft_ahead_steps: int = 32
     # Most children of a node that are looked at; 1 drafts chains.
     draft_children: int = 16
+    # Most sequences whose drafts are made together, in passes that they share; 0: as many as are sooner done so, which
+    # is tried at start.
+    draft_batch: int = 0
     # Most tokens of a sequence that are read: of a longer one the first few and the latest. 0: as many as the
     # checkpoint says that it is good for, or as many as it has positions for.
     draft_context: int = 0
@@ -119,6 +122,7 @@ class DrafterConfig:
         _require("DRAFT_AHEAD", self.draft_ahead in DRAFT_AHEAD, f"one of {', '.join(DRAFT_AHEAD)}", self.draft_ahead)
         _require("DRAFT_AHEAD_STEPS", 0 <= self.draft_ahead_steps <= 256, "in 0..256", self.draft_ahead_steps)
         _require("DRAFT_CHILDREN", 1 <= self.draft_children <= 256, "in 1..256", self.draft_children)
+        _require("DRAFT_BATCH", 0 <= self.draft_batch <= 1024, "in 0..1024", self.draft_batch)
         is_context = self.draft_context == 0 or self.draft_context >= LEAST_CONTEXT
         _require("DRAFT_CONTEXT", is_context, f"0 or at least {LEAST_CONTEXT}", self.draft_context)
         _require("COUPLING", self.coupling in SWITCHES, "on or off", self.coupling)

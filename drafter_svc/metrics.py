@@ -36,6 +36,8 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
     yield _OWN.histogram("queue_seconds", "Time that a draft waited for the model.", counts.queue_s)
     yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)
     yield _OWN.histogram("draft_nodes", "Nodes of a draft.", counts.nodes)
+    joint = service.turns.num_joint_passes
+    yield _OWN.counter("joint_passes", "Passes of the model that were made for drafts of several sequences.", joint)
     expected = {"drafted_for": counts.num_expected, "dropped": counts.num_dropped + counts.num_gone}
     yield from _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
     yield _OWN.counter("ahead_drafts", "Trees sent behind likely outcomes.", counts.num_ahead)

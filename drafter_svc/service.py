@@ -29,6 +29,7 @@ from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
+from drafter_svc.joint_turns import JointTurns
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.session import (
     AheadDrafts,
@@ -69,6 +70,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self._observe = observe
         self.drafter = drafter
         self.thread = thread
+        self.turns = JointTurns(drafter, thread, self.caches)
         self.max_nodes = max_nodes
         self._max_sequences = max_sequences
         self._num_sequences = 0
@@ -261,7 +263,7 @@ class DraftStream:
     def _schedule(self, sequence_id: int, session: Session) -> None:
         if session.schedule():
             turn = _Turn(sequence_id, session, time.perf_counter())
-            self._thread.submit(lambda: self._take_turn(turn))
+            self._service.turns.submit(lambda: self._take_turn(turn))
 
     def _fail(self, sequence_id: int, error: CoppiceError) -> None:
         session = self._sessions.pop(sequence_id, None)
@@ -330,7 +332,7 @@ class DraftStream:
         if draft is not None and not session.closed:
             elapsed_s = turn.spent_s + time.perf_counter() - started
             self._mark("draft", sequence_id, elapsed_s, len(draft.tree))
-            self._post(_response(sequence_id, draft, elapsed_s))
+            self._call(self._send, _response(sequence_id, draft, elapsed_s))
             self._service.counts.drafted(started - turn.submitted - turn.spent_s, elapsed_s, len(draft.tree))
         self._prepare_when_idle(sequence_id, session)
         return 0
@@ -358,17 +360,13 @@ class DraftStream:
         self._mark("ahead", sequence_id, time.perf_counter() - started, 0 if drafts is None else drafts.num_nodes)
         if drafts is not None:
             self._service.counts.num_ahead += len(drafts.drafts)
-            self._post(_ahead_response(sequence_id, drafts))
+            self._call(self._send, _ahead_response(sequence_id, drafts))
 
     def _mark(self, what: str, sequence_id: int, elapsed_s: float, num_nodes: int) -> None:
         """Tell the timeline, if any, of work that ends now. On the model thread."""
         if (timeline := self._service.timeline) is not None:
             now_s = time.monotonic()
             timeline.took(what, now_s - elapsed_s, now_s, sequence_id, num_nodes)
-
-    def _post(self, response: pb.DraftResponse) -> None:
-        """Send a response. On the model thread."""
-        self._call(self._send, response)
 
     def _call(self, function: Any, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)

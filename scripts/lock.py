@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "docker" / "locks"
 # What each image installs beside the project's own dependencies, as its Dockerfile does.
-EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "model"}
+EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter"}
 # And what all of them do.
 EVERYWHERE = "traces"
 PYTHON_VERSION = "3.13"

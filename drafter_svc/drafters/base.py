@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
+from drafter_svc.drafters.joint_passes import JointPasses
 from drafter_svc.prefix_blocks import PrefixBlocks
 
 
@@ -105,6 +106,14 @@ class Drafter(Protocol):
     def warm_up(self) -> None:
         """Run once whatever is slow the first time."""
         ...
+
+
+@runtime_checkable
+class JointDrafter(Drafter, Protocol):
+    """A drafter that can make drafts of several sequences at a time."""
+
+    # None where it makes them one after another.
+    joint: JointPasses[Any] | None
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.drafters.hf_forward import PlainForward
+from drafter_svc.drafters.joint_passes import JointPasses, joined
 from drafter_svc.drafters.read_context import ReadContext
 from drafter_svc.drafters.tree_cache import FloatArray, Forward
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
@@ -108,6 +109,7 @@ def load_block_lm(
     # A block that sees all of it is not said from left to right.
     transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
+    forward = joined(forward, config.draft_batch)
     return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context)
 
 
@@ -133,6 +135,7 @@ class BlockLm:
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
         self._forward = forward
+        self.joint = forward if isinstance(forward, JointPasses) else None
         self._calibration = calibration
         self._block = block
         self._limits = limits
@@ -153,13 +156,16 @@ class BlockLm:
         return BlockLmSequence(*parts, self._transition)
 
     def warm_up(self) -> None:
-        """Draft a few rounds, greedily and with noise."""
+        """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
         for temperature in (0.0, 1.0):
             sequence = self.open([0], SamplingParams(temperature=temperature))
             for _ in range(_WARM_UP_ROUNDS):
                 tree = sequence.draft(self._limits.max_nodes)
                 sequence.extend([*tree.token_ids[:1], 0])
                 sequence.prepare()
+        if self.joint is not None:
+            # The token that the target drew itself, and a block.
+            self.joint.measure(1 + self._block.num_masks(self._limits.max_nodes))
 
 
 class BlockLmSequence(ReadContext):

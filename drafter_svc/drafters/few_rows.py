@@ -1,4 +1,4 @@
-"""A draft step in one compiled call: a Llama's pass over a few rows, with weights of 8 bits.
+"""A draft step or a piece of a prompt in one compiled call: a Llama's pass over a few rows, with weights of 8 bits.
 
 A draft is a chain of short steps, each over a row or four. Sixty calls into a tensor library cost more than their
 arithmetic then, above all right after the target's pass, which leaves every cache cold. Numba compiles this file's

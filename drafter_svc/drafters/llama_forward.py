@@ -2,18 +2,21 @@
 
 For small models most of transformers' time per step is overhead. Here query, key and value share one matrix, as do
 gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows. What is left
-of the overhead is still most of a draft step's time, so that the few rows of such a step go through `few_rows`.
+of the overhead is still most of a draft's time on a CPU, so that passes of up to a piece of a prompt go through
+`few_rows` there.
 
 Axes: R new rows, S cached rows, H query heads, K key heads, G = H / K, D head size, L layers, C capacity.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
 # How a pass over few rows is computed: by torch; compiled, with weights of 8 bits; with the matrices' inputs rounded to
 # 8 bits as well.
 FewRowsWay = Literal["tensors", "w8", "w8a8"]
-# Up to here the compiled pass is faster; measured on 1 to 16 rows.
+# Up to so many rows the compiled pass is faster; measured on 4 to 64 rows of the bundled drafters, one thread.
+MOST_ROWS: dict[FewRowsWay, int] = {"tensors": 0, "w8": 32, "w8a8": 64}
+# Most unread tokens, and rows of a step, of a search in one compiled call.
 FEW_ROWS = 8
 # Capacity is a multiple of this many rows and at least doubles when it is exceeded.
 CAPACITY_STEP = 256
@@ -54,6 +59,19 @@ class KvStore:
 
     kv: Tensor
     length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence's part of a pass: `count` rows, of which a layer's output is wanted for the last `wanted`.
+
+    `mask` [G * wanted, S + count] is that of folded heads; None where every row sees all.
+    """
+
+    store: KvStore
+    count: int
+    wanted: int
+    mask: Tensor | None
 
 
 def is_supported(model: PreTrainedModel) -> bool:
@@ -101,6 +119,7 @@ class LlamaForward:
         self._layers = [_layer(layer) for layer in model.model.layers]
         self._cos, self._sin = _rotary_tables(model, self.max_positions)
         self._few_rows = None
+        self._most_rows = MOST_ROWS[few_rows]
         self.max_unread = 0
         if few_rows != "tensors":
             self._few_rows = _compile_few_rows(model, self._cos, self._sin, round_inputs=few_rows == "w8a8")
@@ -115,28 +134,46 @@ class LlamaForward:
     def run(self, store: KvStore, rows: Rows) -> FloatArray:
         """Append the rows; returns logits [num_logits, vocab]."""
         count = len(rows.token_ids)
+        if self._few_rows is None or count > self._most_rows:
+            return self.run_many([(store, rows)])[0]
         _reserve(store, store.length + count)
-        if self._few_rows is not None and count <= FEW_ROWS:
-            logits = self._few_rows.run(store.kv.numpy(), store.length, rows)
-            store.length += count
-            return logits
+        logits = self._few_rows.run(store.kv.numpy(), store.length, rows)
+        store.length += count
+        return logits
+
+    @torch.inference_mode()
+    def run_many(self, passes: Sequence[tuple[KvStore, Rows]]) -> list[FloatArray]:
+        """Append rows of several sequences in one pass: only attention is each sequence's own."""
         device = self._embedding.device
-        hidden = F.embedding(torch.from_numpy(rows.token_ids).to(device), self._embedding)
-        positions = torch.from_numpy(rows.positions).to(device)
+        parts = [self._part(store, rows) for store, rows in passes]
+        hidden = F.embedding(_joined([rows.token_ids for _, rows in passes], device), self._embedding)
+        positions = _joined([rows.positions for _, rows in passes], device)
         rotation = self._cos[positions], self._sin[positions]
-        wanted = count
-        mask = self._folded_mask(rows.mask)
         for index, layer in enumerate(self._layers):
-            if index + 1 == len(self._layers) and rows.num_logits < count:
+            if index + 1 == len(self._layers):
                 # Of the other rows nothing is read any more but the last layer's keys and values.
-                wanted = rows.num_logits
-                mask = self._folded_mask(rows.mask[count - wanted :])
-            hidden = self._attend(layer, store, index, hidden, rotation, mask, wanted)
+                parts = [self._last_part(part, rows) for part, (_, rows) in zip(parts, passes, strict=True)]
+            hidden = self._attend(layer, parts, index, hidden, rotation)
             normed = F.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
-        store.length += count
-        return to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
+        for part in parts:
+            part.store.length += part.count
+        logits = to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
+        ends = list(itertools.accumulate(part.wanted for part in parts))
+        return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
+
+    def _part(self, store: KvStore, rows: Rows) -> _Part:
+        count = len(rows.token_ids)
+        _reserve(store, store.length + count)
+        return _Part(store, count, count, self._folded_mask(rows.mask))
+
+    def _last_part(self, part: _Part, rows: Rows) -> _Part:
+        """The part of a pass in the last layer, whose rows have logits."""
+        if rows.num_logits == part.count:
+            return part
+        mask = self._folded_mask(rows.mask[part.count - rows.num_logits :])
+        return replace(part, wanted=rows.num_logits, mask=mask)
 
     def keep(self, store: KvStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
@@ -186,34 +223,31 @@ class LlamaForward:
         return torch.from_numpy(folded).to(self._embedding.device, self._embedding.dtype)
 
     def _attend(
-        self,
-        layer: _Layer,
-        store: KvStore,
-        index: int,
-        hidden: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        wanted: int,
+        self, layer: _Layer, parts: Sequence[_Part], index: int, hidden: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Hidden states of the last `wanted` rows [wanted, hidden] after a layer's attention, with the folded `mask`.
+        """Hidden states of the wanted rows of all parts [sum of wanted, hidden] after a layer's attention.
 
-        The keys and values of all rows go to the store.
+        The keys and values of all rows go to the stores.
         """
-        count, heads, kv_heads, size = len(hidden), self._heads, self._kv_heads, self._head_size
+        heads, kv_heads, size = self._heads, self._kv_heads, self._head_size
         normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, self._eps)
-        qkv = layer.qkv(normed).view(count, heads + 2 * kv_heads, size)
+        qkv = layer.qkv(normed).view(len(hidden), heads + 2 * kv_heads, size)
         cos, signed_sin = rotation
         turning = qkv[:, : heads + kv_heads]
         turned = torch.addcmul(turning * cos, turning.roll(size // 2, -1), signed_sin)
-        end = store.length + count
-        kv = store.kv[index, :, :, :end]
-        kv[0, :, store.length :] = turned[:, heads:].transpose(0, 1)
-        kv[1, :, store.length :] = qkv[:, heads + kv_heads :].transpose(0, 1)
-        folded = turned[count - wanted :, :heads].reshape(wanted, kv_heads, -1, size).permute(1, 2, 0, 3)
-        query = folded.reshape(1, kv_heads, -1, size)
-        seen = F.scaled_dot_product_attention(query, kv[0, None], kv[1, None], attn_mask=mask)
-        joined = seen.view(kv_heads, -1, wanted, size).permute(2, 0, 1, 3).reshape(wanted, heads * size)
-        return hidden[count - wanted :] + layer.output(joined)
+        seen, kept, end = [], [], 0
+        for part in parts:
+            start, end = end, end + part.count
+            wanted, store = part.wanted, part.store
+            kv = store.kv[index, :, :, : store.length + part.count]
+            kv[0, :, store.length :] = turned[start:end, heads:].transpose(0, 1)
+            kv[1, :, store.length :] = qkv[start:end, heads + kv_heads :].transpose(0, 1)
+            folded = turned[end - wanted : end, :heads].reshape(wanted, kv_heads, -1, size).permute(1, 2, 0, 3)
+            query = folded.reshape(1, kv_heads, -1, size)
+            found = F.scaled_dot_product_attention(query, kv[0, None], kv[1, None], attn_mask=part.mask)
+            seen.append(found.view(kv_heads, -1, wanted, size).permute(2, 0, 1, 3).reshape(wanted, heads * size))
+            kept.append(hidden[end - wanted : end])
+        return _cat(kept) + layer.output(_cat(seen))
 
 
 def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
@@ -257,3 +291,11 @@ def _reserve(store: KvStore, length: int) -> None:
         grown = store.kv.new_empty((*store.kv.shape[:3], wanted, store.kv.shape[4]))
         grown[:, :, :, : store.length] = store.kv[:, :, :, : store.length]
     store.kv = grown
+
+
+def _joined(values: Sequence[npt.NDArray[np.int64]], device: torch.device) -> Tensor:
+    return torch.from_numpy(values[0] if len(values) == 1 else np.concatenate(values)).to(device)
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

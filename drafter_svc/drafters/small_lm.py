@@ -31,6 +31,7 @@ from drafter_svc.drafters.checkpoint import (
     load_fingerprint,
     load_model,
 )
+from drafter_svc.drafters.joint_passes import JointPasses, joined
 from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 from drafter_svc.drafters.packed_linear import ROW_STEP
 from drafter_svc.drafters.read_context import ReadContext
@@ -85,6 +86,8 @@ def load(config: DrafterConfig) -> SmallLm:
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     context = config.context_tokens(calibration.context, forward.max_positions)
+    # A search in one compiled call asks for no passes that could be joined.
+    forward = forward if forward.max_unread else joined(forward, config.draft_batch)
     return SmallLm(forward, info, calibration, limits, ahead, prefixes, choice, context)
 
 
@@ -110,6 +113,7 @@ class SmallLm:
         self.prefixes = prefixes or PrefixBlocks(0)
         self._ahead = ahead
         self._forward = forward
+        self.joint = forward if isinstance(forward, JointPasses) else None
         self._calibration = calibration
         self._limits = limits
         self._choice = choice
@@ -150,6 +154,8 @@ class SmallLm:
         sampled.draft(self._limits.max_nodes)
         for length in range(ROW_STEP, min(PIECE_ROWS, self._forward.max_positions) + 1, ROW_STEP):
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
+        if self.joint is not None:
+            self.joint.measure(self._limits.width)
 
 
 class SmallLmSequence(ReadContext):

@@ -115,7 +115,7 @@ def asked_for(*extras: str) -> list[Requirement]:
 
 
 # scripts/lock.py makes the locks of these.
-LOCKED_EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "model"}
+LOCKED_EXTRAS = {"orchestrator": "redis", "verifier": "parallel", "drafter": "drafter"}
 
 
 @every_service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
-from drafter_svc.drafters.base import Drafter, SamplingDrafter
+from drafter_svc.drafters.base import Drafter, JointDrafter, SamplingDrafter
 from drafter_svc.drafters.registry import load_drafter
 from orchestrator.app import running
 from orchestrator.config import Config
@@ -120,6 +121,29 @@ async def test_tokens_are_those_of_the_target_alone(pair: Pair, target: Path, tm
         if not noise:
             # The first token of a block is the target's own guess.
             assert accepted[kind] >= 24
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "small-lm"])
+async def test_drafts_made_together_change_no_token(pair: Pair, target: Path, tmp_path: Path, kind: str) -> None:
+    """Many requests at once, of different lengths, whose drafts wait for one another."""
+    if kind == "small-lm":
+        drafter = load(target, kind, draft_batch=4)
+    else:
+        write_tiny_block_drafter(tmp_path, target, kind)
+        drafter = load(tmp_path, kind, draft_batch=4)
+    assert isinstance(drafter, JointDrafter)
+    assert drafter.joint is not None
+    async with client_of(pair, drafter) as client:
+        sampled = [
+            Options(temperature=number % 3 / 2, seed=number, max_tokens=12 + number, ignore_eos=True, speculation=kind)
+            for number in range(8)
+        ]
+        on = await asyncio.gather(*(client.generate(PROMPT, options) for options in sampled))
+        for options, output in zip(sampled, on, strict=True):
+            off = await client.generate(PROMPT, replace(options, speculation="off"))
+            assert output.token_ids == off.token_ids
+            assert output.speculation.draft_tokens > 0
+    assert drafter.joint.num_joint > 0
 
 
 async def test_kinds_are_merged_and_still_change_no_token(pair: Pair, target: Path, tmp_path: Path) -> None:

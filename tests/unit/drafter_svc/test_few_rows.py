@@ -13,7 +13,7 @@ from drafter_svc.drafters import checkpoint, few_rows
 from drafter_svc.drafters.few_rows import FewRowsPass, exponentials
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.int8_weights import quantise
-from drafter_svc.drafters.llama_forward import FEW_ROWS, LlamaForward
+from drafter_svc.drafters.llama_forward import MOST_ROWS, LlamaForward
 from tests.eight_bits import needs_int8_inputs, round_inputs_to_8_bits, round_to_8_bits
 from tests.unit.drafter_svc.test_forward import LLAMAS, make_llama, run_random_rounds
 
@@ -35,13 +35,12 @@ def test_logits_are_those_of_the_model_with_inputs_of_8_bits_too(changes: dict[s
     forward = LlamaForward(model, "w8a8")
     round_inputs_to_8_bits(model)
     for seed in range(3):
-        # Longer prompts are read with inputs as they are.
-        logits = run_random_rounds(forward, seed, FEW_ROWS)
-        expected = run_random_rounds(PlainForward(model), seed, FEW_ROWS)
+        logits = run_random_rounds(forward, seed)
+        expected = run_random_rounds(PlainForward(model), seed)
         # A value halfway between two steps may go either way, which moves everything behind it a little.
         deviation = np.abs(logits - expected)
         assert np.median(deviation) < 2e-4
-        assert deviation.mean() < np.abs(run_random_rounds(weights_only, seed, FEW_ROWS) - expected).mean() / 10
+        assert deviation.mean() < np.abs(run_random_rounds(weights_only, seed) - expected).mean() / 10
 
 
 def test_few_rows_are_compiled_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +52,12 @@ def test_few_rows_are_compiled_and_many_are_not(monkeypatch: pytest.MonkeyPatch)
         return run(self, kv, length, rows)
 
     monkeypatch.setattr(FewRowsPass, "run", counted)
-    run_random_rounds(LlamaForward(make_llama(), "w8"), seed=0)
-    assert counts
-    assert max(counts) <= FEW_ROWS < 9, "the prompt of 9 tokens is not among them"
+    most = MOST_ROWS["w8"]
+    for prompt_tokens in (most, most + 1):
+        counts.clear()
+        run_random_rounds(LlamaForward(make_llama(), "w8"), 0, prompt_tokens)
+        assert (counts[0] == most) == (prompt_tokens == most)
+        assert max(counts[1:]) < most
 
 
 def test_exponentials_are_right_to_six_digits() -> None:

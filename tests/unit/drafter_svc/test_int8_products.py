@@ -12,7 +12,7 @@ from drafter_svc.drafters import int8_inputs
 from drafter_svc.drafters.few_rows import multiply
 from drafter_svc.drafters.int8_inputs import arrange, multiply_bytes, round_rows
 from drafter_svc.drafters.int8_weights import Weights, multiply_floats, quantise
-from drafter_svc.drafters.llama_forward import FEW_ROWS, compiled_ways
+from drafter_svc.drafters.llama_forward import FEW_ROWS, MOST_ROWS, compiled_ways
 from tests.eight_bits import needs_int8_inputs
 
 SHAPES = [(1, 1), (7, 5), (40, 33), (16, 64), (33, 4)]
@@ -26,7 +26,7 @@ def random_rows(rows: int, width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(rows).standard_normal((rows, width)).astype(np.float32)
 
 
-@pytest.mark.parametrize("rows", range(1, FEW_ROWS + 1))
+@pytest.mark.parametrize("rows", [*range(1, FEW_ROWS + 1), 13, MOST_ROWS["w8"]])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_with_floats(shape: tuple[int, int], rows: int) -> None:
     weights, inputs = random_weights(shape, rows), random_rows(rows, shape[1])
@@ -37,7 +37,7 @@ def test_products_with_floats(shape: tuple[int, int], rows: int) -> None:
 
 
 @needs_int8_inputs
-@pytest.mark.parametrize("rows", range(1, 2 * FEW_ROWS + 2))
+@pytest.mark.parametrize("rows", [*range(1, 2 * FEW_ROWS + 2), 33, MOST_ROWS["w8a8"]])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_with_bytes_are_those_of_whole_numbers(shape: tuple[int, int], rows: int) -> None:
     weights, inputs = random_weights(shape, rows), random_rows(rows, shape[1])
