@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
-from drafter_svc.drafters.joint_passes import JointPasses
 from drafter_svc.prefix_blocks import PrefixBlocks
+
+if TYPE_CHECKING:
+    # Not loaded before the service has set its niceness: NumPy starts threads.
+    from drafter_svc.drafters.joint_passes import JointPasses
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from orchestrator.rounds import Outcome
 
 logger = logging.getLogger(__name__)
 
-# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many run; one
-# where more than so many do, whose nodes take the time: a look costs as much as choosing among a dozen trees.
+# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many draft;
+# one where more than so many do, whose nodes take the time: a look costs as much as choosing among a dozen trees.
 LOOKED_AT_PER_PASS = 2
-MANY_RUNNING = 32
+MANY_ASKING = 32
 # Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
 # dearest work of drafters.
 NEWCOMERS = 4
@@ -105,8 +105,10 @@ class AdaptivePlanner:
         self.num_newcomers = 0
         # Rounds that asked for drafts while none had ever been verified.
         self._num_in_vain = 0
-        # The value model has time for the trees of each request in one of so many of its rounds.
+        # The value model has time for the trees of each request that drafts in one of so many of its rounds, and for so
+        # many more in this pass.
         self.rounds_per_look = 1
+        self.looks_left = LOOKED_AT_PER_PASS
         # Whether a request that has stood aside for long has its turn to draft.
         self.turn_is_taken = False
         # The verifier's last word about its load that was heard here.
@@ -254,8 +256,6 @@ class AdaptivePlanner:
 
     def _now_run(self, num_running: int) -> None:
         self.num_running = num_running
-        looked_at = LOOKED_AT_PER_PASS if num_running <= MANY_RUNNING else 1
-        self.rounds_per_look = max(1, -(-num_running // looked_at))
         self._draft_plans = self._new_draft_plans()
 
     def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
@@ -274,6 +274,8 @@ class AdaptivePlanner:
             self._check(self._borrowed, record)
         if not self.values.has_seen_trees:
             self._num_in_vain += record.num_asked
+        self.looks_left = LOOKED_AT_PER_PASS if record.num_asked <= MANY_ASKING else 1
+        self.rounds_per_look = max(1, -(-record.num_asked // self.looks_left))
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)

@@ -27,6 +27,10 @@ FIRST_TRIAL_SHARE = 0.03
 LOWEST_TRIAL_SHARE = 0.0075
 MOST_TOGETHER = 16
 ALONE_CHARGE = 0.25
+# All of more than a few try again when one alone has found a gain, or behind so many that have not: drafters have to
+# catch up with each, and of many that takes seconds in which everything is slower.
+FEW_TOGETHER = 4
+TRIALS_ALONE = 16
 # A load that has changed by this factor is another one.
 OTHER_LOAD = 4.0
 
@@ -51,6 +55,8 @@ class Exploration:
         self._owes_trial = True
         self._alone_chance = 0.0
         self._num_alone = 0
+        # Trials of one alone that come before the next one of all.
+        self._num_alone_first = 0
         # Since the start: pauses, trials of all, and of one alone.
         self.num_pauses = self.num_trials = self.num_trials_alone = 0
 
@@ -93,6 +99,7 @@ class Exploration:
             self._load = float(num_running)
             self._trial_share = FIRST_TRIAL_SHARE
             self._owes_trial = True
+            self._num_alone_first = 0
             self._between_pauses = 0.0
         self._credit_s += self._trial_share * seconds
         if self._trial_left > 0:
@@ -101,7 +108,9 @@ class Exploration:
             self._trial_left = (
                 0 if self._trial_passes == LONGEST_TRIAL else self._trial_left - (is_settled and ran_as_planned)
             )
-            return self._trial_left == 0
+            if not self._trial_left:
+                self._num_alone_first = TRIALS_ALONE
+            return not self._trial_left
         self._alone_chance = 0.0
         if self._num_alone > 0:
             self._credit_s -= ALONE_CHARGE * seconds
@@ -121,6 +130,7 @@ class Exploration:
             return False
         self._owes_trial = False
         self._num_alone += 1
+        self._num_alone_first -= self._num_alone_first > 0
         self.num_trials_alone += 1
         return True
 
@@ -130,10 +140,12 @@ class Exploration:
 
     def trial_over(self, found_gain: bool) -> None:
         """Try again soon, or rather later."""
+        if found_gain:
+            self._num_alone_first = 0
         self._trial_share = FIRST_TRIAL_SHARE if found_gain else max(LOWEST_TRIAL_SHARE, 0.75 * self._trial_share)
 
     def _begin_trial(self, num_running: int) -> None:
-        if num_running <= MOST_TOGETHER:
+        if num_running <= (MOST_TOGETHER if not self._num_alone_first else FEW_TOGETHER):
             self._owes_trial = False
             self._credit_s = min(self._credit_s, 0.0)
             self._trial_left, self._trial_passes = TRIAL_ROUNDS, 0

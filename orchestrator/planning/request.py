@@ -28,6 +28,9 @@ _MOST_RELATIVE_GAIN = 4.0
 # bad: a request that drafts finds out itself, one that does not finds out nothing.
 _MOST_KNOWN_ROUNDS = 16
 _MOST_BAD_ROUNDS = 4
+# Before a request begins to draft, what it gains beyond usual drafts counts from so many standard errors on: what
+# rounds accept differs by about as much as they accept.
+_STANDARD_ERRORS = 2.0
 # A request that stands aside while others draft tries again for TRIAL_ROUNDS after so many rounds, and after twice as
 # many each time that it was in vain: one in 17 rounds at first, and 1.5 % in the long run.
 FIRST_TURN_AFTER = 128
@@ -77,6 +80,8 @@ class AdaptiveRequest:
         self._gain = self._usual_gain = planner.gains.of_class(is_greedy)
         self._num_asked = 0
         self._total_gain = 0.0
+        # Rounds of others with its beginning, which say what it may expect.
+        self._num_known = 0
         # Rounds since it drafted last, and after how many it tries again.
         self._num_aside = 0
         self._turn_after = FIRST_TURN_AFTER
@@ -235,6 +240,7 @@ class AdaptiveRequest:
         prior = self._usual_gain + rounds / (_PRIOR_ROUNDS + rounds) * difference
         self._gain += _PRIOR_ROUNDS / (_PRIOR_ROUNDS + self._num_asked) * (prior - self._usual_gain)
         self._usual_gain = prior
+        self._num_known = known.rounds
 
     @property
     def gain(self) -> DraftGain:
@@ -288,10 +294,10 @@ class AdaptiveRequest:
     def _drafts(self) -> bool:
         """Whether the next round asks for a draft."""
         exploration = self._planner.exploration
+        if exploration.is_pausing or self._planner.reading.is_crowded():
+            return False
         if self._is_drafting and exploration.is_idle and self._pays():
             return True
-        if exploration.is_pausing or (not self._is_drafting and self._planner.reading.is_crowded()):
-            return False
         if exploration.is_trying:
             self._begin()
         elif self._pays():
@@ -319,7 +325,19 @@ class AdaptiveRequest:
     def _pays(self) -> bool:
         planner = self._planner
         margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
-        return self._gain * (self._weight / planner.weights.mean) >= margin * planner.stance.threshold
+        gain = self._gain if self._is_drafting else self._sure_gain()
+        return gain * (self._weight / planner.weights.mean) >= margin * planner.stance.threshold
+
+    def _sure_gain(self) -> float:
+        """What its drafts gain; of what is beyond usual ones, only as much as is hardly chance.
+
+        Where usual drafts do not pay, the request that begins is the one of many whose record stands out, and without
+        this it would mostly be the one that was lucky: it drafts, gains what others do, and the next one begins.
+        """
+        if self._gain <= 1:
+            return self._gain
+        num_rounds = _PRIOR_ROUNDS + self._num_asked + self._num_known
+        return max(1.0, self._gain - _STANDARD_ERRORS / math.sqrt(num_rounds))
 
     def _begin(self) -> None:
         if not self._is_drafting:
@@ -340,9 +358,9 @@ class AdaptiveRequest:
             rate = 1 / (_PRIOR_ROUNDS + num_asked)
             self._gain += (rate if rate > _OWN_RATE else _OWN_RATE) * (gain - self._gain)
             planner.gains.add(gain, self._is_greedy)
-        if (self._last_pass + self._number) % planner.rounds_per_look == 0 or (
-            self._sources and planner.sources.is_tried_by(self._number)
-        ):
+        has_turn = planner.looks_left > 0 and (self._last_pass + self._number) % planner.rounds_per_look == 0
+        if has_turn or (self._sources and planner.sources.is_tried_by(self._number)):
+            planner.looks_left -= 1
             self._look(outcome, sent, left_out)
 
     def _look(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:

@@ -35,11 +35,11 @@ def adaptive(text: Predictability, seed: int = 0) -> EndlessLoad:
     return EndlessLoad(PLANNER.planner(), PLANNER, text, seed)
 
 
-def settled_rate(deployment: EndlessLoad, num_requests: int) -> float:
-    """Tokens per second of four seconds, after two in which it may settle."""
+def settled_rate(deployment: EndlessLoad, num_requests: int, seconds: float = 4.0) -> float:
+    """Tokens per second of so long, after two seconds in which it may settle."""
     deployment.set_load(num_requests)
     deployment.run(2.0)
-    return deployment.run(4.0)
+    return deployment.run(seconds)
 
 
 @functools.cache
@@ -70,7 +70,9 @@ def make_slow(deployment: EndlessLoad) -> dict[int, float]:
 def test_it_is_never_slower_than_off_and_hardly_slower_than_the_best_fixed_tree(num_requests: int, text: str) -> None:
     plain = rate_off(TEXTS[text], num_requests)
     trees = [rate_fixed(nodes, TEXTS[text], num_requests) for nodes in (3, 7, 15)]
-    planned = settled_rate(adaptive(TEXTS[text]), num_requests)
+    # Long enough that it counts how rare trials are: where drafters first have to read what sixteen requests have
+    # written meanwhile, one takes more than a second.
+    planned = settled_rate(adaptive(TEXTS[text]), num_requests, 20.0)
     assert planned >= 0.97 * plain
     # Two requests gain so little here, 1.2 x off, that six seconds are not always enough to see it.
     share = 0.8 if (num_requests, text) == (2, "surprising") else 0.92

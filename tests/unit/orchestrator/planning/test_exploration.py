@@ -10,6 +10,7 @@ from orchestrator.planning.exploration import (
     LONGEST_BETWEEN_PAUSES,
     PAUSE_PASSES,
     TRIAL_ROUNDS,
+    TRIALS_ALONE,
     Exploration,
 )
 
@@ -17,9 +18,15 @@ PASS_S = 0.01
 
 
 def passes(exploration: Exploration, count: int, running: int, asking: int) -> tuple[int, int]:
-    """So many passes of requests that draft or not unless they are told; returns those of pauses and of trials."""
+    """So many passes of requests that draft or not unless they are told; returns those of pauses and of trials.
+
+    Who is to try alone finds nothing, and is done at once.
+    """
     pauses = trials = 0
     for _ in range(count):
+        if any(exploration.tries_alone() for _ in range(running)):
+            exploration.tried_alone()
+            exploration.trial_over(found_gain=False)
         pauses += exploration.is_pausing
         trials += exploration.is_trying
         asked = 0 if exploration.is_pausing else running if exploration.is_trying else asking
@@ -45,6 +52,27 @@ def test_where_it_does_not_pay_it_is_tried_at_once_and_then_in_a_small_share_of_
     assert first == TRIAL_ROUNDS
     _, later = passes(exploration, 20_000, running=4, asking=0)
     assert TRIAL_ROUNDS <= later <= 1.2 * FIRST_TRIAL_SHARE * 20_000
+
+
+def trials_of_all(found_alone: bool, count: int = 20_000) -> tuple[int, int]:
+    """Trials of all of eight requests, and of one alone that finds a gain or does not, in so many passes."""
+    exploration = Exploration(seed=0)
+    for _ in range(count):
+        if any(exploration.tries_alone() for _ in range(8)):
+            exploration.tried_alone()
+            exploration.trial_over(found_alone)
+        if exploration.next_pass(8, 8 if exploration.is_trying else 0, 8, PASS_S, is_settled=True):
+            exploration.trial_over(found_gain=False)
+    return exploration.num_trials, exploration.num_trials_alone
+
+
+def test_behind_a_trial_of_all_in_vain_some_try_alone_before_all_do_again_unless_one_finds_a_gain() -> None:
+    num_trials, num_alone = trials_of_all(found_alone=False)
+    assert num_trials > 3
+    assert TRIALS_ALONE * (num_trials - 1) <= num_alone <= TRIALS_ALONE * num_trials
+    more_trials, num_alone = trials_of_all(found_alone=True)
+    assert more_trials > 3 * num_trials
+    assert abs(num_alone - more_trials) <= 1
 
 
 def test_another_load_is_tried_at_once_again() -> None:

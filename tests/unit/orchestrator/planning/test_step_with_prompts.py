@@ -54,15 +54,18 @@ def test_a_step_with_prompts_to_read_settles_as_soon_as_they_are_read_and_never_
     many, one, first_tokens = step(planned(seed))
     off_many, off_one, off_first_tokens = step(plain(seed))
     assert len(first_tokens) == len(off_first_tokens) == 63
-    assert statistics.median(first_tokens) <= 1.15 * statistics.median(off_first_tokens)
+    # All are read about as soon as without drafts, but for those that were being made when the others came.
+    assert statistics.median(first_tokens) <= 1.07 * statistics.median(off_first_tokens)
+    assert max(first_tokens) <= 1.04 * max(off_first_tokens)
     # While prompts are read.
-    num_bins = math.ceil(max(first_tokens) / BIN_S)
-    assert min(over_a_second(many[:num_bins])) >= min(over_a_second(off_many[:num_bins]))
-    assert statistics.mean(many[:num_bins]) >= 0.95 * statistics.mean(off_many[:num_bins])
+    num_bins, off_bins = (math.floor(max(each) / BIN_S) for each in (first_tokens, off_first_tokens))
+    assert min(over_a_second(many[:num_bins])) >= 0.9 * min(over_a_second(off_many[:off_bins]))
+    assert statistics.mean(many[:num_bins]) >= 0.95 * statistics.mean(off_many[:off_bins])
     # From then on.
-    means = over_a_second(many[num_bins + 1 :])
+    num_bins += 2
+    means = over_a_second(many[num_bins:])
     assert max(abs(mean / statistics.median(means) - 1) for mean in means) <= 0.15
-    assert statistics.median(means) >= 0.9 * statistics.median(off_many[num_bins + 1 :])
+    assert statistics.median(means) >= 0.9 * statistics.median(off_many[num_bins:])
     # And back.
     assert statistics.mean(one[:8]) >= 0.7 * statistics.mean(one[8:])
     assert min(over_a_second(one)) >= 1.5 * statistics.median(off_one)
