@@ -32,6 +32,8 @@ from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
+from drafter_svc.drafters.feature_inputs import FeatureInputs
+from drafter_svc.drafters.feature_tail import FeatureTail
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.joint_passes import JointPasses, joined
 from drafter_svc.drafters.read_context import ReadContext
@@ -75,8 +77,13 @@ def load_block_lm(
     kind: str,
     calibration: BlockCalibration,
     make: Callable[[tuple[int, ...]], BlockKind],
+    trunk: str = "",
+    features: FeatureInputs | None = None,
 ) -> BlockLm:
     """Load the configured checkpoint; `make` gets the ids of its masks.
+
+    The model is that of `trunk`, another checkpoint, where there is one; `features` are what the target's hidden states
+    add to its inputs.
 
     Raises:
         IncompatibleError: the device, tokenizer or model cannot be used.
@@ -84,20 +91,24 @@ def load_block_lm(
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    model = load_model(config.model, device)
+    reference = trunk or config.model
+    model = load_model(reference, device)
     forward = choose_forward(model)
     vocab_size = forward.vocab_size - calibration.num_masks
     if vocab_size < 1:
-        raise IncompatibleError(f"{config.model} has {forward.vocab_size} embeddings, no more than it says are masks")
+        raise IncompatibleError(f"{reference} has {forward.vocab_size} embeddings, no more than it says are masks")
+    if features is not None and (hidden := model.config.get_text_config().hidden_size) != features.hidden_size:
+        raise IncompatibleError(f"{config.model} adds {features.hidden_size} numbers to rows of {hidden}")
     block = make(tuple(range(vocab_size, forward.vocab_size)))
     if block.sees_all and isinstance(forward, PlainForward):
-        raise IncompatibleError(f"the model of {config.model} takes no mask, which a block that sees all of it needs")
+        raise IncompatibleError(f"the model of {reference} takes no mask, which a block that sees all of it needs")
     info = DrafterInfo(
         kind=kind,
         model=config.model,
-        tokenizer_fingerprint=load_fingerprint(config.model),
+        tokenizer_fingerprint=load_fingerprint(reference),
         vocab_size=vocab_size,
         max_length=0,
+        feature_size=0 if features is None else features.width,
         acceptance_by_rank=calibration.acceptance_by_rank,
     )
     limits = TreeLimits(
@@ -107,10 +118,10 @@ def load_block_lm(
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     # A block that sees all of it is not said from left to right.
-    transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
+    transition = None if block.sees_all else load_transition(reference, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
     forward = joined(forward, config.draft_batch)
-    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, features)
 
 
 class BlockLm:
@@ -127,10 +138,12 @@ class BlockLm:
         choice: ChildChoice = COUPLED,
         transition: TransitionScores | None = None,
         max_context: int = 0,
+        features: FeatureInputs | None = None,
     ) -> None:
         """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
 
-        A sequence's `max_context`: see `DraftContext`.
+        A sequence's `max_context`: see `DraftContext`. `features` are what the target's hidden states add; without it
+        they are not looked at.
         """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
@@ -142,6 +155,7 @@ class BlockLm:
         self._choice = choice
         self._transition = transition
         self._max_context = max_context
+        self._features = features
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
@@ -153,7 +167,8 @@ class BlockLm:
         beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
         parts = self._forward, beginning, self.info, self._block, coupling, sigmas, limits, context, max_children
-        return BlockLmSequence(*parts, self._transition)
+        tail = None if self._features is None else FeatureTail(self._features)
+        return BlockLmSequence(*parts, self._transition, tail)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
@@ -183,8 +198,10 @@ class BlockLmSequence(ReadContext):
         context: DraftContext,
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
+        features: FeatureTail | None = None,
     ) -> None:
         super().__init__(forward, context, beginning)
+        self._features = features
         self._transition = transition
         self._info = info
         self._block = block
@@ -199,7 +216,13 @@ class BlockLmSequence(ReadContext):
         self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens; features are not needed."""
+        """Take in committed tokens, and what the target's hidden states add where they are of use.
+
+        Raises:
+            InvalidRequestError: the features cannot be those of these tokens.
+        """
+        if self._features is not None:
+            self._features.extend(len(token_ids), features)
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
             self._start_over()
@@ -239,7 +262,10 @@ class BlockLmSequence(ReadContext):
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
-        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all)
+        added = None
+        if self._features is not None:
+            added = self._features.additions(self._context.num_unread_latest, len(block))
+        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
         self._context.unread.clear()
         # The root's own row is there when it was read just now.
         first = 1 + len(block) - len(logits)

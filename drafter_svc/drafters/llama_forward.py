@@ -147,6 +147,8 @@ class LlamaForward:
         device = self._embedding.device
         parts = [self._part(store, rows) for store, rows in passes]
         hidden = F.embedding(_joined([rows.token_ids for _, rows in passes], device), self._embedding)
+        if any(rows.additions is not None for _, rows in passes):
+            hidden = hidden + self._additions([rows for _, rows in passes])
         positions = _joined([rows.positions for _, rows in passes], device)
         rotation = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
@@ -162,6 +164,15 @@ class LlamaForward:
         logits = to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
+
+    def _additions(self, passes: Sequence[Rows]) -> Tensor:
+        """What is added to the embeddings of all passes' rows."""
+        width = self._embedding.shape[1]
+        added = [
+            np.zeros((len(rows.token_ids), width), np.float32) if rows.additions is None else rows.additions
+            for rows in passes
+        ]
+        return torch.from_numpy(np.concatenate(added)).to(self._embedding.device, self._embedding.dtype)
 
     def _part(self, store: KvStore, rows: Rows) -> _Part:
         count = len(rows.token_ids)

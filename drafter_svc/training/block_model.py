@@ -54,12 +54,12 @@ def freeze_tokens(model: LlamaForCausalLM, num_masks: int) -> None:
         table.register_hook(lambda gradient, learns=learns: gradient * learns.to(gradient))
 
 
-def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, groups: Tensor) -> Tensor:
+def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, groups: Tensor, **others: Tensor) -> Tensor:
     """`layout.run`, and what the model's transition adds where it has one: scores of tokens alone then, not of masks.
 
     Of the tokens between the text that a mask sees and the one that it predicts, the transition is told the last.
     """
-    logits = layout.run(model, token_ids, groups)
+    logits = layout.run(model, token_ids, groups, **others)
     transition: TrainedTransition | None = getattr(model, "transition", None)
     if transition is None:
         return logits
