@@ -49,11 +49,6 @@ class DraftContext:
         """Tokens that are known, read or not: the place of the next one."""
         return self.length - self._num_left_out
 
-    @property
-    def num_unread_latest(self) -> int:
-        """Unread tokens that follow one another up to the last: not the first tokens of a context that was cut back."""
-        return min(len(self.unread), len(self._known) - (SINKS if self._num_left_out else 0))
-
     def extend(self, token_ids: Sequence[int]) -> bool:
         """Take in committed tokens; whether the context was cut back, so that a new cache has to read all of it."""
         self.length += len(token_ids)

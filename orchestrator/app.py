@@ -36,8 +36,7 @@ from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
 from orchestrator.tenancy import Tenancy
 from orchestrator.token_file import TokenFile
-from orchestrator.verifier_client import VerifierClient
-from orchestrator.verifier_client import VerifierInfo
+from orchestrator.verifier_client import VerifierClient, VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)

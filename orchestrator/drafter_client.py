@@ -52,7 +52,7 @@ class DraftHandler(Protocol):
 
 
 class DrafterClient:
-    """Follows sequences on one drafter, which is refused unless its tokenizer and the features it needs are the target's."""
+    """Follows sequences on one drafter, which is refused unless it speaks of the target's tokens and features."""
 
     def __init__(
         self,

@@ -31,11 +31,11 @@ def states_of(target: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return seen[0]
 
 
-def committed_states(states: Tensor, prompt_tokens: Tensor) -> Tensor:
-    """For every token the state that it was drawn from [rows, length, hidden]; zeros in each row's prompt [rows].
+def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
+    """For every token the state that it was drawn from [rows, length, hidden]; zeros in the prompt.
 
     The first token of a row, behind nothing, has none either.
     """
     drawn_from = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
-    is_drawn = torch.arange(states.shape[1]) >= prompt_tokens[:, None]
-    return drawn_from * is_drawn[..., None]
+    drawn_from[:, :prompt_tokens] = 0
+    return drawn_from

@@ -61,7 +61,7 @@ def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_state
         if not path.exists():
             with noted_states(target) if with_states else contextlib.nullcontext([]) as seen:
                 logits = model(input_ids=chunk, use_cache=False).logits
-            noted = {"states": state.view(torch.int16).numpy() for state in seen}
+            noted = {"states": seen[0].view(torch.int16).numpy()} if seen else {}
             top = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
             ids, log_probs = top.indices.numpy().astype(np.uint16), top.values.numpy().astype(np.float16)
             np.savez(path, ids=ids, log_probs=log_probs, **noted)

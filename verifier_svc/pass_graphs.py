@@ -26,7 +26,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
 # Logits [K, vocab], and what else is wanted of their rows [K, ...].
 Outputs: TypeAlias = tuple[Tensor, ...]
-# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to outputs, all on the device.
+# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to outputs, on the device.
 Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]
 
 

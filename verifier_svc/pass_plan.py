@@ -190,7 +190,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         num_rows=num_rows,
         mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
         draw_rules=tuple([rows.draw_rule for rows in work]),
-        wants_states=any([rows.wants_states and rows.wants_logits for rows in work]),
+        wants_states=any(rows.wants_states and rows.wants_logits for rows in work),
     )
 
 

@@ -32,8 +32,8 @@ from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
-from drafter_svc.drafters.feature_inputs import FeatureInputs
-from drafter_svc.drafters.feature_tail import FeatureTail
+from drafter_svc.drafters.feature_checkpoint import Conditioning
+from drafter_svc.drafters.feature_heads import FeatureHeads, last_feature
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.joint_passes import JointPasses, joined
 from drafter_svc.drafters.read_context import ReadContext
@@ -77,13 +77,11 @@ def load_block_lm(
     kind: str,
     calibration: BlockCalibration,
     make: Callable[[tuple[int, ...]], BlockKind],
-    trunk: str = "",
-    features: FeatureInputs | None = None,
+    conditioning: Conditioning | None = None,
 ) -> BlockLm:
     """Load the configured checkpoint; `make` gets the ids of its masks.
 
-    The model is that of `trunk`, another checkpoint, where there is one; `features` are what the target's hidden states
-    add to its inputs.
+    With a `conditioning` the model is that of its trunk, another checkpoint, and the target's hidden states are used.
 
     Raises:
         IncompatibleError: the device, tokenizer or model cannot be used.
@@ -91,14 +89,13 @@ def load_block_lm(
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    reference = trunk or config.model
+    reference = config.model if conditioning is None else conditioning.trunk
     model = load_model(reference, device)
+    heads = None if conditioning is None else conditioning.heads_on(model)
     forward = choose_forward(model)
     vocab_size = forward.vocab_size - calibration.num_masks
     if vocab_size < 1:
         raise IncompatibleError(f"{reference} has {forward.vocab_size} embeddings, no more than it says are masks")
-    if features is not None and (hidden := model.config.get_text_config().hidden_size) != features.hidden_size:
-        raise IncompatibleError(f"{config.model} adds {features.hidden_size} numbers to rows of {hidden}")
     block = make(tuple(range(vocab_size, forward.vocab_size)))
     if block.sees_all and isinstance(forward, PlainForward):
         raise IncompatibleError(f"the model of {reference} takes no mask, which a block that sees all of it needs")
@@ -108,7 +105,7 @@ def load_block_lm(
         tokenizer_fingerprint=load_fingerprint(reference),
         vocab_size=vocab_size,
         max_length=0,
-        feature_size=0 if features is None else features.width,
+        feature_size=0 if heads is None else heads.feature_size,
         acceptance_by_rank=calibration.acceptance_by_rank,
     )
     limits = TreeLimits(
@@ -121,7 +118,7 @@ def load_block_lm(
     transition = None if block.sees_all else load_transition(reference, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
     forward = joined(forward, config.draft_batch)
-    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, features)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, heads)
 
 
 class BlockLm:
@@ -138,12 +135,11 @@ class BlockLm:
         choice: ChildChoice = COUPLED,
         transition: TransitionScores | None = None,
         max_context: int = 0,
-        features: FeatureInputs | None = None,
+        heads: FeatureHeads | None = None,
     ) -> None:
         """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
 
-        A sequence's `max_context`: see `DraftContext`. `features` are what the target's hidden states add; without it
-        they are not looked at.
+        A sequence's `max_context`: see `DraftContext`. Without `heads` the target's hidden states are not looked at.
         """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
@@ -155,7 +151,7 @@ class BlockLm:
         self._choice = choice
         self._transition = transition
         self._max_context = max_context
-        self._features = features
+        self._heads = heads
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
@@ -167,8 +163,7 @@ class BlockLm:
         beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
         parts = self._forward, beginning, self.info, self._block, coupling, sigmas, limits, context, max_children
-        tail = None if self._features is None else FeatureTail(self._features)
-        return BlockLmSequence(*parts, self._transition, tail)
+        return BlockLmSequence(*parts, self._transition, self._heads)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
@@ -198,10 +193,12 @@ class BlockLmSequence(ReadContext):
         context: DraftContext,
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
-        features: FeatureTail | None = None,
+        heads: FeatureHeads | None = None,
     ) -> None:
         super().__init__(forward, context, beginning)
-        self._features = features
+        self._heads = heads
+        # What the heads say behind the last committed token [places, hidden]; None where it has no feature.
+        self._head_rows: FloatArray | None = None
         self._transition = transition
         self._info = info
         self._block = block
@@ -216,13 +213,15 @@ class BlockLmSequence(ReadContext):
         self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens, and what the target's hidden states add where they are of use.
+        """Take in committed tokens and, where there are heads, the last one's feature.
 
         Raises:
             InvalidRequestError: the features cannot be those of these tokens.
         """
-        if self._features is not None:
-            self._features.extend(len(token_ids), features)
+        if self._heads is not None:
+            feature = last_feature(features, self._heads.feature_size, len(token_ids))
+            if token_ids:
+                self._head_rows = None if feature is None else self._heads.say(feature, token_ids[-1])
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
             self._start_over()
@@ -262,9 +261,7 @@ class BlockLmSequence(ReadContext):
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
-        added = None
-        if self._features is not None:
-            added = self._features.additions(self._context.num_unread_latest, len(block))
+        added = None if self._head_rows is None else self._head_rows[: 1 + len(block)]
         logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
         self._context.unread.clear()
         # The root's own row is there when it was read just now.

@@ -148,7 +148,7 @@ def run_rows(
         num_logits: how many rows' logits are wanted.
         heads: H.
         eps: the epsilon of the norms.
-        additions: to the rows' embeddings [R, h]; of no rows for none.
+        additions: to what the output layer is given [num_logits, h]; of no rows for none.
     """
     rows, layers, kv_heads, size = len(token_ids), kv.shape[0], kv.shape[2], kv.shape[4]
     width = weights.embedding.shape[1]
@@ -162,8 +162,6 @@ def run_rows(
     gated = np.empty((rows, inner), np.float32)
     for row in range(rows):
         hidden[row] = weights.embedding[token_ids[row]]
-    if len(additions) > 0:
-        hidden += additions
     for layer in range(layers):
         rms_norm(hidden, weights.input_norms[layer], eps, normed)
         multiply(normed, weights.qkv.values[layer], weights.qkv.scales[layer], qkv)
@@ -192,6 +190,8 @@ def run_rows(
     last = hidden[rows - num_logits :]
     final = np.empty((num_logits, width), np.float32)
     rms_norm(last, weights.norm, eps, final)
+    if len(additions) > 0:
+        final += additions
     logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
     multiply(final, weights.head.values, weights.head.scales, logits)
     return logits

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from coppice.hf_cache import cache_argument
-from drafter_svc.drafters.tree_cache import FloatArray, IntArray, Rows
+from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import KvBlock
 
@@ -74,13 +74,13 @@ class CachedForward:
         if self._takes_num_logits:
             options["logits_to_keep"] = rows.num_logits
         output = self._model(
-            **_inputs(self._model, rows.token_ids, rows.additions),
+            input_ids=torch.from_numpy(rows.token_ids)[None].to(device),
             attention_mask=mask[None, None],
             use_cache=True,
             **{self._cache_argument: store},
             **options,
         )
-        return to_numpy(output.logits[0, -rows.num_logits :])
+        return to_numpy(output.logits[0, -rows.num_logits :]) + _added_logits(self._model, rows.additions)
 
     @torch.inference_mode()
     def keep(self, store: DynamicCache, first: int, rows: Sequence[int]) -> None:
@@ -118,10 +118,9 @@ def _layers(store: DynamicCache) -> Iterator[tuple[DynamicLayer, Tensor, Tensor]
 
 @dataclass(slots=True)
 class PlainStore:
-    """The token ids of the cached rows, and what is added to their embeddings."""
+    """The token ids of the cached rows."""
 
     token_ids: list[int] = field(default_factory=list)
-    additions: list[FloatArray | None] = field(default_factory=list)
 
 
 class PlainForward:
@@ -141,46 +140,33 @@ class PlainForward:
     def run(self, store: PlainStore, rows: Rows) -> FloatArray:
         """Append the rows; returns logits [num_logits, vocab]."""
         store.token_ids.extend(rows.token_ids.tolist())
-        store.additions.extend([None] * len(rows.token_ids) if rows.additions is None else rows.additions)
         cached = np.asarray(store.token_ids)
         logits = []
         for visible in rows.mask[-rows.num_logits :] == 0:
-            path = np.flatnonzero(visible)
-            inputs = _inputs(self._model, cached[path], _stacked([store.additions[row] for row in path]))
-            logits.append(self._model(**inputs, use_cache=False).logits[0, -1])
-        return to_numpy(torch.stack(logits))
+            path = torch.from_numpy(cached[visible])[None].to(self._model.device)
+            logits.append(self._model(input_ids=path, use_cache=False).logits[0, -1])
+        return to_numpy(torch.stack(logits)) + _added_logits(self._model, rows.additions)
 
     def keep(self, store: PlainStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
         store.token_ids[first:] = [store.token_ids[row] for row in rows]
-        store.additions[first:] = [store.additions[row] for row in rows]
 
     def take(self, store: PlainStore, first: int, last: int) -> KvBlock:
-        """A copy of rows, which are token ids here: nothing is added to rows that are shared."""
+        """A copy of rows, which are token ids here."""
         token_ids = array("I", store.token_ids[first:last])
         return KvBlock(token_ids, len(token_ids) * token_ids.itemsize)
 
     def put(self, store: PlainStore, block: KvBlock) -> None:
         """Append copied rows."""
         store.token_ids.extend(block.content)
-        store.additions.extend([None] * len(block.content))
 
     def search(self, store: PlainStore, search: WholeSearch) -> None:
         """Searches go step by step here."""
 
 
-def _inputs(model: PreTrainedModel, token_ids: IntArray, additions: FloatArray | None) -> dict[str, Tensor]:
-    """The inputs of one row of text: ids, or their embeddings where something is added to them."""
-    ids = torch.from_numpy(token_ids)[None].to(model.device)
+def _added_logits(model: PreTrainedModel, additions: FloatArray | None) -> FloatArray:
+    """What additions [rows, hidden] to the output layer's inputs add to its logits [rows, vocab]; 0 for none."""
     if additions is None:
-        return {"input_ids": ids}
-    embed: Any = model.get_input_embeddings()
-    return {"inputs_embeds": embed(ids) + torch.from_numpy(additions)[None].to(model.device, model.dtype)}
-
-
-def _stacked(additions: Sequence[FloatArray | None]) -> FloatArray | None:
-    """Additions of rows [n, hidden]; None where none of them has any."""
-    known = next((one for one in additions if one is not None), None)
-    if known is None:
-        return None
-    return np.stack([np.zeros_like(known) if one is None else one for one in additions])
+        return np.zeros((1, 1), np.float32)
+    weight = model.get_output_embeddings().weight
+    return to_numpy(torch.from_numpy(additions).to(model.device, model.dtype) @ weight.T)

@@ -147,8 +147,6 @@ class LlamaForward:
         device = self._embedding.device
         parts = [self._part(store, rows) for store, rows in passes]
         hidden = F.embedding(_joined([rows.token_ids for _, rows in passes], device), self._embedding)
-        if any(rows.additions is not None for _, rows in passes):
-            hidden = hidden + self._additions([rows for _, rows in passes])
         positions = _joined([rows.positions for _, rows in passes], device)
         rotation = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
@@ -161,15 +159,18 @@ class LlamaForward:
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
         for part in parts:
             part.store.length += part.count
-        logits = to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
+        final = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
+        if any(rows.additions is not None for _, rows in passes):
+            final = final + self._additions([rows for _, rows in passes])
+        logits = to_numpy(self._head(final))
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
 
     def _additions(self, passes: Sequence[Rows]) -> Tensor:
-        """What is added to the embeddings of all passes' rows."""
+        """What is added to all passes' rows before the output layer."""
         width = self._embedding.shape[1]
         added = [
-            np.zeros((len(rows.token_ids), width), np.float32) if rows.additions is None else rows.additions
+            np.zeros((rows.num_logits, width), np.float32) if rows.additions is None else rows.additions
             for rows in passes
         ]
         return torch.from_numpy(np.concatenate(added)).to(self._embedding.device, self._embedding.dtype)

@@ -1,7 +1,7 @@
 """Semi-autoregressive drafts that know the target's hidden states: form (b) of `semi_ar.py`.
 
-Trunk, masks and transition are a token-only drafter's own; what the target's states add to the inputs is learned beside
-them. Without states the drafts are that drafter's.
+Trunk, masks and transition are a token-only drafter's own. What heads on the target's latest state add to each row
+before the output layer is learned beside them. Without a state drafts are that drafter's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from coppice.errors import IncompatibleError
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block_checkpoint import load_block_calibration
 from drafter_svc.drafters.block_lm import BlockLm, load_block_lm
-from drafter_svc.drafters.feature_checkpoint import load_feature_inputs, trunk_of
+from drafter_svc.drafters.feature_checkpoint import load_conditioning
 from drafter_svc.drafters.semi_ar import SemiAr
 
 KIND = "semi-ar-features"
@@ -26,8 +26,7 @@ def load(config: DrafterConfig) -> BlockLm:
         OSError, ValueError: the checkpoint cannot be read.
     """
     calibration = load_block_calibration(config.model, KIND)
-    inputs = load_feature_inputs(config.model)
-    if inputs.num_masks != calibration.num_masks:
-        raise IncompatibleError(f"{config.model} adds to {inputs.num_masks} masks, and has {calibration.num_masks}")
-    make = partial(SemiAr, most=config.semi_ar_masks)
-    return load_block_lm(config, KIND, calibration, make, trunk_of(config.model), inputs)
+    conditioning = load_conditioning(config.model)
+    if (num_heads := len(conditioning.matrices["up"])) != 1 + calibration.num_masks:
+        raise IncompatibleError(f"{config.model} has {num_heads} heads, and {calibration.num_masks} masks")
+    return load_block_lm(config, KIND, calibration, partial(SemiAr, most=config.semi_ar_masks), conditioning)

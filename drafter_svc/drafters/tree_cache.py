@@ -26,8 +26,8 @@ class Rows(NamedTuple):
     """New rows of one forward pass, R of them behind S cached ones.
 
     `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to the attention scores: 0 where a row sees another,
-    -inf elsewhere. Logits are wanted for the last `num_logits` rows. `additions` [R, hidden] are added to the rows' input
-    embeddings.
+    -inf elsewhere. Logits are wanted for the last `num_logits` rows. `additions` [num_logits, hidden] are added to what
+    the output layer is given of these.
     """
 
     token_ids: IntArray
@@ -119,10 +119,8 @@ class TreeCache(Generic[Store]):
 
         The block's rows see the trunk and the rows before them or, with `sees_all`, all of the block. They leave
         nothing behind, and tree rows go. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has
-        any, and of the block's rows.
-
-        `additions` [n, hidden] belong to the last n of all rows; what is read in whole pieces, which others may copy,
-        gets none.
+        any, and of the block's rows. `additions` [1 + block, hidden] are added to what the output layer is given of
+        them.
         """
         if self._parents:
             self._keep([], [])
@@ -192,8 +190,9 @@ class TreeCache(Generic[Store]):
             mask[count - width :] = 0
         positions = np.arange(length, length + count)
         ids = np.asarray([*token_ids, *block_ids], np.int64)
-        added = None if additions is None else _of_last_rows(additions, count)
-        logits = self._forward.run(self._store, Rows(ids, positions, mask, width + min(len(token_ids), 1), added))
+        num_logits = width + min(len(token_ids), 1)
+        added = None if additions is None else additions[len(additions) - num_logits :]
+        logits = self._forward.run(self._store, Rows(ids, positions, mask, num_logits, added))
         self.trunk_length += len(token_ids)
         return logits
 
@@ -308,10 +307,3 @@ class TreeCache(Generic[Store]):
         noted = {number: self._noted(row) for row, number in renumbered.items()}
         self._children = {number: children for number, children in noted.items() if children is not None}
         self._found = None
-
-
-def _of_last_rows(additions: FloatArray, count: int) -> FloatArray:
-    """Additions [count, hidden] to a pass of so many rows: zeros to those before the last ones."""
-    rows = np.zeros((count, additions.shape[1]), np.float32)
-    rows[max(0, count - len(additions)) :] = additions[max(0, len(additions) - count) :]
-    return rows
