@@ -58,16 +58,19 @@ def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_state
     states: list[Tensor] = []
     for number, chunk in enumerate(tqdm(token_ids.split(_ROWS_PER_CHUNK), desc="teaching", mininterval=5)):
         path = cache / f"taught-{number:05}.npz"
+        states_path = cache / f"states-{number:05}.npy"
         if not path.exists():
-            with noted_states(target) if with_states else contextlib.nullcontext([]) as seen:
+            with contextlib.ExitStack() as stack:
+                seen = stack.enter_context(noted_states(target)) if with_states else []
                 logits = model(input_ids=chunk, use_cache=False).logits
-            noted = {"states": seen[0].view(torch.int16).numpy()} if seen else {}
+            if with_states:
+                np.save(states_path, seen[0].view(torch.int16).numpy())
             top = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
             ids, log_probs = top.indices.numpy().astype(np.uint16), top.values.numpy().astype(np.float16)
-            np.savez(path, ids=ids, log_probs=log_probs, **noted)
+            np.savez(path, ids=ids, log_probs=log_probs)
         loaded = np.load(path)
         if with_states:
-            states.append(torch.from_numpy(loaded["states"]).view(torch.bfloat16))
+            states.append(torch.from_numpy(np.load(states_path)).view(torch.bfloat16))
         chunks.append((torch.from_numpy(loaded["ids"].astype(np.int32)), torch.from_numpy(loaded["log_probs"])))
     all_ids, all_log_probs = zip(*chunks, strict=True)
     return TaughtRows(

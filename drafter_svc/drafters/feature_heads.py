@@ -51,17 +51,18 @@ class FeatureHeads:
     @property
     def feature_size(self) -> int:
         """Numbers of a feature."""
-        return self.of_feature.shape[1]
+        return int(self.of_feature.shape[1])
 
     @property
     def num_places(self) -> int:
         """Tokens that are predicted."""
-        return self.up.shape[0]
+        return len(self.up)
 
     def say(self, feature: FloatArray, token_id: int) -> FloatArray:
         """What is added [P, hidden] behind a token with its feature [width], which `last_feature` has read."""
         own = self.of_feature @ feature + self.of_token @ _even(self.embeddings[token_id])
-        return self.up @ (own / (1 + np.exp(-own)))
+        said: FloatArray = self.up @ (own / (1 + np.exp(-own)))
+        return said
 
 
 def last_feature(features: bytes, size: int, num_tokens: int) -> FloatArray | None:
