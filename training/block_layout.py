@@ -51,14 +51,13 @@ class BlockLayout:
         """Positions [N]."""
         return torch.cat([torch.arange(self.length), self.predicted[:, :-1].flatten()])
 
-    def run(self, model: nn.Module, token_ids: Tensor, groups: Tensor, **others: Tensor) -> Tensor:
+    def run(self, model: nn.Module, token_ids: Tensor, groups: Tensor) -> Tensor:
         """Logits [R, G, 1 + K, V] of the blocks' tokens.
 
         Args:
             model: a causal language model of transformers.
             token_ids: the text [R, L].
             groups: ids of the groups' rows [R, G, K].
-            others: what else the model takes, by name.
         """
         rows, count = len(token_ids), len(self.anchors)
         wanted = torch.cat([self.anchors, self.length + torch.arange(count * self.num_masks)])
@@ -69,7 +68,6 @@ class BlockLayout:
             position_ids=self.positions[None].expand(rows, -1),
             use_cache=False,
             logits_to_keep=wanted,
-            **others,
         ).logits
         first, later = logits[:, :count, None], logits[:, count:].unflatten(1, (count, self.num_masks))
         return torch.cat([first, later], 2)

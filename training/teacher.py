@@ -42,10 +42,12 @@ class TaughtRows:
         """Random rows; a function of (seed, step) alone."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         chosen = torch.randint(len(self), (rows,), generator=generator)
-        states = None if self.states is None else self.states[chosen]
-        return TaughtRows(
-            self.token_ids[chosen], self.top_ids[chosen].long(), self.top_log_probs[chosen].float(), states
-        )
+        return self.part(chosen)
+
+    def part(self, rows: Tensor | slice) -> TaughtRows:
+        """Some of the rows, as they are computed with."""
+        states = None if self.states is None else self.states[rows]
+        return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float(), states)
 
 
 @torch.inference_mode()

@@ -137,9 +137,9 @@ def semi_ar_features(
     out: Path = MODELS / "semi-ar-features",
     target_dir: TargetDir = MODELS / "target",
     trunk: Annotated[Path, typer.Option(help="The semi-ar drafter, which stays as it is.")] = MODELS / "semi-ar",
-    steps: int = 2000,
+    steps: Annotated[int, typer.Option(help="Each is made from all of the text.")] = 5,
     samples: Samples = 512,
-    corpus_rows: CorpusRows = 512,
+    corpus_rows: CorpusRows = 256,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:

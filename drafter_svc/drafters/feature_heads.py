@@ -26,7 +26,7 @@ _SMALLEST = 1e-6
 class FeatureHeads:
     """The learned matrices, and the drafter's own embeddings [vocab, hidden].
 
-    With rows made equally large, a head says up . silu(of_feature . feature + of_token . embedding). `of_feature` is
+    With rows made equally large, a head says up . (of_feature . feature + of_token . embedding). `of_feature` is
     [rank, width], `of_token` [rank, hidden], and `up` [P, hidden, rank] for P places.
 
     Raises:
@@ -61,7 +61,7 @@ class FeatureHeads:
     def say(self, feature: FloatArray, token_id: int) -> FloatArray:
         """What is added [P, hidden] behind a token with its feature [width], which `last_feature` has read."""
         own = self.of_feature @ feature + self.of_token @ _even(self.embeddings[token_id])
-        said: FloatArray = self.up @ (own / (1 + np.exp(-own)))
+        said: FloatArray = self.up @ own
         return said
 
 

@@ -1,41 +1,83 @@
-"""The token-only drafter whose layers a feature-conditioned one is trained on top of."""
+"""The token-only drafter that heads on the target's hidden states correct: its rows, and its scores from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 from coppice.errors import IncompatibleError
 from drafter_svc.drafters.block_checkpoint import BlockCalibration, load_block_calibration
 from drafter_svc.drafters.block_transition import transition_matrices
 from drafter_svc.drafters.checkpoint import load_model
 from drafter_svc.drafters.semi_ar import KIND
-from drafter_svc.training.block_model import block_logits
+from drafter_svc.training.block_model import with_transition
 from training.block_layout import BlockLayout
-from training.transition import TrainedTransition
+from training.precision import training_dtype
+from training.transition import TrainedTransition, even_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """A drafter of the kind semi-ar: its model in single precision, with a `transition` if it has one, and masks."""
+    """A drafter of the kind semi-ar: its model in single precision, with a `transition` if it has one, and masks.
+
+    Axes as `BlockLayout` has them, and H numbers of a row before the output layer.
+    """
 
     model: LlamaForCausalLM
     calibration: BlockCalibration
 
     @property
-    def masks(self) -> Tensor:
-        """The ids of its masks [K], which fill a block in order."""
-        size: int = self.model.config.vocab_size
-        return torch.arange(size - self.calibration.num_masks, size)
+    def vocab_size(self) -> int:
+        """Tokens, without masks."""
+        return len(self.embeddings) - self.calibration.num_masks
 
-    def logits(self, runner: nn.Module, layout: BlockLayout, token_ids: Tensor, **others: Tensor) -> Tensor:
-        """Scores of all tokens at every place of the layout's blocks, by the model or one that is made of it."""
-        groups = self.masks.expand(len(token_ids), len(layout.anchors), -1)
-        return block_logits(runner, layout, token_ids, groups, **others)[..., : self.masks[0]]
+    @property
+    def embeddings(self) -> Tensor:
+        """Embeddings of tokens and masks."""
+        embed: Any = self.model.get_input_embeddings()
+        table: Tensor = embed.weight.detach()
+        return table
+
+    @property
+    def table(self) -> Tensor:
+        """The output layer's rows for tokens [V, H]."""
+        table: Tensor = self.model.lm_head.weight.detach()
+        return table[: self.vocab_size]
+
+    @torch.no_grad()
+    def rows(self, layout: BlockLayout, token_ids: Tensor) -> Tensor:
+        """What the output layer is given of the layout's blocks [R, G, 1 + K, H]."""
+        masks = torch.arange(self.vocab_size, len(self.embeddings)).expand(len(token_ids), len(layout.anchors), -1)
+        dtype = training_dtype()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return layout.run(_Rows(self.model), token_ids, masks).float()
+
+    def logits(self, layout: BlockLayout, token_ids: Tensor, rows: Tensor) -> Tensor:
+        """Scores of all tokens [R, G, 1 + K, V] from such rows."""
+        return with_transition(self.model, layout, token_ids, rows @ self.table.T)
+
+    def inputs(self, layout: BlockLayout, token_ids: Tensor, features: Tensor) -> Tensor:
+        """What heads are given behind each anchor [R, G, D]: feature, then token; zeros where there is no feature."""
+        own = features[:, layout.anchors].float()
+        tokens = even_rows(self.embeddings[token_ids[:, layout.anchors]])
+        return torch.cat([even_rows(own), tokens], -1) * (own != 0).any(-1, keepdim=True)
+
+
+class _Rows(nn.Module):
+    """A causal language model whose output layer leaves its inputs as they are."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(self, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
+        return CausalLMOutput(logits=self._model.model(**inputs).last_hidden_state[:, logits_to_keep])
 
 
 def load_trunk(directory: Path, vocab_size: int) -> Trunk:
@@ -49,12 +91,12 @@ def load_trunk(directory: Path, vocab_size: int) -> Trunk:
     model = load_model(str(directory), torch.device("cpu"))
     if not isinstance(model, LlamaForCausalLM):
         raise IncompatibleError(f"{directory} is a {type(model).__name__}; trunks are Llamas")
-    if model.config.vocab_size - calibration.num_masks != vocab_size:
-        known = model.config.vocab_size - calibration.num_masks
-        raise IncompatibleError(f"{directory} has {known} tokens and the target {vocab_size}")
+    trunk = Trunk(model, calibration)
+    if trunk.vocab_size != vocab_size:
+        raise IncompatibleError(f"{directory} has {trunk.vocab_size} tokens and the target {vocab_size}")
     if (matrices := transition_matrices(str(directory))) is not None:
         before, behind = matrices
-        transition = TrainedTransition(model, len(before), torch.Generator(), vocab_size)
-        transition.load_state_dict({"before": torch.from_numpy(before), "behind": torch.from_numpy(behind)})
-        model.transition = transition
-    return Trunk(model, calibration)
+        model.transition = TrainedTransition(model, len(before), torch.Generator(), vocab_size)
+        state = {"before": torch.from_numpy(before), "behind": torch.from_numpy(behind)}
+        model.transition.load_state_dict(state)
+    return Trunk(model.requires_grad_(False), calibration)

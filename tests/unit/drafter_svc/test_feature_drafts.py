@@ -59,7 +59,7 @@ def expected_draft(
         of_feature, of_token, up = (torch.from_numpy(matrix) for matrix in matrices.values())
         row, token = torch.tensor(feature), model.get_input_embeddings().weight[committed[-1]]
         row, token = (vector / vector.square().mean().sqrt() for vector in (row, token))
-        own = torch.nn.functional.silu(of_feature @ row + of_token @ token)
+        own = of_feature @ row + of_token @ token
         hidden = hidden + torch.stack([head @ own for head in up])
     children = expected_children(model.lm_head(hidden).numpy(), len(committed), sampling)
     return marginal_tree(children, TreeLimits(20), "semi-ar")
