@@ -96,11 +96,14 @@ class PassRunner:
 
     def _whole(self, plan: PassPlan) -> PassResult:
         logits = self._target.forward(plan).numpy()
-        return PassResult(logits, plan.logit_ranges, states=self._target.take_states())
+        return PassResult(logits, plan.logit_ranges, states=self._states(plan))
+
+    def _states(self, plan: PassPlan) -> HalfArray | None:
+        return self._target.take_states() if plan.wants_states else None
 
     def _pruned(self, plan: PassPlan) -> PassResult:
         logits_left, forward = self._target.forward_pruned(plan)
-        logits, states = logits_left.numpy(), self._target.take_states()
+        logits, states = logits_left.numpy(), self._states(plan)
         if forward.kept is None:
             return PassResult(logits, plan.logit_ranges, states=states)
         survivors = tuple(survivors_of(segment) for segment in forward.plan.segments)
