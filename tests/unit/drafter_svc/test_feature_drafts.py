@@ -192,6 +192,11 @@ def test_a_small_draft_has_the_heads_of_its_places(llama: LlamaForCausalLM, head
         sequence.extend([1], encode([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
         trees.append(sequence.draft(most))
     assert_same(trees[0], trees[1].prune(3))
+    # The same sequence is asked for more: the last token is read by then, and the masks alone are looked at.
+    sequence = make_drafter(llama, "semi-ar", heads=heads).open(PROMPT, SamplingParams())
+    sequence.extend([1], encode([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
+    assert_same(sequence.draft(3), trees[0])
+    assert_same(sequence.draft(20), trees[1])
 
 
 def test_of_many_features_the_last_counts_as_large_as_any_other() -> None:

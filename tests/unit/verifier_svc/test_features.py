@@ -156,6 +156,19 @@ def test_asking_changes_no_bit_of_any_logit(family: str, kernel: str, new_model:
         pending = [[int(generator.integers(VOCAB))] for _ in sizes]
 
 
+def test_a_model_that_gives_all_logits_gives_the_states_of_the_rows_that_are_wanted(new_model: NewModel) -> None:
+    found = []
+    for keeps_rows in (True, False):
+        target = tiny_target(new_model("llama"))
+        target._keeps_rows = keeps_rows
+        tree = random_tree(np.random.default_rng(0), VOCAB, 6)
+        rows = SequenceRows(SequenceCache(target.cache, 64), [3, 1, 4, 1, 5], tree, wants_states=True)
+        target.forward(target.plan([rows]))
+        found.append(target.take_states())
+    assert found[0] is not None
+    assert np.array_equal(*found)
+
+
 def test_a_pass_in_which_nobody_asks_has_no_hook(new_model: NewModel, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(new_model("llama"))
     layer = target.model.get_output_embeddings()
