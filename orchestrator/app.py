@@ -36,7 +36,7 @@ from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
 from orchestrator.tenancy import Tenancy
 from orchestrator.token_file import TokenFile
-from orchestrator.verifier_client import VerifierClient
+from orchestrator.verifier_client import VerifierClient, VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ async def running(
         verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends, dial)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
-        drafters = await _drafters(stack, config, verifiers.info.tokenizer_fingerprint, to_back_ends, dial)
+        drafters = await _drafters(stack, config, verifiers.info, to_back_ends, dial)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
         realm = open_realm(config, verifiers.info)
@@ -135,11 +135,14 @@ async def running(
 
 
 async def _drafters(
-    stack: contextlib.AsyncExitStack, config: Config, fingerprint: str, certificates: Certificates | None, dial: Dial
+    stack: contextlib.AsyncExitStack, config: Config, info: VerifierInfo, certificates: Certificates | None, dial: Dial
 ) -> DrafterPool:
     """All drafters, those of them connected that answer soon."""
     drafters = DrafterPool(
-        [DrafterClient(address, fingerprint, certificates, dial) for address in config.drafter_addresses]
+        [
+            DrafterClient(address, info.tokenizer_fingerprint, certificates, dial, info.feature_size)
+            for address in config.drafter_addresses
+        ]
     )
     stack.push_async_callback(drafters.close)
     patience_s = config.connect_timeout_s if config.require_drafters else FIRST_ANSWER_S

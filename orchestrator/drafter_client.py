@@ -26,6 +26,8 @@ from orchestrator.routing import PrefixMemory
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
+# Features are in bfloat16.
+BYTES_PER_NUMBER = 2
 
 
 class DraftHandler(Protocol):
@@ -50,7 +52,7 @@ class DraftHandler(Protocol):
 
 
 class DrafterClient:
-    """Follows sequences on one drafter, which is refused unless its tokenizer is the target's."""
+    """Follows sequences on one drafter, which is refused unless it speaks of the target's tokens and features."""
 
     def __init__(
         self,
@@ -58,9 +60,12 @@ class DrafterClient:
         tokenizer_fingerprint: str,
         certificates: Certificates | None = None,
         dial: Dial = dial,
+        feature_size: int = 0,
     ) -> None:
+        """`feature_size`: numbers of a feature of the target's; 0 where its verifier gives none."""
         self.address = address
         self._fingerprint = tokenizer_fingerprint
+        self._offered_feature_size = feature_size
         self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates, dial)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
@@ -71,9 +76,10 @@ class DrafterClient:
         self._limits: dict[int, tuple[int, int]] = {}
         # Known once the drafter has been connected.
         self.kind = ""
-        # What it said of itself when it was refused.
-        self.refused_kind = ""
+        # Why it was refused, in words for clients.
+        self.refusal = ""
         self.needs_features = False
+        self.feature_size = 0
         self.samples_trees = False
         self.drafts_ahead = False
         # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
@@ -123,12 +129,13 @@ class DrafterClient:
         if sequence_id in self._lengths:
             known = self._lengths[sequence_id] - outcome.base_length
             self._lengths[sequence_id] = outcome.base_length + len(outcome.token_ids)
+            token_ids = outcome.token_ids[known:]
             known_nodes, known_multiple = self._limits[sequence_id]
             self._limits[sequence_id] = max_nodes, row_multiple
             message = drafter_pb2.DraftOutcome(
                 base_length=outcome.base_length + known,
-                token_ids=outcome.token_ids[known:],
-                features=outcome.features if self.needs_features else b"",
+                token_ids=token_ids,
+                features=self._features_of_last(len(token_ids), outcome.features),
                 max_nodes=max_nodes if max_nodes != known_nodes else None,
                 row_multiple=row_multiple if row_multiple != known_multiple else None,
             )
@@ -158,15 +165,24 @@ class DrafterClient:
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         if received(described).tokenizer_fingerprint != self._fingerprint:
-            self.refused_kind = described.kind
+            self.refusal = f"drafter {described.kind}: has another tokenizer than the target"
             raise IncompatibleError(
                 f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
                 f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
                 f"{self._fingerprint}. Token ids would mean different text, also where the vocabularies have the "
                 "same size"
             )
+        offered = self._offered_feature_size
+        if described.needs_features and not 0 < described.feature_size == offered:
+            self.refusal = f"drafter {described.kind}: needs other features than the target's"
+            raise IncompatibleError(
+                f"drafter {described.kind} ({described.model}) at {self.address} needs the target's hidden states, "
+                f"{described.feature_size} numbers per token, and the verifier gives "
+                f"{f'{offered} numbers' if offered else 'none'}"
+            )
         self.kind = described.kind
         self.needs_features = described.needs_features
+        self.feature_size = described.feature_size if described.needs_features else 0
         self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
         self.drafts_ahead = described.drafts_ahead
         self.shared_block_tokens = described.shared_block_tokens
@@ -228,6 +244,11 @@ class DrafterClient:
             for handler in list(self._handlers.values()):
                 handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
 
+    def _features_of_last(self, num_tokens: int, features: bytes) -> bytes:
+        """Those of the last tokens, where the drafter needs any: earlier ones it may know already."""
+        size = BYTES_PER_NUMBER * self.feature_size * num_tokens
+        return features[max(0, len(features) - size) :] if self.needs_features else b""
+
     def _can_be_replaced_by(self, other: DrafterClient) -> bool:
         return (other.kind, other.needs_features, other.samples_trees) == (
             self.kind,
@@ -285,8 +306,7 @@ class DrafterPool:
 
     def refusals(self) -> list[str]:
         """Which drafters are refused now, in words for clients: addresses and details are for the log."""
-        refused = [client.refused_kind for client in self._clients if client.stream.refusal is not None]
-        return [f"drafter {kind}: has another tokenizer than the target" for kind in refused]
+        return [client.refusal for client in self._clients if client.stream.refusal is not None]
 
     def choose(
         self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""

@@ -102,9 +102,9 @@ class Drafting:
         self.stale: Counter[str] = Counter()
 
     @property
-    def wants_features(self) -> bool:
-        """Whether a drafter needs the target's hidden states."""
-        return any(client.needs_features for client in self._clients)
+    def feature_size(self) -> int:
+        """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
+        return next((client.feature_size for client in self._clients if client.needs_features), 0)
 
     @property
     def _serves_one_round(self) -> bool:
@@ -357,7 +357,7 @@ class Drafting:
     def _choice(self) -> tuple[str, ...]:
         """Kinds to choose among; none where a drafter needs features, which has to be told of every outcome."""
         at_hand = self._at_hand()
-        return tuple(client.kind for client in at_hand) if len(at_hand) > 1 and not self.wants_features else ()
+        return tuple(client.kind for client in at_hand) if len(at_hand) > 1 and not self.feature_size else ()
 
     def _join(self) -> None:
         """Ask the drafters that the plan wants to follow the request."""

@@ -133,7 +133,7 @@ class Generation:
             priority=self._request.priority,
             cache_salt=self._request.cache_salt,
             top_log_probs=self._request.top_log_probs,
-            want_features=self._drafting.wants_features,
+            feature_size=self._drafting.feature_size,
             request_id=self._request.request_id,
             traceparent=self._drafting.traceparent,
             synchronous=self._drafting.synchronous,

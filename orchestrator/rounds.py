@@ -25,7 +25,8 @@ class Opening:
     exactness: sampling_pb2.Exactness
     linger_us: int
     priority: int
-    want_features: bool
+    # Numbers of the committed tokens' features that drafters take; 0 where none takes any.
+    feature_size: int
     cache_salt: str
     top_log_probs: int | None
     request_id: str = ""

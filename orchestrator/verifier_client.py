@@ -63,6 +63,8 @@ class VerifierInfo:
     instance_id: str = ""
     # Most nodes of the target's own drafts; 0 where it makes none.
     redraft_nodes: int = 0
+    # Numbers of a committed token's feature; 0 where it gives none.
+    feature_size: int = 0
 
 
 class VerifierHandler(Protocol):
@@ -184,8 +186,7 @@ class VerifierClient:
         """Open a sequence."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
-        offered = self._info.redraft_nodes if self._info is not None else 0
-        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, offered)))
+        self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, self._info)))
         handler.on_opened(Place(self, sequence_id))
 
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
@@ -319,6 +320,7 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         hardware=described.hardware,
         instance_id=described.instance_id,
         redraft_nodes=described.redraft_nodes,
+        feature_size=described.feature_size,
     )
 
 
@@ -326,7 +328,9 @@ def _load(load: verifier_pb2.Load) -> Load:
     return Load(load.batch_size, load.rows, load.pass_us, load.queued_sequences, load.free_kv_blocks)
 
 
-def _open_message(opening: Opening, offered_redraft_nodes: int) -> verifier_pb2.OpenSequence:
+def _open_message(opening: Opening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
+    """What opens a sequence; what the verifier does not offer is not asked for, and drafts go on without."""
+    offered_redraft_nodes, feature_size = (info.redraft_nodes, info.feature_size) if info is not None else (0, 0)
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,
         sampling=wire.sampling_to_proto(opening.sampling),
@@ -336,7 +340,7 @@ def _open_message(opening: Opening, offered_redraft_nodes: int) -> verifier_pb2.
         linger_us=opening.linger_us,
         resumed_tokens=opening.resumed_tokens,
         priority=opening.priority,
-        want_features=opening.want_features,
+        want_features=0 < opening.feature_size == feature_size,
         cache_salt=opening.cache_salt,
         top_log_probs=opening.top_log_probs,
         request_id=opening.request_id,

@@ -11,14 +11,28 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.loop import TrainingLoop
 from training.token_store import TokenStore
+
+
+class Run(Protocol):
+    """A training run that is over."""
+
+    @property
+    def curve(self) -> list[dict[str, float]]:
+        """The validation curve: step, training and held-out loss, seconds so far."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        ...
+
 
 CARD = """# {title}
 
@@ -49,7 +63,7 @@ def save_checkpoint(
     title: str,
     recipe: Any,
     store: TokenStore,
-    loop: TrainingLoop,
+    loop: Run,
     extra: str = "",
 ) -> None:
     """Write weights (bf16), tokenizer, `recipe.json`, the validation curve and the card to `out`."""
@@ -63,7 +77,7 @@ def save_checkpoint(
 
 
 def write_card(
-    out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop, extra: str = ""
+    out: Path, *, title: str, parameters: int, recipe: Any, store: TokenStore, loop: Run, extra: str = ""
 ) -> None:
     """Write `recipe.json`, the validation curve and the card to `out`, where the weights are."""
     facts = {"title": title, **run_facts(parameters, recipe, store, loop)}
@@ -74,7 +88,7 @@ def write_card(
     plot_curve(loop.curve, out / "validation_curve.png", title)
 
 
-def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: TrainingLoop) -> dict[str, Any]:
+def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: Run) -> dict[str, Any]:
     """What every card says of a run: command, data, machine, versions, date and how it ended."""
     last = loop.curve[-1]
     return {

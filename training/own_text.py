@@ -25,9 +25,21 @@ class OwnText:
 
     @classmethod
     def build(
-        cls, target: PreTrainedModel, store: TokenStore, shape: SampleShape, corpus_rows: int, seed: int, cache: Path
+        cls,
+        target: PreTrainedModel,
+        store: TokenStore,
+        shape: SampleShape,
+        corpus_rows: int,
+        seed: int,
+        cache: Path,
+        *,
+        with_states: bool = False,
     ) -> Self:
-        """Sample the target, draw windows of the corpus, and run the target over both, or go on where a run ended."""
+        """Sample the target, draw windows of the corpus, and run the target over both, or go on where a run ended.
+
+        `with_states`: the target's hidden states are kept, too.
+        """
         samples = torch.from_numpy(sample_target(target, store.train, shape, seed, cache / "samples"))
         windows = store.training_batch(seed, 0, corpus_rows, shape.length)
-        return cls(samples, windows, teach(target, torch.cat([samples, windows]), cache / "taught"))
+        text = torch.cat([samples, windows])
+        return cls(samples, windows, teach(target, text, cache / "taught", with_states=with_states))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
+
+from training.target_states import noted_states
 
 # Tokens kept per position; the rest of the probability is one lump. At temperature 1 every twelfth token of the
 # target is not among its 32 likeliest, and a drafter that never learned their order cannot propose it.
@@ -23,12 +26,14 @@ _SMALLEST = 1e-7
 class TaughtRows:
     """Text with the target's view of it.
 
-    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the token after each one.
+    `token_ids` [rows, length]; `top_ids` and `top_log_probs` [rows, length, TOP] describe the token after each one, and
+    so do `states` [rows, length, hidden], the hidden states in bfloat16, where they were asked for.
     """
 
     token_ids: Tensor
     top_ids: Tensor
     top_log_probs: Tensor
+    states: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -37,25 +42,42 @@ class TaughtRows:
         """Random rows; a function of (seed, step) alone."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         chosen = torch.randint(len(self), (rows,), generator=generator)
-        return TaughtRows(self.token_ids[chosen], self.top_ids[chosen].long(), self.top_log_probs[chosen].float())
+        return self.part(chosen)
+
+    def part(self, rows: Tensor | slice) -> TaughtRows:
+        """Some of the rows, as they are computed with."""
+        states = None if self.states is None else self.states[rows]
+        return TaughtRows(self.token_ids[rows], self.top_ids[rows].long(), self.top_log_probs[rows].float(), states)
 
 
 @torch.inference_mode()
-def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path) -> TaughtRows:
+def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_states: bool = False) -> TaughtRows:
     """Run the target over `token_ids` [rows, length]; chunks are kept under `cache`, so a killed run goes on."""
     cache.mkdir(parents=True, exist_ok=True)
-    model = torch.compile(target, dynamic=False) if shutil.which("g++") else target
+    # States are noted on the way, which compiled passes do not do.
+    model = torch.compile(target, dynamic=False) if shutil.which("g++") and not with_states else target
     chunks = []
+    states: list[Tensor] = []
     for number, chunk in enumerate(tqdm(token_ids.split(_ROWS_PER_CHUNK), desc="teaching", mininterval=5)):
         path = cache / f"taught-{number:05}.npz"
+        states_path = cache / f"states-{number:05}.npy"
         if not path.exists():
-            logits = model(input_ids=chunk, use_cache=False).logits
+            with contextlib.ExitStack() as stack:
+                seen = stack.enter_context(noted_states(target)) if with_states else []
+                logits = model(input_ids=chunk, use_cache=False).logits
+            if with_states:
+                np.save(states_path, seen[0].view(torch.int16).numpy())
             top = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
-            np.savez(path, ids=top.indices.numpy().astype(np.uint16), log_probs=top.values.numpy().astype(np.float16))
+            ids, log_probs = top.indices.numpy().astype(np.uint16), top.values.numpy().astype(np.float16)
+            np.savez(path, ids=ids, log_probs=log_probs)
         loaded = np.load(path)
+        if with_states:
+            states.append(torch.from_numpy(np.load(states_path)).view(torch.bfloat16))
         chunks.append((torch.from_numpy(loaded["ids"].astype(np.int32)), torch.from_numpy(loaded["log_probs"])))
-    ids, log_probs = zip(*chunks, strict=True)
-    return TaughtRows(token_ids, torch.cat(ids), torch.cat(log_probs))
+    all_ids, all_log_probs = zip(*chunks, strict=True)
+    return TaughtRows(
+        token_ids, torch.cat(all_ids), torch.cat(all_log_probs), torch.cat(states) if with_states else None
+    )
 
 
 def full_distillation_loss(student_logits: Tensor, teacher_logits: Tensor, total_variation: float) -> Tensor:

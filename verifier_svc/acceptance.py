@@ -23,6 +23,14 @@ class Acceptance:
     token_ids: tuple[int, ...]
     nodes: tuple[int, ...]
 
+    @property
+    def drawn_behind(self) -> tuple[int, ...]:
+        """The node (or ROOT) that each token was drawn behind: the one before it.
+
+        An output that ended inside the block drew nothing behind its last node.
+        """
+        return (ROOT, *self.nodes)[: len(self.token_ids)]
+
 
 def sample_and_follow(tree: TokenTree, draw: Callable[[int, int], int], is_last: Callable[[int], bool]) -> Acceptance:
     """Walk down `tree`, one draw per step.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+
+from verifier_svc.pass_graphs import Outputs
 
 
 class CudaCapture:
@@ -14,7 +15,7 @@ class CudaCapture:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
         """As `Capture` has it."""
         # Once outside the graph: compiling kernels and making library handles cannot be recorded.
         stream = torch.cuda.Stream()

@@ -84,13 +84,14 @@ class Door:
             synchronous=message.synchronous,
             max_redraft_nodes=message.max_redraft_nodes,
             request_id=message.request_id,
+            wants_features=message.want_features,
         )
 
     def _check_offered(self, message: verifier_pb2.OpenSequence) -> None:
         if message.exactness == sampling_pb2.EXACTNESS_STRICT and not self._info.exact:
             raise UnsupportedError("exactness: this verifier runs in fast mode")
-        if message.want_features:
-            raise UnsupportedError("want_features is not offered by this version")
+        if message.want_features and not self._info.feature_size:
+            raise UnsupportedError("want_features: this verifier does not give the target's hidden states")
         if message.max_redraft_nodes and self._info.redraft is None:
             raise UnsupportedError("max_redraft_nodes: this verifier has no adapter to re-draft with")
 

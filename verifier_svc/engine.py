@@ -22,7 +22,7 @@ from verifier_svc.engine_counts import EngineCounts
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.output_end import Finish, FinishReason
-from verifier_svc.pass_runner import PassRunner
+from verifier_svc.pass_runner import PassPart, PassRunner
 from verifier_svc.pass_shares import Share
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome
@@ -30,7 +30,7 @@ from verifier_svc.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.sequence import Sequence as RunningSequence
 from verifier_svc.target_model import TargetInfo, TargetModel
-from verifier_svc.token_choice import Constraint, Logits
+from verifier_svc.token_choice import Constraint
 
 logger = logging.getLogger(__name__)
 
@@ -321,11 +321,10 @@ class Engine:
             ids = [share.key.sequence_id for share in shares]
             self._timeline.took("pass", forward_s, ended_s, size=plan.num_rows, sequences=ids)
         outcomes: list[RoundOutcome] = []
-        for index, (share, (first, last)) in enumerate(zip(shares, result.ranges, strict=True)):
+        for share, part in zip(shares, result.parts(), strict=True):
             key, sequence = share.key, share.sequence
             waited_s = started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-            logits, survivors = result.logits[first:last], result.survivors_at(index)
-            outcome = self._finish_round(key, sequence, logits, survivors, ended_s, waited_s)
+            outcome = self._finish_round(key, sequence, part, ended_s, waited_s)
             if outcome is None:
                 continue
             outcomes.append(outcome)
@@ -349,17 +348,11 @@ class Engine:
         self._report_load(len(shares), plan.num_rows, ended_s - forward_s, ended_s)
 
     def _finish_round(
-        self,
-        key: SequenceKey,
-        sequence: RunningSequence,
-        logits: Logits,
-        survivors: tuple[int, ...] | None,
-        ended_s: float,
-        waited_s: float,
+        self, key: SequenceKey, sequence: RunningSequence, part: PassPart, ended_s: float, waited_s: float
     ) -> RoundOutcome | None:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
         try:
-            return sequence.finish_round(logits, ended_s, waited_s, survivors)
+            return sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
         except InvalidRequestError as error:
             self._scheduler.remove(key)
             self._refuse(key, error)

@@ -21,6 +21,8 @@ from coppice.errors import OverloadedError
 from coppice.prefix_digests import first_digest, longer_digest
 
 IntArray = npt.NDArray[np.int64]
+# bfloat16, which numpy does not know.
+HalfArray = npt.NDArray[np.int16]
 
 # Slots in a block: as many keys as a compiled loop scores at once without running idle on its edges.
 BLOCK_SIZE = 64

@@ -28,6 +28,7 @@ from verifier_svc.curve_measurement import measure_curve
 from verifier_svc.early_head import load_head
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
+from verifier_svc.features import feature_size
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.made_for import is_made_for
 from verifier_svc.mask_groups import MaskShape
@@ -129,6 +130,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         near_tie_gap=near_tie_gap,
         redraft=None if redraft is None else with_costs(redraft, target, limit),
         pruning=pruning,
+        # Ranks that share a pass do not pass its hidden states on.
+        feature_size=feature_size(target) if ranks is None else 0,
     )
     return target, info
 

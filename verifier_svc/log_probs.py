@@ -18,11 +18,9 @@ from verifier_svc.token_choice import Logits
 
 def committed_log_probs(logits: Logits, accepted: Acceptance, num_top: int) -> tuple[TokenLogProbs, ...]:
     """Of every committed token. `logits` [1 + nodes, vocab] are the root's and the tree's rows."""
-    # A token is drawn behind the node before it. An output that ended inside the block draws nothing behind its last.
-    drawn_behind = (ROOT, *accepted.nodes)[: len(accepted.token_ids)]
     return tuple(
         token_log_probs(logits[node - ROOT], token, num_top)
-        for node, token in zip(drawn_behind, accepted.token_ids, strict=True)
+        for node, token in zip(accepted.drawn_behind, accepted.token_ids, strict=True)
     )
 
 

@@ -24,16 +24,17 @@ logger = logging.getLogger(__name__)
 # Rows of the sizes. Beyond the last, computing takes longer than starting the kernels.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
-# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to logits [K, vocab], all on
-# the device.
-Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+# Logits [K, vocab], and what else is wanted of their rows [K, ...].
+Outputs: TypeAlias = tuple[Tensor, ...]
+# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to outputs, on the device.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]
 
 
 class Capture(Protocol):
     """Records what a function does on the device."""
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Run `function`; returns what does the same again, and the tensor that holds its result each time.
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
+        """Run `function`; returns what does the same again, and the tensors that hold its results each time.
 
         Raises:
             RuntimeError: something that the function does cannot be recorded.
@@ -44,7 +45,7 @@ class Capture(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Recording:
     inputs: Tensor
-    logits: Tensor
+    outputs: Outputs
     replay: Callable[[], object]
 
 
@@ -84,10 +85,10 @@ class PassGraphs:
             mask_places = np.concatenate([mask_places, padding - 1])
         return replace(plan, token_ids=token_ids, positions=positions, mask_places=mask_places)
 
-    def run(self, plan: PassPlan, forward: Forward) -> Tensor | None:
-        """Logits [K, vocab] of a padded pass, valid until the next one; None if it cannot be recorded."""
+    def run(self, plan: PassPlan, forward: Forward) -> Outputs | None:
+        """What `forward` gives for a padded pass, valid until the next one; None if it cannot be recorded."""
         size = len(plan.token_ids)
-        key = size, self._kernel.layout(plan), plan.mask_places is not None
+        key = size, self._kernel.layout(plan), plan.mask_places is not None, plan.wants_states
         if (recording := self._recordings.get(key)) is None:
             try:
                 recording = self._recordings[key] = self._record(plan, forward)
@@ -98,14 +99,14 @@ class PassGraphs:
                 return None
         recording.inputs.copy_(_inputs(plan), non_blocking=True)
         recording.replay()
-        return recording.logits[: len(plan.logit_rows)]
+        return tuple(output[: len(plan.logit_rows)] for output in recording.outputs)
 
     def _record(self, plan: PassPlan, forward: Forward) -> _Recording:
         inputs = _inputs(plan).to(self._kernel.device)
         mask_places = None if plan.mask_places is None else inputs[3]
-        replay, logits = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2], mask_places))
+        replay, outputs = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2], mask_places))
         logger.info("recorded a pass of %d rows", len(plan.token_ids))
-        return _Recording(inputs, logits, replay)
+        return _Recording(inputs, outputs, replay)
 
 
 def _inputs(plan: PassPlan) -> Tensor:

@@ -32,6 +32,7 @@ class SequenceRows:
     """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
 
     `wants_logits` is false for a part of a prompt that has more to come. Without a `draw_rule` no node is pruned early.
+    `wants_states`: whether the hidden states that logits come from are wanted, too.
     """
 
     cache: SequenceCache
@@ -40,6 +41,7 @@ class SequenceRows:
     wants_logits: bool = True
     masks: tuple[MaskGroup, ...] = ()
     draw_rule: DrawRule | None = None
+    wants_states: bool = False
 
     def __len__(self) -> int:
         return len(self.pending) + len(self.tree) + self.num_masks
@@ -86,7 +88,7 @@ class PassPlan:
     `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row.
     `logit_rows` [K] are the rows whose logits are computed; `logit_ranges[i]` is where sequence i finds its own.
     `mask_places` [N] are the places of masks in their groups, from 0 on, and -1 for all other rows; None without masks.
-    `draw_rules` has one entry per segment.
+    `draw_rules` has one entry per segment. `wants_states`: whether somebody wants the hidden states of the logit rows.
     """
 
     token_ids: IntArray
@@ -98,6 +100,7 @@ class PassPlan:
     num_rows: int
     mask_places: IntArray | None = None
     draw_rules: tuple[DrawRule | None, ...] = ()
+    wants_states: bool = False
 
 
 def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -187,6 +190,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         num_rows=num_rows,
         mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
         draw_rules=tuple([rows.draw_rule for rows in work]),
+        wants_states=any(rows.wants_states and rows.wants_logits for rows in work),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from verifier_svc.early_pruning import num_candidates, survivors_of
+from verifier_svc.kv_cache import HalfArray
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.pruning_pace import PassTimes, PruningPace, PruningSettings
 from verifier_svc.target_model import TargetModel
@@ -14,8 +15,20 @@ from verifier_svc.token_choice import Logits
 
 
 @dataclass(frozen=True, slots=True)
+class PassPart:
+    """One sequence's part of a pass: logits [rows, vocab] and, where somebody wants them, hidden states [rows, hidden].
+
+    With `survivors` only these nodes and masks have any: the others were pruned.
+    """
+
+    logits: Logits
+    survivors: tuple[int, ...] | None = None
+    states: HalfArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PassResult:
-    """Logits [K, vocab] of a pass, and which of them are whose.
+    """Logits [K, vocab] of a pass, and which of them are whose; `states` [K, hidden] where they are wanted.
 
     `survivors` has for each sequence the numbers of the nodes, and behind them of the masks, that have logits; it is
     None for a pass that was not pruned.
@@ -25,10 +38,16 @@ class PassResult:
     ranges: tuple[tuple[int, int], ...]
     survivors: tuple[tuple[int, ...], ...] | None = None
     num_pruned: int = 0
+    states: HalfArray | None = None
 
-    def survivors_at(self, index: int) -> tuple[int, ...] | None:
-        """Those of one of the sequences."""
-        return None if self.survivors is None else self.survivors[index]
+    def parts(self) -> Iterator[PassPart]:
+        """What each sequence gets, in order."""
+        for index, (first, last) in enumerate(self.ranges):
+            yield PassPart(
+                self.logits[first:last],
+                None if self.survivors is None else self.survivors[index],
+                None if self.states is None else self.states[first:last],
+            )
 
 
 class PassRunner:
@@ -48,7 +67,7 @@ class PassRunner:
         """Run a pass."""
         pace = self._pace
         if pace is None or not self._target.can_prune(plan):
-            return PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
+            return self._whole(plan)
         count = num_candidates(plan)
         if count and pace.compares:
             return self._compared(plan, pace, count)
@@ -69,15 +88,23 @@ class PassRunner:
     def _timed(self, plan: PassPlan, pace: PruningPace, count: int, *, prunes: bool) -> PassResult:
         """Run a pass, of whose rows `count` may be pruned, and have the pace learn from it."""
         started_s = time.perf_counter()
-        result = self._pruned(plan) if prunes else PassResult(self._target.forward(plan).numpy(), plan.logit_ranges)
+        result = self._pruned(plan) if prunes else self._whole(plan)
         # Rows of prompts cost less, without logits.
         if count and all(segment.num_pending == 1 for segment in plan.segments):
             pace.pass_over(plan.num_rows, time.perf_counter() - started_s, was_pruned=prunes)
         return result
 
+    def _whole(self, plan: PassPlan) -> PassResult:
+        logits = self._target.forward(plan).numpy()
+        return PassResult(logits, plan.logit_ranges, states=self._states(plan))
+
+    def _states(self, plan: PassPlan) -> HalfArray | None:
+        return self._target.take_states() if plan.wants_states else None
+
     def _pruned(self, plan: PassPlan) -> PassResult:
         logits_left, forward = self._target.forward_pruned(plan)
+        logits, states = logits_left.numpy(), self._states(plan)
         if forward.kept is None:
-            return PassResult(logits_left.numpy(), plan.logit_ranges)
+            return PassResult(logits, plan.logit_ranges, states=states)
         survivors = tuple(survivors_of(segment) for segment in forward.plan.segments)
-        return PassResult(logits_left.numpy(), forward.plan.logit_ranges, survivors, forward.num_pruned)
+        return PassResult(logits, forward.plan.logit_ranges, survivors, forward.num_pruned, states)

@@ -69,6 +69,7 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
         near_ties=outcome.near_ties,
         draft_origin=DRAFT_ORIGINS[outcome.draft_origin],
         bubble_us=microseconds(event.bubble_s),
+        features=outcome.features,
     )
     if len(outcome.redraft):
         put_tree(outcome.redraft, message.redraft)

@@ -32,3 +32,5 @@ class RoundOutcome:
     redraft: TokenTree = EMPTY_TREE
     # Nodes of the draft that early pruning took out of the pass.
     pruned_nodes: int = 0
+    # Those of `token_ids`, for sequences that want them.
+    features: bytes = b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from coppice.chance import Purpose, seeded_chance
 from coppice.errors import InvalidTreeError
@@ -12,10 +11,12 @@ from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
+from verifier_svc.allowed_nodes import allowed_nodes
 from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.draw_rule import draw_rule
 from verifier_svc.early_pruning import surviving_part
-from verifier_svc.kv_cache import KVCache
+from verifier_svc.features import committed_features
+from verifier_svc.kv_cache import HalfArray, KVCache
 from verifier_svc.linger import Linger
 from verifier_svc.log_probs import committed_log_probs
 from verifier_svc.mailbox import ExactMailbox, Mailbox
@@ -36,10 +37,6 @@ KEPT_BUDGETS = 2
 AHEAD_BUDGETS = 8
 # An output that is complete when it is cut off there is complete all the same.
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
-
-
-# A sequence's place among all: minus its priority, then its number of arrival. The lowest goes first.
-Rank: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,8 @@ class SequenceSpec:
     max_redraft_nodes: int = 0
     # Of the request, for logs.
     request_id: str = ""
+    # Whether outcomes carry the committed tokens' features.
+    wants_features: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +113,7 @@ class Sequence:
         # Tokens whose keys and values were there already.
         self.num_cached = 0
         self._top_log_probs = spec.top_log_probs
+        self._wants_features = spec.wants_features
         self.opened_s = opened_s
         self.started_s = opened_s
         # Whether drafts are sampled trees, which are verified whole or not at all.
@@ -170,8 +170,8 @@ class Sequence:
         self._rows: SequenceRows | None = None
 
     @property
-    def rank(self) -> Rank:
-        """The sequence's place among all: by priority, then in order of arrival."""
+    def rank(self) -> tuple[int, int]:
+        """The sequence's place among all: minus its priority, then its number of arrival. The lowest goes first."""
         return -self._priority, self.arrival
 
     @property
@@ -276,7 +276,7 @@ class Sequence:
             # The bonus token behind the deepest accepted node must still fit.
             whole = self.mailbox.tree or EMPTY_TREE
             fitting = whole.up_to_depth(self._end.room - 1)
-            allowed = self._allowed(fitting)
+            allowed = allowed_nodes(fitting, self._chooser.constraint)
             draft = self._cut(allowed, self._budget)
             tree = self._cut(draft, max_nodes)
             if len(tree) < len(whole):
@@ -291,16 +291,24 @@ class Sequence:
             )
             self._origin = self.mailbox.origin if len(tree) else None
             masks = self._redrafter.groups(tree, max_masks, self._end.room)
-            self._rows = SequenceRows(cache, pending, tree, masks=masks, draw_rule=self._draw_rule)
+            self._rows = SequenceRows(
+                cache, pending, tree, masks=masks, draw_rule=self._draw_rule, wants_states=self._wants_features
+            )
         return self._rows
 
     def finish_round(
-        self, logits: Logits, now_s: float, waited_s: float, survivors: tuple[int, ...] | None = None
+        self,
+        logits: Logits,
+        now_s: float,
+        waited_s: float,
+        survivors: tuple[int, ...] | None = None,
+        states: HalfArray | None = None,
     ) -> RoundOutcome | None:
         """Commit a pass's result. `logits` [1 + nodes + masks, vocab] are the root's, the tree's and the masks' rows.
 
         With `survivors` only these nodes and masks have logits: the others were pruned, and the round goes on as if
-        they had never been drafted. Returns None when the pass was a part of the prompt.
+        they had never been drafted. `states` are the same rows' hidden states. Returns None when the pass was a part of
+        the prompt.
 
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
@@ -337,6 +345,7 @@ class Sequence:
             accepted = sample_and_follow(rows.tree, draw, is_last)
         num_top = self._top_log_probs
         log_probs = () if num_top is None else committed_log_probs(logits, accepted, num_top)
+        features = committed_features(states, accepted) if self._wants_features and states is not None else b""
         nodes = accepted.nodes if survivors is None else tuple([survivors[node] for node in accepted.nodes])
         rows.cache.keep([*range(num_pending), *(num_pending + node for node in nodes)])
         self.tokens += accepted.token_ids
@@ -364,6 +373,7 @@ class Sequence:
             draft_origin=self._origin,
             redraft=redraft,
             pruned_nodes=len(whole.tree) - len(rows.tree),
+            features=features,
         )
 
     def _learn_from_wait(self, waited_s: float) -> None:
@@ -388,13 +398,3 @@ class Sequence:
     def _end_of_form(self) -> Finish | None:
         constraint = self._chooser.constraint
         return Finish(FinishReason.STOP) if constraint is not None and constraint.is_complete else None
-
-    def _allowed(self, tree: TokenTree) -> TokenTree:
-        """What of a tree hangs behind tokens that may follow the root: drafters do not know the output's form."""
-        constraint = self._chooser.constraint
-        if constraint is None:
-            return tree
-        kept: list[bool] = []
-        for parent, token in zip(tree.parents, tree.token_ids, strict=True):
-            kept.append(bool(constraint.allowed[token]) if parent == ROOT else kept[parent])
-        return tree.select(node for node, is_kept in enumerate(kept) if is_kept)

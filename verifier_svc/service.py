@@ -85,6 +85,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             hardware=self._hardware,
             instance_id=self._instance_id,
             redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
+            feature_size=info.feature_size,
         )
 
     @unary

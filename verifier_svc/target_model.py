@@ -15,15 +15,16 @@ from coppice.tree import ROOT
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.early_head import EarlyHead
-from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache
+from verifier_svc.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.mask_rows import MaskRows
 from verifier_svc.packed_linear import prepare_rows
-from verifier_svc.pass_graphs import PassGraphs
+from verifier_svc.pass_graphs import Outputs, PassGraphs
 from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
 from verifier_svc.pruned_layers import PrunedForward, PrunedLayers
 from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.redraft import RedraftSettings
+from verifier_svc.row_states import RowStates
 from verifier_svc.space_adapter import SpaceAdapter
 from verifier_svc.tensor_attention import TensorKernel
 from verifier_svc.tree_attention import TreeAttention
@@ -54,6 +55,8 @@ class TargetInfo:
     redraft: RedraftSettings | None = None
     # Which nodes it prunes early, and when; None without a head for that.
     pruning: PruningSettings | None = None
+    # Numbers of a committed token's feature; 0 where none are given.
+    feature_size: int = 0
 
 
 class TargetModel:
@@ -76,6 +79,8 @@ class TargetModel:
         self._graphs: PassGraphs | None = None
         self._masks: MaskRows | None = None
         self._pruned: PrunedLayers | None = None
+        # Of the last pass, if they were wanted.
+        self._states: Tensor | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -114,17 +119,18 @@ class TargetModel:
         self.set_threads_for(len(plan.token_ids))
         padded = None if self._graphs is None else self._graphs.padded(plan)
         self._attention.begin(padded or plan, sources, destinations)
+        forward = self._logits_and_states if plan.wants_states else self._logits
         try:
-            logits = None
+            outputs = None
             if self._graphs is not None and padded is not None:
-                logits = self._graphs.run(padded, self._logits)
-            if logits is None:
-                logits = self._run_eagerly(padded or plan)
+                outputs = self._graphs.run(padded, forward)
+            if outputs is None:
+                outputs = self._run_eagerly(padded or plan)
         finally:
             self._attention.end()
             if self._masks is not None:
                 self._masks.end()
-        return logits.float().cpu()
+        return self._taken(outputs)
 
     @torch.inference_mode()
     def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:
@@ -141,15 +147,20 @@ class TargetModel:
         self._attention.begin(plan, *self.cache.take_moves())
         self._pruned.begin(plan, self._narrow, scores)
         try:
-            logits = self._run_eagerly(plan, is_pruned=True)
+            outputs = self._run_eagerly(plan, is_pruned=True)
         finally:
             forward = self._pruned.end()
             self._attention.end()
             if self._masks is not None:
                 self._masks.end()
-        if len(logits) != len(forward.plan.logit_rows):
+        if any(len(output) != len(forward.plan.logit_rows) for output in outputs):
             raise IncompatibleError(f"{type(self._model).__name__} does not call its output layer as others do")
-        return logits.float().cpu(), forward
+        return self._taken(outputs), forward
+
+    def take_states(self) -> HalfArray | None:
+        """The hidden states [K, hidden] that the last pass's logits came from, in bfloat16, if its plan wants them."""
+        states, self._states = self._states, None
+        return None if states is None else states.bfloat16().cpu().view(torch.int16).numpy()
 
     def can_prune(self, plan: PassPlan) -> bool:
         """Whether a pass can be pruned: not one that is a recording, whose rows are fixed."""
@@ -212,15 +223,30 @@ class TargetModel:
         if self._masks is not None:
             self._masks.narrow(rows)
 
-    def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Tensor:
+    def _taken(self, outputs: Outputs) -> Tensor:
+        """A pass's logits in single precision on the CPU; its states are kept until they are taken."""
+        logits, *states = outputs
+        self._states = states[0] if states else None
+        return logits.float().cpu()
+
+    def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Outputs:
         token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
         mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
         logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
-        return self._logits(token_ids, positions, logit_rows, mask_places)
+        forward = self._logits_and_states if plan.wants_states else self._logits
+        return forward(token_ids, positions, logit_rows, mask_places)
+
+    def _logits_and_states(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
+    ) -> Outputs:
+        """As `_logits`, and the hidden states [K, hidden] that they come from."""
+        with RowStates(self._model) as states:
+            outputs = self._logits(token_ids, positions, logit_rows, mask_places)
+        return *outputs, states.of(None if self._keeps_rows else logit_rows)
 
     def _logits(
         self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
-    ) -> Tensor:
+    ) -> Outputs:
         """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N].
 
         Without `logit_rows` they are picked on the way.
@@ -233,7 +259,7 @@ class TargetModel:
             inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
         output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
-        return logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows)
+        return (logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows),)
 
     def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

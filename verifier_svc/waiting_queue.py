@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from operator import itemgetter
 
-from verifier_svc.sequence import Rank, Sequence, SequenceKey
+from verifier_svc.sequence import Sequence, SequenceKey
 
 _rank = itemgetter(0)
 
@@ -18,7 +18,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._sequences: dict[SequenceKey, Sequence] = {}
-        self._order: list[tuple[Rank, SequenceKey]] = []
+        self._order: list[tuple[tuple[int, int], SequenceKey]] = []
 
     def __len__(self) -> int:
         return len(self._order)

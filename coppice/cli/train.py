@@ -131,6 +131,28 @@ _block_command(
 )
 
 
+@app.command("semi-ar-features")
+def semi_ar_features(
+    corpus: Corpus = None,
+    out: Path = MODELS / "semi-ar-features",
+    target_dir: TargetDir = MODELS / "target",
+    trunk: Annotated[Path, typer.Option(help="The semi-ar drafter, which stays as it is.")] = MODELS / "semi-ar",
+    steps: Annotated[int, typer.Option(help="Each is made from all of the text.")] = 5,
+    samples: Samples = 512,
+    corpus_rows: CorpusRows = 256,
+    seed: int = 0,
+    threads: Threads = 0,
+) -> None:
+    """Teach a semi-ar drafter to use the target's hidden states."""
+    set_threads(threads)
+    from drafter_svc.training.semi_ar_features import FeatureRecipe, train_semi_ar_features
+    from training.corpus import default_roots
+
+    recipe = FeatureRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
+    with mistakes_as_messages():
+        train_semi_ar_features(corpus or default_roots(), target_dir, trunk, out, recipe)
+
+
 @app.command()
 def boost(
     corpus: Corpus = None,

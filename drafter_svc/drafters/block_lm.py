@@ -32,6 +32,8 @@ from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.drafters.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
+from drafter_svc.drafters.feature_checkpoint import Conditioning
+from drafter_svc.drafters.feature_heads import FeatureHeads, last_feature
 from drafter_svc.drafters.hf_forward import PlainForward
 from drafter_svc.drafters.joint_passes import JointPasses, joined
 from drafter_svc.drafters.read_context import ReadContext
@@ -75,8 +77,11 @@ def load_block_lm(
     kind: str,
     calibration: BlockCalibration,
     make: Callable[[tuple[int, ...]], BlockKind],
+    conditioning: Conditioning | None = None,
 ) -> BlockLm:
     """Load the configured checkpoint; `make` gets the ids of its masks.
+
+    With a `conditioning` the model is that of its trunk, another checkpoint, and the target's hidden states are used.
 
     Raises:
         IncompatibleError: the device, tokenizer or model cannot be used.
@@ -84,20 +89,23 @@ def load_block_lm(
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.num_threads)
-    model = load_model(config.model, device)
+    reference = config.model if conditioning is None else conditioning.trunk
+    model = load_model(reference, device)
+    heads = None if conditioning is None else conditioning.heads_on(model)
     forward = choose_forward(model)
     vocab_size = forward.vocab_size - calibration.num_masks
     if vocab_size < 1:
-        raise IncompatibleError(f"{config.model} has {forward.vocab_size} embeddings, no more than it says are masks")
+        raise IncompatibleError(f"{reference} has {forward.vocab_size} embeddings, no more than it says are masks")
     block = make(tuple(range(vocab_size, forward.vocab_size)))
     if block.sees_all and isinstance(forward, PlainForward):
-        raise IncompatibleError(f"the model of {config.model} takes no mask, which a block that sees all of it needs")
+        raise IncompatibleError(f"the model of {reference} takes no mask, which a block that sees all of it needs")
     info = DrafterInfo(
         kind=kind,
         model=config.model,
-        tokenizer_fingerprint=load_fingerprint(config.model),
+        tokenizer_fingerprint=load_fingerprint(reference),
         vocab_size=vocab_size,
         max_length=0,
+        feature_size=0 if heads is None else heads.feature_size,
         acceptance_by_rank=calibration.acceptance_by_rank,
     )
     limits = TreeLimits(
@@ -107,10 +115,10 @@ def load_block_lm(
     choice = ChildChoice(config.draft_children, config.coupling == ON)
     prefixes = PrefixBlocks(config.prefix_mib * MIB)
     # A block that sees all of it is not said from left to right.
-    transition = None if block.sees_all else load_transition(config.model, model, vocab_size)
+    transition = None if block.sees_all else load_transition(reference, model, vocab_size)
     context = config.context_tokens(calibration.context, forward.max_positions)
     forward = joined(forward, config.draft_batch)
-    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, heads)
 
 
 class BlockLm:
@@ -127,10 +135,11 @@ class BlockLm:
         choice: ChildChoice = COUPLED,
         transition: TransitionScores | None = None,
         max_context: int = 0,
+        heads: FeatureHeads | None = None,
     ) -> None:
         """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
 
-        A sequence's `max_context`: see `DraftContext`.
+        A sequence's `max_context`: see `DraftContext`. Without `heads` the target's hidden states are not looked at.
         """
         self.info = info
         self.prefixes = prefixes or PrefixBlocks(0)
@@ -142,6 +151,7 @@ class BlockLm:
         self._choice = choice
         self._transition = transition
         self._max_context = max_context
+        self._heads = heads
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
@@ -153,7 +163,7 @@ class BlockLm:
         beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
         parts = self._forward, beginning, self.info, self._block, coupling, sigmas, limits, context, max_children
-        return BlockLmSequence(*parts, self._transition)
+        return BlockLmSequence(*parts, self._transition, self._heads)
 
     def warm_up(self) -> None:
         """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
@@ -183,8 +193,12 @@ class BlockLmSequence(ReadContext):
         context: DraftContext,
         max_children: int = COUPLED.max_children,
         transition: TransitionScores | None = None,
+        heads: FeatureHeads | None = None,
     ) -> None:
         super().__init__(forward, context, beginning)
+        self._heads = heads
+        # What the heads say behind the last committed token [places, hidden]; None where it has no feature.
+        self._head_rows: FloatArray | None = None
         self._transition = transition
         self._info = info
         self._block = block
@@ -199,7 +213,15 @@ class BlockLmSequence(ReadContext):
         self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
 
     def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens; features are not needed."""
+        """Take in committed tokens and, where there are heads, the last one's feature.
+
+        Raises:
+            InvalidRequestError: the features cannot be those of these tokens.
+        """
+        if self._heads is not None:
+            feature = last_feature(features, self._heads.feature_size, len(token_ids))
+            if token_ids:
+                self._head_rows = None if feature is None else self._heads.say(feature, token_ids[-1])
         self._coupling.commit(token_ids)
         if self._context.extend(token_ids):
             self._start_over()
@@ -239,7 +261,8 @@ class BlockLmSequence(ReadContext):
 
     def _look(self, block: Sequence[int]) -> list[Children]:
         """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
-        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all)
+        added = None if self._head_rows is None else self._head_rows[: 1 + len(block)]
+        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
         self._context.unread.clear()
         # The root's own row is there when it was read just now.
         first = 1 + len(block) - len(logits)

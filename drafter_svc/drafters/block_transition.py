@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from coppice.likeliest_tokens import FloatArray
 from coppice.transition_scores import TransitionScores
 from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, has_layers_alone
 
@@ -19,22 +20,11 @@ _NAMES = ("transition.before", "transition.behind")
 def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> TransitionScores | None:
     """The transition of a checkpoint, for the first `num_tokens` of its vocabulary; None where it has none.
 
-    Its matrices [rank, hidden] act on the model's own embeddings (`TransitionScores.of_embeddings`).
-
     Raises:
         IncompatibleError: the matrices do not fit the model, or are damaged.
     """
-    path = Path(reference) / (LAYERS_FILE if has_layers_alone(reference) else _FILE)
-    if not path.is_file():
+    if (matrices := transition_matrices(reference)) is None:
         return None
-    try:
-        with safe_open(path, "pt") as file:
-            found = set(_NAMES) & set(file.keys())
-            if not found:
-                return None
-            matrices: list[Any] = [file.get_tensor(name).float().numpy() for name in _NAMES]
-    except SafetensorError as error:
-        raise IncompatibleError(f"the weights of {reference} are damaged: {error}") from error
     embed: Any = model.get_input_embeddings()
     output: Any = model.get_output_embeddings()
     tables = [layer.weight[:num_tokens].detach().float().cpu().numpy() for layer in (embed, output)]
@@ -42,3 +32,24 @@ def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> 
         return TransitionScores.of_embeddings(*matrices, *tables)
     except ValueError as error:
         raise IncompatibleError(f"{reference}: {error}") from error
+
+
+def transition_matrices(reference: str) -> tuple[FloatArray, FloatArray] | None:
+    """The matrices [rank, hidden] of a checkpoint's transition; None where it has none.
+
+    They act on the model's own embeddings (`TransitionScores.of_embeddings`).
+
+    Raises:
+        IncompatibleError: they are damaged.
+    """
+    path = Path(reference) / (LAYERS_FILE if has_layers_alone(reference) else _FILE)
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            if not set(_NAMES) & set(file.keys()):
+                return None
+            before, behind = (file.get_tensor(name).float().numpy() for name in _NAMES)
+    except SafetensorError as error:
+        raise IncompatibleError(f"the weights of {reference} are damaged: {error}") from error
+    return before, behind

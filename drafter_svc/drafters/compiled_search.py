@@ -154,7 +154,8 @@ def search_tree(
             break
         positions, mask = _place(nodes, rows, picked, num_rows, length)
         token_ids = nodes.token_ids[picked]
-        scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps)
+        nothing = np.empty((0, 0), np.float32)
+        scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps, nothing)
         if len(noise) > 0:
             for offset in range(count):
                 scores[offset] += noise[nodes.depths[picked[offset]]]
@@ -189,7 +190,8 @@ def _read(weights: FewRowsWeights, kv: FloatArray, length: int, unread: IntArray
     mask = np.zeros((count, length + count), np.float32)
     for row in range(count):
         mask[row, length + row + 1 :] = -np.inf
-    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps)
+    nothing = np.empty((0, 0), np.float32)
+    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps, nothing)
 
 
 @compiled

@@ -26,6 +26,9 @@ from drafter_svc.drafters.tree_cache import Rows
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
+# Additions to no rows.
+NOTHING: FloatArray = np.empty((0, 0), np.float32)
+
 
 class FewRowsWeights(NamedTuple):
     """Everything that a step reads. Layers are stacked along the first axis."""
@@ -67,6 +70,7 @@ class FewRowsPass:
             rows.num_logits,
             self._heads,
             self._eps,
+            NOTHING if rows.additions is None else rows.additions,
         )
 
 
@@ -130,6 +134,7 @@ def run_rows(
     num_logits: int,
     heads: int,
     eps: float,
+    additions: FloatArray,
 ) -> FloatArray:
     """Append rows to a cache and return the logits [num_logits, V] of the last ones.
 
@@ -143,6 +148,7 @@ def run_rows(
         num_logits: how many rows' logits are wanted.
         heads: H.
         eps: the epsilon of the norms.
+        additions: to what the output layer is given [num_logits, h]; of no rows for none.
     """
     rows, layers, kv_heads, size = len(token_ids), kv.shape[0], kv.shape[2], kv.shape[4]
     width = weights.embedding.shape[1]
@@ -184,6 +190,8 @@ def run_rows(
     last = hidden[rows - num_logits :]
     final = np.empty((num_logits, width), np.float32)
     rms_norm(last, weights.norm, eps, final)
+    if len(additions) > 0:
+        final += additions
     logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
     multiply(final, weights.head.values, weights.head.scales, logits)
     return logits

@@ -159,9 +159,21 @@ class LlamaForward:
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
         for part in parts:
             part.store.length += part.count
-        logits = to_numpy(self._head(F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)))
+        final = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
+        if any(rows.additions is not None for _, rows in passes):
+            final = final + self._additions([rows for _, rows in passes])
+        logits = to_numpy(self._head(final))
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
+
+    def _additions(self, passes: Sequence[Rows]) -> Tensor:
+        """What is added to all passes' rows before the output layer."""
+        width = self._embedding.shape[1]
+        added = [
+            np.zeros((rows.num_logits, width), np.float32) if rows.additions is None else rows.additions
+            for rows in passes
+        ]
+        return torch.from_numpy(np.concatenate(added)).to(self._embedding.device, self._embedding.dtype)
 
     def _part(self, store: KvStore, rows: Rows) -> _Part:
         count = len(rows.token_ids)

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from drafter_svc.drafters.base import Drafter
 
 # A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
-# it can have all of them.
+# it can have all of them; so are the two forms of semi-autoregressive drafters.
 MAX_BOOSTED = 4
 SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
 KINDS = {
     **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm"),
     "semi-ar": "drafter_svc.drafters.semi_ar",
+    "semi-ar-features": "drafter_svc.drafters.semi_ar_features",
     "diffusion": "drafter_svc.drafters.diffusion",
 }
 

@@ -26,13 +26,15 @@ class Rows(NamedTuple):
     """New rows of one forward pass, R of them behind S cached ones.
 
     `token_ids` [R], `positions` [R]; `mask` [R, S + R] is added to the attention scores: 0 where a row sees another,
-    -inf elsewhere. Logits are wanted for the last `num_logits` rows.
+    -inf elsewhere. Logits are wanted for the last `num_logits` rows. `additions` [num_logits, hidden] are added to what
+    the output layer is given of these.
     """
 
     token_ids: IntArray
     positions: IntArray
     mask: FloatArray
     num_logits: int
+    additions: FloatArray | None = None
 
 
 class Forward(Protocol[Store]):
@@ -105,19 +107,27 @@ class TreeCache(Generic[Store]):
         num_read = self.read(token_ids, max_pieces=sys.maxsize)
         return self._append(token_ids[num_read:])
 
-    def look(self, token_ids: Sequence[int], block_ids: Sequence[int], *, sees_all: bool) -> FloatArray:
+    def look(
+        self,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        *,
+        sees_all: bool,
+        additions: FloatArray | None = None,
+    ) -> FloatArray:
         """Append committed tokens to the trunk and look at a block of ids behind them, in one pass.
 
         The block's rows see the trunk and the rows before them or, with `sees_all`, all of the block. They leave
         nothing behind, and tree rows go. Returns logits [rows, vocab]: of the last committed token, if `token_ids` has
-        any, and of the block's rows.
+        any, and of the block's rows. `additions` [1 + block, hidden] are added to what the output layer is given of
+        them.
         """
         if self._parents:
             self._keep([], [])
         unread = token_ids[self.read(token_ids, max_pieces=sys.maxsize) :]
         if not unread and not block_ids:
             return np.empty((0, self._forward.vocab_size), np.float32)
-        logits = self._run(unread, block_ids, sees_all=sees_all)
+        logits = self._run(unread, block_ids, sees_all=sees_all, additions=additions)
         self._forward.keep(self._store, self.trunk_length, [])
         return logits
 
@@ -163,7 +173,14 @@ class TreeCache(Generic[Store]):
         row: FloatArray = self._run(token_ids, (), sees_all=False)[-1]
         return row
 
-    def _run(self, token_ids: Sequence[int], block_ids: Sequence[int], *, sees_all: bool) -> FloatArray:
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        *,
+        sees_all: bool,
+        additions: FloatArray | None = None,
+    ) -> FloatArray:
         """Append tokens to the trunk and a block to the store; returns the logits of the last token and the block."""
         width, length = len(block_ids), self.trunk_length
         count = len(token_ids) + width
@@ -173,7 +190,9 @@ class TreeCache(Generic[Store]):
             mask[count - width :] = 0
         positions = np.arange(length, length + count)
         ids = np.asarray([*token_ids, *block_ids], np.int64)
-        logits = self._forward.run(self._store, Rows(ids, positions, mask, width + min(len(token_ids), 1)))
+        num_logits = width + min(len(token_ids), 1)
+        added = None if additions is None else additions[len(additions) - num_logits :]
+        logits = self._forward.run(self._store, Rows(ids, positions, mask, num_logits, added))
         self.trunk_length += len(token_ids)
         return logits
 

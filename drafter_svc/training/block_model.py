@@ -59,7 +59,11 @@ def block_logits(model: nn.Module, layout: BlockLayout, token_ids: Tensor, group
 
     Of the tokens between the text that a mask sees and the one that it predicts, the transition is told the last.
     """
-    logits = layout.run(model, token_ids, groups)
+    return with_transition(model, layout, token_ids, layout.run(model, token_ids, groups))
+
+
+def with_transition(model: nn.Module, layout: BlockLayout, token_ids: Tensor, logits: Tensor) -> Tensor:
+    """Logits [R, G, 1 + K, V] of the layout's blocks with what the model's transition adds, where it has one."""
     transition: TrainedTransition | None = getattr(model, "transition", None)
     if transition is None:
         return logits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -136,28 +136,33 @@ def train_block_drafter(
         write_card(out, title=title, parameters=parameters, recipe=recipe, store=store, loop=loop, extra=extra)
     else:
         save_checkpoint(model, tokenizer, out, title=title, recipe=recipe, store=store, loop=loop, extra=extra)
-    write_calibration(out, recipe, objective.num_masks, report, shape.length, base)
+    others = {} if base is None else {"base": base}
+    write_calibration(out, recipe.kind, recipe.block, objective.num_masks, report, shape.length, others)
 
 
 def write_calibration(
     out: Path,
-    recipe: BlockRecipe,
+    kind: str,
+    block: int,
     num_masks: int,
     report: BlockReport,
     context: int,
-    base: dict[str, str] | None = None,
+    others: Mapping[str, object] | None = None,
 ) -> None:
-    """Write `drafter.json`, without which the checkpoint is none of a drafter; `context` is that of training rows."""
+    """Write `drafter.json`, without which the checkpoint is none of a drafter; `context` is that of training rows.
+
+    `others` are what else it says.
+    """
     calibration = {
-        "kind": recipe.kind,
+        "kind": kind,
         "num_masks": num_masks,
-        "block": recipe.block,
+        "block": block,
         "sigmas": report.sigmas,
         "acceptance_by_rank": report.by_rank,
         "within_rank": report.within_rank,
         "streaks": report.streaks,
         "context": context,
-        **({} if base is None else {"base": base}),
+        **(others or {}),
     }
     (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
 

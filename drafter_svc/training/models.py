@@ -27,16 +27,26 @@ def load_models(target_dir: Path, start_dir: Path) -> Models:
         IncompatibleError: the model to start from is no Llama, or not of the target's vocabulary.
         OSError, ValueError: one cannot be read.
     """
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
-    ).eval()
+    tokenizer, target = load_target(target_dir)
     start = load_start(start_dir)
     if start.config.vocab_size != target.config.vocab_size:
         raise IncompatibleError(
             f"{start_dir} has {start.config.vocab_size} tokens and {target_dir} {target.config.vocab_size}"
         )
     return Models(tokenizer, target, start)
+
+
+def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """The target in the precision of training, and its tokenizer.
+
+    Raises:
+        OSError, ValueError: one cannot be read.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    target = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
+    ).eval()
+    return tokenizer, target
 
 
 def load_start(directory: Path) -> LlamaForCausalLM:

@@ -18,6 +18,7 @@ from coppice.cli.bench.options import (
     choose_prompts,
     choose_temperatures,
     drafter_spec,
+    has_checkpoint,
     numbers,
     require_checkpoint,
 )
@@ -203,9 +204,7 @@ def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
     from drafter_svc.drafters.registry import KINDS
 
     if texts is None:
-        found = tuple(
-            DrafterSpec(kind, str(MODELS / kind)) for kind in KINDS if (MODELS / kind / "config.json").is_file()
-        )
+        found = tuple(DrafterSpec(kind, str(MODELS / kind)) for kind in KINDS if has_checkpoint(MODELS / kind))
     else:
         found = tuple(map(drafter_spec, texts))
     kinds = [spec.kind for spec in found]

@@ -46,9 +46,14 @@ def drafter_spec(drafter: str) -> DrafterSpec:
         raise typer.BadParameter(f"--drafter: {error}") from error
 
 
+def has_checkpoint(directory: Path) -> bool:
+    """Whether there is a model, or a drafter that uses another's."""
+    return any((directory / name).is_file() for name in ("config.json", "drafter.json"))
+
+
 def require_checkpoint(directory: Path, option: str) -> None:
     """Raise typer.BadParameter unless a checkpoint is there."""
-    if not (directory / "config.json").is_file():
+    if not has_checkpoint(directory):
         raise typer.BadParameter(f"{option}: no checkpoint in {directory}")
 
 

@@ -38,6 +38,21 @@ def test_recipes_of_block_drafters_get_the_options(
     assert (recipe.kind, recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (kind, 7, 64, 5, 3)
 
 
+def test_the_recipe_of_feature_conditioned_drafters_gets_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    recipes = pytest.importorskip("drafter_svc.training.semi_ar_features")
+    monkeypatch.setattr(recipes, "train_semi_ar_features", lambda *arguments: calls.append(arguments))
+    sizes = ["--steps", "7", "--samples", "64", "--corpus-rows", "5", "--seed", "3", "--threads", "1"]
+    directories = ["--corpus", str(tmp_path), "--target", "t", "--trunk", "s", "--out", "o"]
+    result = CliRunner().invoke(app, ["semi-ar-features", *sizes, *directories])
+    assert result.exit_code == 0, result.output
+    [(roots, target, trunk, out, recipe)] = calls
+    assert (roots, target, trunk, out) == ([tmp_path], Path("t"), Path("s"), Path("o"))
+    assert (recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (7, 64, 5, 3)
+
+
 def test_the_recipe_of_boosted_small_lms_gets_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     recipes = pytest.importorskip("drafter_svc.training.boost")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from coppice.log_probs import TokenLogProbs
@@ -32,6 +32,8 @@ class Result:
     stale: int = 0
     num_cached: int = 0
     error: ErrorEvent | None = None
+    # One per token, for sequences that want them.
+    features: bytes = b""
 
 
 class Harness:
@@ -56,8 +58,9 @@ class Harness:
         top_log_probs: int | None = None,
         synchronous: bool = False,
         redraft_nodes: int = 0,
+        wants_features: Collection[int] = (),
     ) -> list[Result]:
-        """Open every prompt at once and serve drafts until all are finished."""
+        """Open every prompt at once and serve drafts until all are finished. `wants_features`: numbers of prompts."""
         results = [Result() for _ in prompts]
         for index, prompt in enumerate(prompts):
             spec = SequenceSpec(
@@ -70,6 +73,7 @@ class Harness:
                 top_log_probs=top_log_probs,
                 synchronous=synchronous,
                 max_redraft_nodes=redraft_nodes,
+                wants_features=index in wants_features,
             )
             self._engine.open(SequenceKey(self._stream, index), spec)
         open_sequences = set(range(len(prompts)))
@@ -113,6 +117,7 @@ class Harness:
         result.num_cached = event.cached_tokens
         result.accepted += len(outcome.accepted_nodes)
         result.stale += outcome.stale_drafts
+        result.features += outcome.features
 
     def _draft(self, event: OutcomeEvent, result: Result, drafter: Drafter) -> None:
         base = event.outcome.base_length + len(event.outcome.token_ids)

@@ -22,7 +22,7 @@ from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.kv_cache import KVCache, SequenceCache
 from verifier_svc.packed_linear import pack_linears
-from verifier_svc.pass_graphs import BUCKETS, PassGraphs
+from verifier_svc.pass_graphs import BUCKETS, Outputs, PassGraphs
 from verifier_svc.pass_plan import PassPlan, SequenceRows, plan_pass
 from verifier_svc.target_model import TargetModel
 
@@ -45,12 +45,13 @@ class Repeating:
     def __init__(self) -> None:
         self.num_replays = 0
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
         result = function()
 
         def replay() -> None:
             self.num_replays += 1
-            result.copy_(function())
+            for kept, repeated in zip(result, function(), strict=True):
+                kept.copy_(repeated)
 
         return replay, result
 
@@ -58,14 +59,14 @@ class Repeating:
 class Deaf(Repeating):
     """A recording that does not see new inputs."""
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
         return (lambda: None), function()
 
 
 class Refusing(Repeating):
     """Nothing can be recorded."""
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from verifier_svc import triton_attention
+from verifier_svc.pass_graphs import Outputs
 
 # What a recording on a GPU cannot contain: the host waits for a number.
 _HOST_READS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero"}
@@ -52,7 +53,7 @@ class TapeCapture:
         self.num_replays = 0
         self.tape: Tape | None = None
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
         """As `Capture` has it."""
         # As on a GPU: what is made at the first call only is not part of the recording.
         function()

@@ -1,0 +1,91 @@
+"""Heads on the target's hidden state, whose outputs are added to what a block drafter's output layer is given.
+
+As in Medusa (2401.10774) there is a head for each place behind the last committed token. It knows the token's feature,
+the target's last hidden state of the row that the token was drawn from, and the token itself, as EAGLE's input does
+(2401.15077). What a head adds corrects what the drafter says from the text alone; where there is no feature nothing is
+added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.errors import InvalidRequestError
+
+FloatArray = npt.NDArray[np.float32]
+
+BYTES_PER_NUMBER = 2
+# Rows are not made larger without bound.
+_SMALLEST = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureHeads:
+    """The learned matrices, and the drafter's own embeddings [vocab, hidden].
+
+    With rows made equally large, a head says up . (of_feature . feature + of_token . embedding). `of_feature` is
+    [rank, width], `of_token` [rank, hidden], and `up` [P, hidden, rank] for P places.
+
+    Raises:
+        ValueError: the matrices do not fit each other, or hold something that is no number.
+    """
+
+    of_feature: FloatArray
+    of_token: FloatArray
+    up: FloatArray
+    embeddings: FloatArray
+
+    def __post_init__(self) -> None:
+        shapes = self.of_feature.shape, self.of_token.shape, self.up.shape, self.embeddings.shape
+        if [len(shape) for shape in shapes] != [2, 2, 3, 2]:
+            raise ValueError(f"feature heads of shapes {shapes}")
+        (rank, _), (token_rank, hidden), (_, to_hidden, to_rank), (_, width) = shapes
+        if not (rank == token_rank == to_rank and hidden == to_hidden == width):
+            raise ValueError(f"feature heads of shapes {shapes} do not fit each other")
+        if not all(np.isfinite(matrix).all() for matrix in (self.of_feature, self.of_token, self.up)):
+            raise ValueError("feature heads that are not all numbers")
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers of a feature."""
+        return int(self.of_feature.shape[1])
+
+    @property
+    def num_places(self) -> int:
+        """Tokens that are predicted."""
+        return len(self.up)
+
+    def say(self, feature: FloatArray, token_id: int) -> FloatArray:
+        """What is added [P, hidden] behind a token with its feature [width], which `last_feature` has read."""
+        own = self.of_feature @ feature + self.of_token @ _even(self.embeddings[token_id])
+        said: FloatArray = self.up @ own
+        return said
+
+
+def last_feature(features: bytes, size: int, num_tokens: int) -> FloatArray | None:
+    """Of committed tokens' features the last [size], made as large as any other; None where there is none.
+
+    They are those of the last tokens, and may be fewer. One that holds something that is no number is none.
+
+    Raises:
+        InvalidRequestError: they are not of this size, or of more tokens than there are.
+    """
+    num_bytes = BYTES_PER_NUMBER * size
+    if len(features) % num_bytes or len(features) > num_bytes * num_tokens:
+        raise InvalidRequestError(
+            "outcome.features", f"has {len(features)} bytes for {num_tokens} tokens of {num_bytes} bytes each"
+        )
+    # The first half of single-precision numbers.
+    halves = np.frombuffer(features[-num_bytes:], "<u2").astype(np.uint32)
+    row = (halves << 16).view(np.float32)
+    return _even(row) if row.any() and np.isfinite(row).all() else None
+
+
+def _even(row: FloatArray) -> FloatArray:
+    # Squares of the largest numbers need double precision.
+    wide = row.astype(np.float64)
+    even: FloatArray = (wide / max(np.sqrt(np.square(wide).mean()), _SMALLEST)).astype(np.float32)
+    return even

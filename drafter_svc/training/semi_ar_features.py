@@ -1,0 +1,130 @@
+"""`coppice train semi-ar-features`: a semi-ar drafter, which stays as it is, learns to use the target's hidden states.
+
+The states come with the target's own look at the text. Heads are fitted by Newton's method (`head_fit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drafter_svc.drafters.feature_checkpoint import save_matrices, trunk_reference
+from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration
+from drafter_svc.training.head_run import HeadPace, HeadRun
+from drafter_svc.training.models import load_target
+from drafter_svc.training.trunk import Trunk, load_trunk
+from training.block_layout import even_layout
+from training.block_losses import token_terms
+from training.block_report import BlockReport, measure_blocks
+from training.checkpoint import write_card
+from training.corpus import read_corpus
+from training.held_out_text import held_out_text
+from training.own_text import OwnText
+from training.state import open_state
+from training.target_samples import SampleShape
+from training.target_states import committed_states, states_of
+from training.token_store import TokenStore
+
+KIND = "semi-ar-features"
+STORY = """
+Layers, masks and transition are those of `{trunk}`, which has to be there too. Beside them there is a linear head for
+each place, of rank {rank} together: from the target's hidden state that the last committed token was drawn from, and
+from that token, to what is added to the place's row before the output layer. Where there is no state nothing is added.
+
+For every committed token the verifier streams that state, {width} numbers in bfloat16: {size:,} bytes per token.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRecipe:
+    """Everything that decides the result of a run, beside the target and the trunk.
+
+    In every step, `groups` blocks of each row are predicted, `rows` rows at a time. `position_decay` is the number of
+    places over which a token's weight falls by a factor of e. Heads have a `rank` together.
+    """
+
+    steps: int
+    rows: int = 6
+    sample_rows: int = 512
+    corpus_rows: int = 256
+    groups: int = 64
+    rank: int = 96
+    position_decay: float = 4.0
+    seed: int = 0
+
+
+def train_semi_ar_features(
+    roots: Sequence[Path], target_dir: Path, trunk_dir: Path, out: Path, recipe: FeatureRecipe
+) -> None:
+    """Train, measure beside the trunk alone, and write the checkpoint with its card and `drafter.json`.
+
+    Raises:
+        IncompatibleError: the trunk is not one for the target, or the state there is another run's.
+    """
+    tokenizer, target = load_target(target_dir)
+    trunk = load_trunk(trunk_dir, target.config.get_text_config().vocab_size)
+    state_dir = open_state(out, recipe)
+    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    shape = SampleShape(rows=recipe.sample_rows)
+    own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir, with_states=True)
+    width: int = states_of(target, own.samples[:1, :1]).shape[-1]
+    layout = even_layout(shape.length, shape.prompt_tokens, EVALUATION_GROUPS, trunk.calibration.num_masks, False)
+
+    def predict(heads: Tensor, rows: Tensor) -> Tensor:
+        features = committed_states(states_of(target, rows), shape.prompt_tokens)
+        said = torch.einsum("phd,rgd->rgph", heads, trunk.inputs(layout, rows, features))
+        return trunk.logits(layout, rows, trunk.rows(layout, rows) + said)
+
+    windows = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)
+
+    def held_out(heads: Tensor) -> float:
+        losses = [float(token_terms(predict(heads, rows), rows[:, layout.predicted]).mean()) for rows in windows]
+        return sum(losses) / len(losses)
+
+    pace = HeadPace(recipe.steps, recipe.rows, recipe.groups, recipe.position_decay, recipe.seed)
+    run = HeadRun(trunk, own.taught, pace, state_dir)
+    run.run(held_out)
+    down, up = run.sums.reduced(run.heads, recipe.rank)
+    text = held_out_text(target, store, shape, recipe.seed)
+    ways = {"With states": up @ down, f"Without, which is `{trunk_dir.name}` alone": torch.zeros_like(run.heads)}
+    target = target.float()
+    reports = {
+        name: measure_blocks(target, partial(predict, heads), text, layout, recipe.seed) for name, heads in ways.items()
+    }
+    of_feature, of_token = down.split((width, len(down[0]) - width), 1)
+    matrices = {"of_feature": of_feature, "of_token": of_token, "up": up}
+    save_matrices({name: matrix.contiguous().numpy() for name, matrix in matrices.items()}, out)
+    story = STORY.format(trunk=trunk_dir.name, rank=recipe.rank, width=width, size=2 * width)
+    extra = story + _card_extra(reports, own, target_dir)
+    title = f"Drafter of the kind {KIND}"
+    write_card(
+        out, title=title, parameters=down.numel() + up.numel(), recipe=recipe, store=store, loop=run, extra=extra
+    )
+    _write_calibration(out, trunk, trunk_dir, next(iter(reports.values())), shape.length)
+
+
+def _write_calibration(out: Path, trunk: Trunk, trunk_dir: Path, report: BlockReport, context: int) -> None:
+    known = trunk.calibration
+    others = {"trunk": trunk_reference(trunk_dir, out)}
+    write_calibration(out, KIND, known.block, known.num_masks, report, context, others)
+
+
+def _card_extra(reports: Mapping[str, BlockReport], own: OwnText, target_dir: Path) -> str:
+    tables = "\n\n".join(f"{name}:\n\n{report.table()}" for name, report in reports.items())
+    blocks = next(iter(reports.values())).blocks
+    return f"""
+Trained against `{target_dir.name}` on {own.samples.numel():,} tokens of its own continuations and
+{own.windows.numel():,} tokens of corpus text. The held-out figure above is that of whole blocks, every token predicted
+without those before it in the block: it does not compare with that of a model that sees them.
+
+Share of {blocks:,} blocks in the target's continuations of held-out prompts whose j-th token is the first child, or
+among the first four, at depth j, both models adding the same noise; the calibrated sigma; and the mean number of tokens
+from the block's first on that are first children. Blocks and noise are the same in all tables.
+
+{tables}
+"""

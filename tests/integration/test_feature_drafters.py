@@ -1,0 +1,282 @@
+"""A feature-conditioned drafter behind real services in one process: whatever it is streamed, no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from google.rpc import code_pb2
+from transformers import LlamaForCausalLM
+
+from coppice import rpc
+from coppice.client import Client, Options
+from coppice.errors import IncompatibleError
+from coppice.v1 import drafter_pb2 as pb
+from coppice.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafters import checkpoint as drafter_checkpoint
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.drafters.block_lm import BlockLm
+from drafter_svc.drafters.registry import load_drafter
+from orchestrator.app import running
+from orchestrator.config import Config
+from tests.feature_drafters import KIND, encode, write_tiny_feature_drafter
+from tests.integration import draft_peer, verify_peer
+from tests.integration.test_block_drafters import check_tokens
+from tests.integration.test_block_drafters import load as load_token_only
+from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target
+from tests.tiny_checkpoint import write_tiny_llama
+from verifier_svc import sequence
+from verifier_svc.acceptance import Acceptance
+from verifier_svc.config import VerifierConfig
+from verifier_svc.features import committed_features
+from verifier_svc.kv_cache import HalfArray
+from verifier_svc.loading import load_probed_target
+
+pytestmark = pytest.mark.timeout(300)
+OPTIONS = Options(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _uncompiled() -> Any:
+    """What is compiled is tested where it is; here it would only take time."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter_checkpoint, "compiled_ways", list)
+        yield
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    write_tiny_llama(directory, vocab_size=VOCAB, max_context_tokens=CONTEXT)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def pair(target: Path) -> Pair:
+    loaded: Any = load_probed_target(VerifierConfig(model=str(target), device="cpu", threads=1, kv_cache_mib=8))
+    nobody: Any = None
+    return Pair(*loaded, nobody, nobody)
+
+
+def load(directory: Path) -> Drafter:
+    config = DrafterConfig(
+        str(directory / "drafter"), drafter_kind=KIND, device="cpu", draft_min_probability=0.0, draft_ahead_steps=0
+    )
+    return load_drafter(config)
+
+
+@pytest.fixture(scope="module")
+def drafter(pair: Pair, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Drafter:
+    directory = tmp_path_factory.mktemp("drafter")
+    write_tiny_feature_drafter(directory, target, pair.info.feature_size, scale=0.01)
+    drafter = load(directory)
+    drafter.warm_up()
+    return drafter
+
+
+def config_of(verifier: str, *drafters: str, **settings: Any) -> Config:
+    return Config(
+        verifier_address=verifier,
+        drafter_addresses=drafters,
+        linger_ms=2000.0,
+        grace_s=0.0,
+        planner="fixed",
+        cache_drafter=False,
+        **settings,
+    )
+
+
+@contextlib.asynccontextmanager
+async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
+    async with contextlib.AsyncExitStack() as stack:
+        verifier = await stack.enter_async_context(serving_target(pair))
+        addresses = [await stack.enter_async_context(serving_drafter(drafter)) for drafter in drafters]
+        orchestrator = await stack.enter_async_context(running(config_of(verifier, *addresses)))
+        yield await stack.enter_async_context(Client(orchestrator.address))
+
+
+class Watched:
+    """What a drafter's sequences are given, by wrapping its tails' `extend`."""
+
+    def __init__(self, drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+        from drafter_svc.drafters.block_lm import BlockLmSequence
+
+        self.given: list[tuple[int, int]] = []
+        extend = BlockLmSequence.extend
+
+        def watched(one: BlockLmSequence, token_ids: Any, features: bytes = b"") -> None:
+            self.given.append((len(token_ids), len(features)))
+            extend(one, token_ids, features)
+
+        assert isinstance(drafter, BlockLm)
+        monkeypatch.setattr(BlockLmSequence, "extend", watched)
+
+
+async def test_tokens_are_those_of_the_target_alone_and_every_token_has_its_feature(
+    pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(drafter, monkeypatch)
+    async with client_of(pair, drafter) as client:
+        accepted = await check_tokens(client, KIND)
+    assert accepted[KIND] >= 12
+    size = 2 * pair.info.feature_size
+    assert len(watched.given) > 10
+    assert all(num_bytes == num_tokens * size for num_tokens, num_bytes in watched.given)
+
+
+async def test_both_forms_serve_one_request(pair: Pair, target: Path, tmp_path: Path, drafter: Drafter) -> None:
+    write_tiny_feature_drafter(tmp_path, target, pair.info.feature_size)
+    token_only = load_token_only(tmp_path / "trunk", "semi-ar")
+    async with client_of(pair, drafter, token_only) as client:
+        accepted = await check_tokens(client, f"{KIND},semi-ar")
+    assert accepted["semi-ar"] > 0
+
+
+def nans(states: HalfArray, accepted: Acceptance) -> bytes:
+    return encode([[float("nan")] * states.shape[1]] * len(accepted.token_ids))
+
+
+def too_short(states: HalfArray, accepted: Acceptance) -> bytes:
+    return committed_features(states, accepted)[:-1]
+
+
+def too_many(states: HalfArray, accepted: Acceptance) -> bytes:
+    return 2 * committed_features(states, accepted) + bytes(2 * states.shape[1])
+
+
+def none(states: HalfArray, accepted: Acceptance) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("garbage", [nans, too_short, too_many, none])
+async def test_garbage_from_a_verifier_changes_no_token_and_stays_with_its_sequence(
+    pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, garbage: Any
+) -> None:
+    async with client_of(pair, drafter) as client:
+        sound = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
+        off = await client.generate(PROMPT, replace(OPTIONS, speculation="off"))
+        with monkeypatch.context() as patch:
+            patch.setattr(sequence, "committed_features", garbage)
+            bad = await asyncio.gather(*(client.generate(PROMPT, replace(OPTIONS, speculation=KIND)) for _ in range(3)))
+        after = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
+    assert all(output.token_ids == off.token_ids for output in (sound, *bad, after))
+    assert sound.speculation.draft_tokens > 0
+    assert after.speculation.draft_tokens == sound.speculation.draft_tokens
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3, 127])
+async def test_a_drafter_refuses_features_of_another_length_and_goes_on_with_others(
+    pair: Pair, drafter: Drafter, num_bytes: int
+) -> None:
+    async with serving_drafter(drafter) as address, rpc.open_channel(address) as channel:
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        described = await stub.Describe(pb.DrafterServiceDescribeRequest())
+        assert (described.kind, described.needs_features) == (KIND, True)
+        assert described.feature_size == pair.info.feature_size
+        peer = draft_peer.Peer(stub)
+        for number in (1, 2):
+            await peer.open(number)
+            await peer.tree(number, len(PROMPT))
+        await peer.commit(1, len(PROMPT), 7, 8, features=bytes(num_bytes))
+        code, message = await peer.error(1)
+        assert (code, "features" in message) == ("INVALID_ARGUMENT", True)
+        # Of the last token alone.
+        await peer.commit(2, len(PROMPT), 7, 8, features=bytes(2 * pair.info.feature_size))
+        await peer.tree(2, len(PROMPT) + 2)
+        assert await peer.finish() == []
+
+
+@contextlib.asynccontextmanager
+async def verifier_peer(pair: Pair) -> AsyncIterator[tuple[verify_peer.Peer, verify_peer.Stub]]:
+    async with serving_target(pair) as address, rpc.open_channel(address) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        yield verify_peer.Peer(stub), stub
+
+
+async def test_a_token_s_feature_is_two_bytes_for_each_of_its_numbers_on_the_wire(pair: Pair, target: Path) -> None:
+    """Counted on the messages themselves; and what they hold is transformers' own hidden state."""
+    sizes: dict[bool, int] = {}
+    async with verifier_peer(pair) as (peer, stub):
+        described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
+        assert described.feature_size == described.hidden_size == pair.info.hidden_size
+        for wants in (False, True):
+            await peer.open(sequence_id=1 + wants, want_features=wants)
+            features, tokens, sizes[wants] = b"", list[int](), 0
+            while (response := await peer.next()).WhichOneof("event") == "outcome":
+                # What takes other bytes from run to run.
+                response.outcome.pass_us = response.outcome.bubble_us = response.outcome.linger_us = 0
+                response.sequence_id = 1
+                sizes[wants] += response.ByteSize()
+                features += response.outcome.features
+                tokens += response.outcome.token_ids
+    assert len(tokens) == 12
+    assert len(features) == len(tokens) * 2 * pair.info.feature_size
+    # Beside the numbers, a tag and a length for each field, and longer lengths around it.
+    assert 0 < sizes[True] - sizes[False] - len(features) <= 8 * len(tokens)
+    model = LlamaForCausalLM.from_pretrained(target).eval()
+    with torch.inference_mode():
+        states = model.model(torch.tensor([[*verify_peer.PROMPT, *tokens]])).last_hidden_state[0]
+    found = torch.frombuffer(bytearray(features), dtype=torch.bfloat16).view(len(tokens), -1).float()
+    assert torch.allclose(found, states[len(verify_peer.PROMPT) - 1 : -1], atol=0.02, rtol=0.01)
+
+
+async def test_a_verifier_that_gives_none_says_so_and_others_of_its_sequences_go_on(pair: Pair) -> None:
+    async with verifier_peer(replace(pair, info=replace(pair.info, feature_size=0))) as (peer, stub):
+        described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
+        assert described.feature_size == 0
+        await peer.open(sequence_id=1, want_features=True)
+        error = await peer.error()
+        assert error.code == code_pb2.UNIMPLEMENTED
+        assert "want_features" in error.message
+        await peer.open(sequence_id=2)
+        tokens, _ = await peer.run(sequence_id=2)
+        assert len(tokens) == 12
+
+
+@pytest.mark.parametrize(("offered", "needed"), [(0, 64), (64, 32), (64, 128)])
+async def test_a_drafter_that_needs_other_features_is_refused_at_connect(
+    pair: Pair, target: Path, tmp_path: Path, offered: int, needed: int
+) -> None:
+    write_tiny_feature_drafter(tmp_path, target, needed)
+    pair = replace(pair, info=replace(pair.info, feature_size=offered))
+    async with contextlib.AsyncExitStack() as stack:
+        verifier = await stack.enter_async_context(serving_target(pair))
+        address = await stack.enter_async_context(serving_drafter(load(tmp_path)))
+        with pytest.raises(IncompatibleError, match=f"{needed} numbers per token") as caught:
+            async with running(config_of(verifier, address, require_drafters=True)):
+                pass
+        assert ("gives none" in str(caught.value)) == (offered == 0)
+        # Where drafters may be missing, it is, and the target goes on alone.
+        orchestrator = await stack.enter_async_context(running(config_of(verifier, address)))
+        client = await stack.enter_async_context(Client(orchestrator.address))
+        output = await client.generate(PROMPT, OPTIONS)
+        assert (len(output.token_ids), output.speculation.draft_tokens) == (24, 0)
+        assert orchestrator.drafters.refusals() == [f"drafter {KIND}: needs other features than the target's"]
+
+
+async def test_on_a_verifier_that_gives_none_drafts_go_on_without(
+    pair: Pair, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two replicas gives no features: a sequence that comes to it is not refused."""
+    watched = Watched(drafter, monkeypatch)
+    async with contextlib.AsyncExitStack() as stack:
+        verifier = await stack.enter_async_context(serving_target(pair))
+        address = await stack.enter_async_context(serving_drafter(drafter))
+        orchestrator = await stack.enter_async_context(running(config_of(verifier, address)))
+        client = await stack.enter_async_context(Client(orchestrator.address))
+        [one] = orchestrator.verifiers.clients
+        monkeypatch.setattr(one, "_info", replace(one.info, feature_size=0))
+        on = await client.generate(PROMPT, replace(OPTIONS, speculation=KIND))
+        off = await client.generate(PROMPT, replace(OPTIONS, speculation="off"))
+    assert on.token_ids == off.token_ids
+    assert on.speculation.draft_tokens > 0
+    assert watched.given
+    assert not any(num_bytes for _, num_bytes in watched.given)
