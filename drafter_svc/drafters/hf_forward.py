@@ -80,7 +80,7 @@ class CachedForward:
             **{self._cache_argument: store},
             **options,
         )
-        return to_numpy(output.logits[0, -rows.num_logits :]) + _added_logits(self._model, rows.additions)
+        return _added_to(to_numpy(output.logits[0, -rows.num_logits :]), self._model, rows.additions)
 
     @torch.inference_mode()
     def keep(self, store: DynamicCache, first: int, rows: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class PlainForward:
         for visible in rows.mask[-rows.num_logits :] == 0:
             path = torch.from_numpy(cached[visible])[None].to(self._model.device)
             logits.append(self._model(input_ids=path, use_cache=False).logits[0, -1])
-        return to_numpy(torch.stack(logits)) + _added_logits(self._model, rows.additions)
+        return _added_to(to_numpy(torch.stack(logits)), self._model, rows.additions)
 
     def keep(self, store: PlainStore, first: int, rows: Sequence[int]) -> None:
         """Keep rows up to `first` and the given ones."""
@@ -164,9 +164,9 @@ class PlainForward:
         """Searches go step by step here."""
 
 
-def _added_logits(model: PreTrainedModel, additions: FloatArray | None) -> FloatArray:
-    """What additions [rows, hidden] to the output layer's inputs add to its logits [rows, vocab]; 0 for none."""
+def _added_to(logits: FloatArray, model: PreTrainedModel, additions: FloatArray | None) -> FloatArray:
+    """Logits [rows, vocab] of rows to which `additions` [rows, hidden] are added before the output layer, if any."""
     if additions is None:
-        return np.zeros((1, 1), np.float32)
+        return logits
     weight = model.get_output_embeddings().weight
-    return to_numpy(torch.from_numpy(additions).to(model.device, model.dtype) @ weight.T)
+    return logits + to_numpy(torch.from_numpy(additions).to(model.device, model.dtype) @ weight.T)
