@@ -58,7 +58,9 @@ def test_a_kernel_that_treats_the_end_of_a_pass_differently_is_found_out(
 
 @pytest.fixture
 def target(new_model: Callable[[str], PreTrainedModel]) -> TargetModel:
-    return TargetModel(new_model("llama"), exact=True, num_blocks=8)
+    model = new_model("llama")
+    pack_linears(model)
+    return TargetModel(model, exact=True, num_blocks=8)
 
 
 def test_without_it_the_server_is_fast_and_says_so_unless_strict_is_required(

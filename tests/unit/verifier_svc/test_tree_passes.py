@@ -91,7 +91,10 @@ def test_strict_rows_do_not_depend_on_the_batch_or_the_tree(new_model: NewModel,
 
 
 def test_a_prompt_in_chunks_gives_the_logits_of_a_prompt_at_once(new_model: NewModel, new_kernel: NewKernel) -> None:
-    target = TargetModel(new_model("qwen3"), exact=True, num_blocks=64, kernel=new_kernel())
+    model = new_model("qwen3")
+    # As a verifier does: products that are not packed differ between 4 and more rows on some processors.
+    pack_linears(model)
+    target = TargetModel(model, exact=True, num_blocks=64, kernel=new_kernel())
     prompt = np.random.default_rng(3).integers(0, VOCAB, 50).tolist()
     whole, parts = SequenceCache(target.cache, 64), SequenceCache(target.cache, 64)
     expected = target.forward(target.plan([SequenceRows(whole, prompt)]))[0]
