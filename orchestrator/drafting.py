@@ -154,7 +154,7 @@ class Drafting:
         if self._cache is not None:
             self._cache.on_news = self._draft_alone
             self._cache.on_gain = self._planner.know
-            self._cache.begin()
+            self._cache.begin(is_wanted=self._plan.max_nodes > 0)
             self._draft_alone()
 
     def draft_opening(self) -> DraftOpening:
@@ -201,7 +201,7 @@ class Drafting:
     def round_passed(self, outcome: Outcome) -> None:
         """Let the cache see what was committed, now that everyone who waits for it has it."""
         if self._cache is not None:
-            self._cache.commit(outcome.token_ids)
+            self._cache.commit(outcome.token_ids, is_wanted=self._plan.max_nodes > 0)
             self._draft_alone()
 
     def learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:

@@ -76,6 +76,8 @@ class CacheDrafter:
         self._guesses: Guesses | None = None
         self._began = False
         self._closed = False
+        # Whether tokens were committed that nobody wanted a draft behind, and that were not looked at.
+        self._is_behind = False
         self._knows_gain = False
         # Whether the caller drafts anyway when it is done with us.
         self._is_called = False
@@ -84,28 +86,30 @@ class CacheDrafter:
         # Called when it is known what drafts of requests with the same beginning have gained.
         self.on_gain: Callable[[DraftGain], None] = lambda gain: None
 
-    def begin(self) -> None:
-        """Index what is there and ask what is remembered of it; called again, it does nothing."""
+    def begin(self, is_wanted: bool = True) -> None:
+        """Ask what is remembered of what is there, and look at it if a draft `is_wanted`; again, it does nothing."""
         if self._began:
             return
-        self._began = self._is_called = True
-        self._index()
+        self._began = self._is_called = self._is_behind = True
         self._recall.begin(self._tokens, self._num_prompt)
         self._is_called = False
-        self._find()
+        if is_wanted:
+            self._catch_up()
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """These were committed. Called when everyone who waits for them has them."""
+    def commit(self, token_ids: Sequence[int], is_wanted: bool = True) -> None:
+        """These were committed. Called when everyone who waits for them has them.
+
+        Unless a draft `is_wanted` behind them nothing is looked for until one is.
+        """
         if self._guesses is not None:
             self._guesses.learn(token_ids)
             self._guesses = None
         if self._candidates:
             self._record.learn(self._candidates[0].token_ids, token_ids)
-        self._is_called = True
-        self._index()
-        self._recall.advance(self._tokens)
-        self._is_called = False
-        self._find()
+            self._candidates = []
+        self._is_behind = True
+        if is_wanted:
+            self._catch_up()
 
     def draft(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
         """A tree for the committed tokens, where there is no other; `batch_size` sequences share a pass.
@@ -147,12 +151,22 @@ class CacheDrafter:
     def _guess(
         self, drafted: TokenTree | None, max_nodes: int, max_depth: int, min_probability: float
     ) -> Guesses | None:
+        if self._is_behind:
+            self._catch_up()
         if not self._candidates:
             return None
         self._guesses = Guesses(self._rates, self._outlook, self._sampled, drafted, min_probability)
         for candidate in self._candidates:
             self._guesses.add(candidate, max_depth, max_nodes)
         return self._guesses
+
+    def _catch_up(self) -> None:
+        self._is_behind = False
+        self._is_called = True
+        self._index()
+        self._recall.advance(self._tokens)
+        self._is_called = False
+        self._find()
 
     def _index(self) -> None:
         self._own.append(self._tokens[self._num_own :])
@@ -178,7 +192,7 @@ class CacheDrafter:
         if self._recall.knows_prompt and not self._repeats and not self._sampled:
             self._repeats = True
             self._record.repeats()
-        if not self._is_called:
+        if not self._is_called and not self._is_behind:
             self._find()
             self.on_news()
 

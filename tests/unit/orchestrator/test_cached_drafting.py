@@ -269,3 +269,53 @@ def test_beside_a_drafter_the_caches_tree_has_to_be_worth_a_multiple_of_rows(
     # Behind the cache's own, which went ahead.
     [_, (_, tree, _)] = one.sent
     assert (len(tree) > len(drafted)) == adds
+
+
+class NowAndThen(FixedPlanner):
+    """Wants drafts or does not, as it is told."""
+
+    wants = True
+
+    def plan(self, situation: Situation) -> RoundPlan:
+        return super().plan(situation) if self.wants else RoundPlan(0, 0)
+
+
+def test_while_no_draft_is_wanted_nothing_is_looked_for_and_the_next_one_is_as_if_it_had_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = NowAndThen(6, linger_us=1000)
+    always, lazy = Cached(drafter=False), Cached(drafter=False, planner=planner)
+    searches: list[int] = []
+    find = CacheDrafter._find
+
+    def counted(self: CacheDrafter) -> None:
+        if self is lazy.cache:
+            searches.append(lazy.transcript.length)
+        find(self)
+
+    monkeypatch.setattr(CacheDrafter, "_find", counted)
+    planner.wants = False
+    for tokens in ((1,), (2, 7), (8,), (7, 8)):
+        always.commit(*tokens)
+        lazy.commit(*tokens)
+    assert searches == []
+    assert len(lazy.sent) == 1
+    planner.wants = True
+    for one in (always, lazy):
+        one.commit(7)
+    assert searches == [24 + 7]
+    (base, expected, _), (own_base, own, _) = always.sent[-1], lazy.sent[-1]
+    assert base == own_base
+    assert set(own.paths()) == set(expected.paths()) != set()
+
+
+def test_a_request_that_begins_without_drafts_looks_for_nothing() -> None:
+    planner = NowAndThen(6, linger_us=1000)
+    planner.wants = False
+    one = Cached(drafter=False, planner=planner)
+    assert one.sent == []
+    assert one.cache._num_own == 0
+    planner.wants = True
+    one.commit(1, 2)
+    assert one.cache._num_own == 26
+    assert (3, 4, 5, 6) in set(one.sent[-1][1].paths())
