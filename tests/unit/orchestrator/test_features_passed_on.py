@@ -43,7 +43,7 @@ def outcome(features: bytes) -> Outcome:
     ],
 )
 @pytest.mark.parametrize("needs_features", [True, False])
-def test_features_are_those_of_the_tokens_that_are_told(
+async def test_features_are_those_of_the_tokens_that_are_told(
     known: int, features: bytes, expected: bytes, needs_features: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = DrafterClient("127.0.0.1:1", "fingerprint")
@@ -55,3 +55,4 @@ def test_features_are_those_of_the_tokens_that_are_told(
     [request] = sent
     assert tuple(request.outcome.token_ids) == (7, 8, 9)[known - 10 :]
     assert request.outcome.features == (expected if needs_features else b"")
+    await client.close()
