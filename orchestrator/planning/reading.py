@@ -1,4 +1,4 @@
-"""Whether the verifier has many prompts to read: then nobody begins to draft, no round waits, nothing is concluded."""
+"""Whether the verifier has many prompts to read: then nobody drafts, and nothing is concluded."""
 
 from __future__ import annotations
 

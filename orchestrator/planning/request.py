@@ -166,9 +166,8 @@ class AdaptiveRequest:
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
         if plans.num_running > 1:
             self._row_multiple = 1
-        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it. A pass that
-        # reads prompts waits for nobody: who waits for a draft misses it.
-        waits = not (self._catches_up or planner.reading.is_crowded())
+        # Reading takes longer than is worth waiting, and the verifier is not to lose its patience over it.
+        waits = not self._catches_up
         weight = self._weight / planner.weights.mean
         return plans.plan(self._gain, weight, nodes, self._row_multiple, self._left_out_next, is_trial, waits)
 
