@@ -25,8 +25,8 @@ _CHUNK = 16
 # stands behind the last node, and libraries treat the end of a tensor, or of a thread's part, differently.
 _COMPANY = (1, 8, 9, 92)
 # Small passes: tokens of a path that are verified as a chain, and rows of another sequence. Behind a root these are 2
-# to 16 rows in steps of two, so that each of the smallest sizes is met.
-_SMALL_PASSES = ((1, 0), (3, 0), (5, 0), (6, 1), (6, 3), (6, 5), (6, 7), (6, 9))
+# to 16 rows, so that each of the smallest sizes is met.
+_SMALL_PASSES = (*((depth, 0) for depth in range(1, _PATH)), *((_PATH, company) for company in range(10)))
 
 
 def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> bool:

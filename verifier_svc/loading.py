@@ -29,6 +29,7 @@ from verifier_svc.early_head import load_head
 from verifier_svc.even_activations import even_activations
 from verifier_svc.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.features import feature_size
+from verifier_svc.few_row_products import prefer_panels
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.made_for import is_made_for
 from verifier_svc.mask_groups import MaskShape
@@ -96,6 +97,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         if exact:
             even_activations(model)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
+    if threads is not None:
+        logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
         # What strict mode costs would be of no use.

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 logger = logging.getLogger(__name__)
+
+# Rows [..., in] to [..., out].
+Product: TypeAlias = Callable[[Tensor], Tensor]
 
 # Packing for 16 rows serves every number of rows equally well.
 _ROWS_HINT = 16
@@ -32,14 +36,28 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
+        # Another product with the same weights and the same bits, and for up to how many rows it is taken.
+        self._few_rows: Product | None = None
+        self._few = 0
         # What follows every product and may change its result in place: a hook, without what calling hooks costs.
         self.addition: Callable[[Tensor, Tensor], None] | None = None
 
+    def prefer(self, product: Product | None, num_rows: int) -> None:
+        """Take products of up to so many rows from elsewhere; they have to have the same bits."""
+        self._few_rows, self._few = product, num_rows
+
     def forward(self, rows: Tensor) -> Tensor:
         """`rows` [..., in_features] to [..., out_features]."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+        if self._few_rows is not None and rows.numel() <= self._few * self.in_features:
+            result = self._few_rows(rows)
+        else:
+            result = self._packed_product(rows)
         if self.addition is not None:
             self.addition(rows, result)
+        return result
+
+    def _packed_product(self, rows: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
         return result
 
 

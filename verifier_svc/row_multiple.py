@@ -2,7 +2,7 @@
 
 What fills a pass up is computed and thrown away. Kernels for a handful of rows differ from those for many, whence
 `ROW_MULTIPLE`; but packed products (packed_linear.py) give a row the same bits from two rows on wherever we have
-looked, and that is tried before it is relied upon.
+looked, and those from panels (few_row_products.py) from one row on. That is tried before it is relied upon.
 """
 
 from __future__ import annotations
@@ -20,25 +20,33 @@ from verifier_svc.target_model import TargetModel
 
 logger = logging.getLogger(__name__)
 
-FINE_MULTIPLE = 2
+# In the order in which they are tried.
+FINE_MULTIPLES = (1, 2)
 # Products of up to so many rows are tried one by one. Those of more are not small ones to any kernel, and whole passes
 # of them are tried beside a sequence alone (exactness_probe.py).
 _TRIED_ROWS = 64
 
 
 def refine_row_multiple(target: TargetModel, vocab_size: int) -> None:
-    """Let an exact target's passes have multiples of `FINE_MULTIPLE` rows, if every row keeps its bits."""
+    """Let an exact target's passes have multiples of the first of `FINE_MULTIPLES` with which every row keeps its bits.
+
+    Without one, everything stays as it is.
+    """
     coarse = target.row_multiple
-    if coarse <= FINE_MULTIPLE or not packs_all_products(target.model):
+    if not packs_all_products(target.model):
         return
-    sizes = padded_sizes(_TRIED_ROWS, FINE_MULTIPLE)
-    if not products_stand_alone(target, sizes):
-        logger.info("passes have multiples of %d rows: products of fewer differ", coarse)
-        return
-    target.row_multiple = FINE_MULTIPLE
-    if not rows_stand_alone(target, vocab_size):
+    for multiple in FINE_MULTIPLES:
+        if multiple >= coarse:
+            return
+        if not products_stand_alone(target, padded_sizes(_TRIED_ROWS, multiple)):
+            logger.info("passes do not have multiples of %d rows: products of fewer differ", multiple)
+            continue
+        target.row_multiple = multiple
+        if rows_stand_alone(target, vocab_size):
+            logger.info("passes have multiples of %d rows", multiple)
+            return
         target.row_multiple = coarse
-        logger.info("passes have multiples of %d rows: those of fewer differ", coarse)
+        logger.info("passes do not have multiples of %d rows: those of fewer differ", multiple)
 
 
 def packs_all_products(model: nn.Module) -> bool:

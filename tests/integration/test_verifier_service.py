@@ -23,7 +23,7 @@ from verifier_svc.config import VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.loading import load_probed_target
-from verifier_svc.row_multiple import FINE_MULTIPLE
+from verifier_svc.row_multiple import FINE_MULTIPLES
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.service import VerifierServicer
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -97,7 +97,7 @@ async def test_describe_and_tokenizer(stub: Stub, loaded: tuple[TargetModel, Tar
     assert list(described.eos_token_ids) == [2]
     assert described.exactness == sampling_pb2.EXACTNESS_STRICT
     assert described.shared_block_tokens == BLOCK_SIZE
-    assert described.row_multiple == FINE_MULTIPLE
+    assert described.row_multiple in FINE_MULTIPLES
     assert len(described.instance_id) == 16
     assert sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
     tokenizer = await stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=TIMEOUT_S)

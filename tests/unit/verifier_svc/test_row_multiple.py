@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.unit.verifier_svc.conftest import VOCAB
-from tests.unit.verifier_svc.tiny_engine import tiny_target
+from tests.unit.verifier_svc.tiny_engine import tiny_target, tiny_target_with_panels
 from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.pass_plan import ROW_MULTIPLE, SequenceRows, padded_size
-from verifier_svc.row_multiple import FINE_MULTIPLE, packs_all_products, refine_row_multiple
+from verifier_svc.row_multiple import packs_all_products, refine_row_multiple
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
@@ -33,13 +33,18 @@ def last_logits(target: TargetModel, tokens: list[int]) -> Tensor:
     return logits
 
 
-def test_bits_are_those_of_coarser_passes(target: TargetModel) -> None:
+@pytest.mark.parametrize(("new_target", "multiples"), [(tiny_target, (1, 2)), (tiny_target_with_panels, (1,))])
+def test_bits_are_those_of_coarser_passes(
+    new_target: Callable[[PreTrainedModel], TargetModel], multiples: tuple[int, ...], new_model: NewModel
+) -> None:
+    """Products from panels are the same for one row, too; those of oneDNN may be."""
+    target = new_target(new_model("llama"))
     texts = [list(range(1, 1 + length)) for length in range(1, 20)]
     coarse = [last_logits(target, text) for text in texts]
     assert target.row_multiple == ROW_MULTIPLE
     refine_row_multiple(target, VOCAB)
-    assert target.row_multiple == FINE_MULTIPLE
-    assert [padded_size(len(text), target.row_multiple) for text in texts[:3]] == [2, 2, 4]
+    assert target.row_multiple in multiples
+    assert padded_size(1, target.row_multiple) <= 2
     assert all(torch.equal(last_logits(target, text), known) for text, known in zip(texts, coarse, strict=True))
     assert target.cache.num_free_blocks == target.cache.num_blocks
 

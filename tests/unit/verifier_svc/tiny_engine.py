@@ -12,7 +12,8 @@ from coppice.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import tree_around
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine
-from verifier_svc.packed_linear import pack_linears
+from verifier_svc.few_row_products import prefer_panels
+from verifier_svc.packed_linear import pack_linears, packed_layers
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.target_model import TargetInfo, TargetModel
 
@@ -44,6 +45,14 @@ def tiny_target(model: PreTrainedModel) -> TargetModel:
     """A target with a cache that is soon full."""
     pack_linears(model)
     return TargetModel(model, exact=True, num_blocks=60, kernel=CompiledKernel())
+
+
+def tiny_target_with_panels(model: PreTrainedModel) -> TargetModel:
+    """The same with weights that bfloat16 holds, whose products of up to 20 rows all come from panels."""
+    target = tiny_target(model.bfloat16().float())
+    num_layers = prefer_panels(target.model, lambda _: None, lambda *_: 20)
+    assert num_layers == len(packed_layers(target.model)), "what is to be tested is there"
+    return target
 
 
 def tiny_info() -> TargetInfo:
