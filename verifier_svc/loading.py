@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -94,6 +95,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     probe = ConformanceProbe(model, vocab_size)
     if device.type == "cpu":
         logger.info("packed %d linear layers", pack_linears(model))
+        compile_where_possible(model)
         if exact:
             even_activations(model)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
@@ -285,6 +287,15 @@ def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool
         raise IncompatibleError(f"EXACTNESS is strict, but {reason}")
     logger.warning("strict mode is not offered: %s", reason)
     return False
+
+
+def compile_where_possible(model: PreTrainedModel) -> None:
+    """Have norms compiled, if there is a compiler; attention and products say it if there is none."""
+    with contextlib.suppress(ImportError):
+        # Here, so that everything else works where Numba is not installed.
+        from verifier_svc.compiled_norms import compile_norms
+
+        logger.info("compiled %d norms", compile_norms(model))
 
 
 def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
