@@ -1,7 +1,7 @@
 """Sums of products for a few rows at once, in vector registers, each added up in the order in which it is written.
 
 As loops over arrays these sums would be loaded and stored for every few products, which takes twice to three times as
-long. What LLVM is given here is plain multiplications and additions of vectors without leave to fuse or reorder them
+long. What LLVM is given here is multiply-adds of vectors (`vector_code.with_product`) without leave to reorder them
 (`compiler.compiled_exactly`): every sum has the bits that adding one product after the other gives.
 """
 
@@ -10,27 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numba.core.cgutils
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from coppice.compiler import compiled_exactly
+from verifier_svc.vector_code import (
+    BYTES,
+    FLOAT,
+    INT,
+    LANES,
+    NUMBER_BYTES,
+    VECTOR,
+    add_product,
+    cgutils,
+    in_every_lane,
+    unaligned,
+    with_product,
+)
 
 FloatArray = npt.NDArray[np.float32]
-cgutils: Any = numba.core.cgutils
 
-# Numbers of a vector, and vectors side by side in a wide tile of sums.
-_LANES = 16
+# Vectors side by side in a wide tile of sums.
 _WIDE = 4
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, _LANES)
-_BYTES = ir.IntType(8).as_pointer()
-_INT = ir.IntType(64)
-_FIRST_LANE = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-_FLOAT_BYTES = 4
 
 
 def _tile(num_rows: int, num_vectors: int) -> Callable[..., None]:
@@ -80,7 +83,7 @@ class _Matrix:
         self._builder = builder
         self._strides = cgutils.unpack_tuple(builder, array.strides, 2)
         offsets = [builder.mul(stride, at) for stride, at in zip(self._strides, begin, strict=True)]
-        self._data = builder.gep(builder.bitcast(array.data, _BYTES), [builder.add(*offsets)])
+        self._data = builder.gep(builder.bitcast(array.data, BYTES), [builder.add(*offsets)])
 
     def row(self, row: Any) -> Any:
         """The address of a row."""
@@ -89,52 +92,48 @@ class _Matrix:
     def number(self, row: Any, column: Any) -> Any:
         """One number of the row at an address."""
         place = self._builder.gep(row, [self._builder.mul(self._strides[1], column)])
-        return self._builder.load(self._builder.bitcast(place, _FLOAT.as_pointer()))
+        return self._builder.load(self._builder.bitcast(place, FLOAT.as_pointer()))
 
     def vector(self, row: Any, vector: int) -> Any:
         """The address of a vector of the row at an address, whose numbers are side by side."""
-        place = self._builder.gep(row, [_INT(_LANES * _FLOAT_BYTES * vector)])
-        return self._builder.bitcast(place, _VECTOR.as_pointer())
+        place = self._builder.gep(row, [INT(LANES * NUMBER_BYTES * vector)])
+        return self._builder.bitcast(place, VECTOR.as_pointer())
 
 
 def _generate_tile(builder: Any, matrices: tuple[_Matrix, ...], count: Any, num_rows: int, num_vectors: int) -> None:
     left, matrix, sums = matrices
 
     def load(address: Any) -> Any:
-        vector = builder.load(address)
-        vector.align = _FLOAT_BYTES
-        return vector
+        return unaligned(builder.load(address))
 
-    addresses = [[sums.vector(sums.row(_INT(row)), at) for at in range(num_vectors)] for row in range(num_rows)]
-    factors = [left.row(_INT(row)) for row in range(num_rows)]
+    addresses = [[sums.vector(sums.row(INT(row)), at) for at in range(num_vectors)] for row in range(num_rows)]
+    factors = [left.row(INT(row)) for row in range(num_rows)]
     before = builder.block
     loop, body, done = (builder.append_basic_block(name) for name in ("products", "product", "done"))
     start = [[load(address) for address in row] for row in addresses]
     builder.branch(loop)
 
     builder.position_at_end(loop)
-    index = builder.phi(_INT)
-    index.add_incoming(_INT(0), before)
-    totals = [[builder.phi(_VECTOR) for _ in row] for row in addresses]
+    index = builder.phi(INT)
+    index.add_incoming(INT(0), before)
+    totals = [[builder.phi(VECTOR) for _ in row] for row in addresses]
     builder.cbranch(builder.icmp_signed("<", index, count), body, done)
 
     builder.position_at_end(body)
     row_of_matrix = matrix.row(index)
     numbers = [load(matrix.vector(row_of_matrix, at)) for at in range(num_vectors)]
-    unknown = ir.Constant(_VECTOR, ir.Undefined)
     for row, row_totals in enumerate(totals):
-        factor = builder.insert_element(unknown, left.number(factors[row], index), ir.IntType(32)(0))
-        factor = builder.shuffle_vector(factor, unknown, _FIRST_LANE)
+        factor = in_every_lane(builder, left.number(factors[row], index))
         for at, total in enumerate(row_totals):
             total.add_incoming(start[row][at], before)
-            total.add_incoming(builder.fadd(total, builder.fmul(factor, numbers[at])), body)
-    index.add_incoming(builder.add(index, _INT(1)), body)
+            total.add_incoming(with_product(builder, total, factor, numbers[at]), body)
+    index.add_incoming(builder.add(index, INT(1)), body)
     builder.branch(loop)
 
     builder.position_at_end(done)
     for row, row_totals in enumerate(totals):
         for address, total in zip(addresses[row], row_totals, strict=True):
-            builder.store(total, address).align = _FLOAT_BYTES
+            unaligned(builder.store(total, address))
 
 
 _four_wide, _two_wide, _one_wide = _tile(4, _WIDE), _tile(2, _WIDE), _tile(1, _WIDE)
@@ -177,7 +176,7 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
     """For 4, 2 or 1 rows."""
     columns, factor, place, count = which.num_columns, which.factor, which.place, which.num_products
     column = 0
-    while column + _WIDE * _LANES <= columns:
+    while column + _WIDE * LANES <= columns:
         target = which.column + column
         if step == 4:
             _four_wide(left, matrix, sums, row, factor, place, count, column, target)
@@ -185,8 +184,8 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
             _two_wide(left, matrix, sums, row, factor, place, count, column, target)
         else:
             _one_wide(left, matrix, sums, row, factor, place, count, column, target)
-        column += _WIDE * _LANES
-    while column + _LANES <= columns:
+        column += _WIDE * LANES
+    while column + LANES <= columns:
         target = which.column + column
         if step == 4:
             _four(left, matrix, sums, row, factor, place, count, column, target)
@@ -194,8 +193,11 @@ def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: in
             _two(left, matrix, sums, row, factor, place, count, column, target)
         else:
             _one(left, matrix, sums, row, factor, place, count, column, target)
-        column += _LANES
+        column += LANES
     for at in range(row, row + step):
         for number in range(count):
             for last in range(column, columns):
-                sums[at, which.column + last] += left[at, factor + number] * matrix[place + number, last]
+                target = which.column + last
+                sums[at, target] = add_product(
+                    sums[at, target], left[at, factor + number], matrix[place + number, last]
+                )

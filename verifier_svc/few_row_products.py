@@ -46,11 +46,11 @@ def prefer_panels(
     last_faster = last_faster or _last_faster
     try:
         # Here, so that everything else works where Numba is not installed.
-        from verifier_svc import panel_products
+        from verifier_svc.vector_code import HAS_FUSED
     except ImportError as error:
         logger.warning("products of a few rows are oneDNN's, and slower: %s", error)
         return 0
-    if not panel_products.HAS_FUSED:
+    if not HAS_FUSED:
         return 0
     num_preferred = 0
     for alike in _exact_layers_by_shape(model):

@@ -93,14 +93,9 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
     vocab_size: int = model.config.get_text_config().vocab_size
     probe = ConformanceProbe(model, vocab_size)
-    if device.type == "cpu":
-        logger.info("packed %d linear layers", pack_linears(model))
-        compile_where_possible(model)
-        if exact:
-            even_activations(model)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     if threads is not None:
-        logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
+        make_layers_quick(model, threads, exact=exact)
     target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
     if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
         # What strict mode costs would be of no use.
@@ -289,13 +284,18 @@ def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool
     return False
 
 
-def compile_where_possible(model: PreTrainedModel) -> None:
-    """Have norms compiled, if there is a compiler; attention and products say it if there is none."""
+def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
+    """Replace layers of a model on a CPU by quicker ones, where there are; for strict mode by even ones, too."""
+    logger.info("packed %d linear layers", pack_linears(model))
+    # Attention and products say it if there is no compiler.
     with contextlib.suppress(ImportError):
         # Here, so that everything else works where Numba is not installed.
         from verifier_svc.compiled_norms import compile_norms
 
         logger.info("compiled %d norms", compile_norms(model))
+    if exact:
+        even_activations(model)
+    logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
 
 
 def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:

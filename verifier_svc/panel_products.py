@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
-import numba.core.cgutils
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
@@ -27,29 +25,29 @@ from numba.extending import intrinsic
 from coppice.compiler import compiled_exactly
 from coppice.half_tables import FloatArray, HalfArray
 from verifier_svc.aligned_arrays import aligned_zeros
+from verifier_svc.vector_code import (
+    BYTES,
+    FLOAT,
+    HAS_WIDE_REGISTERS,
+    INT,
+    LANES,
+    NUMBER_BYTES,
+    VECTOR,
+    WORDS,
+    cgutils,
+    in_every_lane,
+    unaligned,
+    with_product,
+)
 
 WordArray = npt.NDArray[np.uint32]
-cgutils: Any = numba.core.cgutils
 
-_FEATURES: Any = llvmlite.binding.get_host_cpu_features()
-_HAS_WIDE_REGISTERS = bool(_FEATURES.get("avx512f"))
-# Without a fused multiply-add the compiler would call a function for each.
-HAS_FUSED = _HAS_WIDE_REGISTERS or bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
-
-# Numbers of a vector, and of a word's two halves.
-_LANES = 16
-_PAIR = 2 * _LANES
+# Numbers of a word's two halves.
+_PAIR = 2 * LANES
 # Sums of a tile, which stay in registers: so many outputs, of up to so many rows.
-PANEL = 64 if _HAS_WIDE_REGISTERS else 32
-_TILE_ROWS = 6 if _HAS_WIDE_REGISTERS else 2
+PANEL = 64 if HAS_WIDE_REGISTERS else 32
+_TILE_ROWS = 6 if HAS_WIDE_REGISTERS else 2
 _PAIRS = PANEL // _PAIR
-
-_FLOAT, _WORD, _INT = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_WORD, _LANES)
-_BYTES = ir.IntType(8).as_pointer()
-_FIRST_LANE = ir.Constant(_WORDS, [0] * _LANES)
-_WORD_BYTES = 4
-_FUSED = f"llvm.fma.v{_LANES}f32"
 
 
 def packed_panels(weights: HalfArray) -> WordArray:
@@ -58,9 +56,9 @@ def packed_panels(weights: HalfArray) -> WordArray:
     num_panels = -(-num_outputs // PANEL)
     whole = np.zeros((num_panels * PANEL, num_inputs), np.uint16)
     whole[:num_outputs] = weights
-    pairs = whole.reshape(num_panels, _PAIRS, 2, _LANES, num_inputs).astype(np.uint32)
+    pairs = whole.reshape(num_panels, _PAIRS, 2, LANES, num_inputs).astype(np.uint32)
     words = pairs[:, :, 0] | pairs[:, :, 1] << np.uint32(16)
-    panels: WordArray = aligned_zeros(num_panels, num_inputs, _PAIRS, _LANES).view(np.uint32)
+    panels: WordArray = aligned_zeros(num_panels, num_inputs, _PAIRS, LANES).view(np.uint32)
     panels[:] = words.transpose(0, 3, 1, 2)
     return panels.reshape(num_panels, num_inputs, PANEL // 2)
 
@@ -151,73 +149,66 @@ def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows
     row, panel, column, begin, end = numbers
     num_inputs = cgutils.unpack_tuple(builder, rows.shape, 2)[1]
     num_outputs = cgutils.unpack_tuple(builder, result.shape, 2)[1]
-    starts = [builder.add(row, _INT(number)) for number in range(num_rows)]
-    factors = [_address(builder, rows, builder.mul(start, num_inputs), _FLOAT) for start in starts]
-    words = _address(builder, panels, builder.mul(builder.mul(panel, num_inputs), _INT(PANEL // 2)), _WORDS)
+    starts = [builder.add(row, INT(number)) for number in range(num_rows)]
+    factors = [_address(builder, rows, builder.mul(start, num_inputs), FLOAT) for start in starts]
+    words = _address(builder, panels, builder.mul(builder.mul(panel, num_inputs), INT(PANEL // 2)), WORDS)
     targets = []
     for start in starts:
         first = builder.add(builder.mul(start, num_outputs), column)
-        places = [builder.add(first, _INT(_LANES * vector)) for vector in range(2 * _PAIRS)]
-        targets += [_address(builder, result, place, _VECTOR) for place in places]
+        places = [builder.add(first, INT(LANES * vector)) for vector in range(2 * _PAIRS)]
+        targets += [_address(builder, result, place, VECTOR) for place in places]
 
     before = builder.block
     loop, body, done = (builder.append_basic_block(name) for name in ("factors", "factor", "done"))
     builder.branch(loop)
 
     builder.position_at_end(loop)
-    index = builder.phi(_INT)
-    totals = [builder.phi(_VECTOR) for _ in targets]
+    index = builder.phi(INT)
+    totals = [builder.phi(VECTOR) for _ in targets]
     builder.cbranch(builder.icmp_signed("<", index, end), body, done)
 
     builder.position_at_end(body)
     sums = _with_products(builder, words, [builder.gep(row_factors, [index]) for row_factors in factors], index, totals)
     for total, added in zip(totals, sums, strict=True):
-        total.add_incoming(ir.Constant(_VECTOR, [0.0] * _LANES), before)
+        total.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
         total.add_incoming(added, body)
     index.add_incoming(begin, before)
-    index.add_incoming(builder.add(index, _INT(1)), body)
+    index.add_incoming(builder.add(index, INT(1)), body)
     builder.branch(loop)
 
     builder.position_at_end(done)
-    with builder.if_else(builder.icmp_signed("==", begin, _INT(0))) as (first_chain, later_chain):
+    with builder.if_else(builder.icmp_signed("==", begin, INT(0))) as (first_chain, later_chain):
         with first_chain:
             for target, total in zip(targets, totals, strict=True):
-                _unaligned(builder.store(total, target))
+                unaligned(builder.store(total, target))
         with later_chain:
             for target, total in zip(targets, totals, strict=True):
-                _unaligned(builder.store(builder.fadd(_unaligned(builder.load(target)), total), target))
+                unaligned(builder.store(builder.fadd(unaligned(builder.load(target)), total), target))
 
 
 def _with_products(builder: Any, words: Any, factors: list[Any], index: Any, totals: list[Any]) -> list[Any]:
     """A tile's sums, row by row, with one product more each: of every row's factor and a panel's weights for it."""
     weights = []
     for pair in range(_PAIRS):
-        place = builder.gep(words, [builder.add(builder.mul(index, _INT(_PAIRS)), _INT(pair))])
-        both = _unaligned(builder.load(place))
-        lower = builder.shl(both, ir.Constant(_WORDS, [16] * _LANES))
-        upper = builder.and_(both, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
-        weights += [builder.bitcast(lower, _VECTOR), builder.bitcast(upper, _VECTOR)]
-    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), _FUSED)
-    unknown = ir.Constant(_VECTOR, ir.Undefined)
+        place = builder.gep(words, [builder.add(builder.mul(index, INT(_PAIRS)), INT(pair))])
+        both = unaligned(builder.load(place))
+        lower = builder.shl(both, ir.Constant(WORDS, [16] * LANES))
+        upper = builder.and_(both, ir.Constant(WORDS, [0xFFFF0000] * LANES))
+        weights += [builder.bitcast(lower, VECTOR), builder.bitcast(upper, VECTOR)]
     sums = []
     for row, factor in enumerate(factors):
-        number = builder.insert_element(unknown, builder.load(factor), _WORD(0))
-        numbers = builder.shuffle_vector(number, unknown, _FIRST_LANE)
+        numbers = in_every_lane(builder, builder.load(factor))
         row_totals = totals[row * len(weights) : (row + 1) * len(weights)]
-        sums += [builder.call(fused, [numbers, *pair]) for pair in zip(weights, row_totals, strict=True)]
+        sums += [
+            with_product(builder, total, numbers, weight) for total, weight in zip(row_totals, weights, strict=True)
+        ]
     return sums
 
 
 def _address(builder: Any, array: Any, element: Any, kind: Any) -> Any:
     """Where something of a kind is that begins at an element of an array."""
-    place = builder.gep(builder.bitcast(array.data, _BYTES), [builder.mul(element, _INT(_WORD_BYTES))])
+    place = builder.gep(builder.bitcast(array.data, BYTES), [builder.mul(element, INT(NUMBER_BYTES))])
     return builder.bitcast(place, kind.as_pointer())
-
-
-def _unaligned(access: Any) -> Any:
-    """The same load or store, which may be of any element."""
-    access.align = _WORD_BYTES
-    return access
 
 
 _one, _two, _three = _tile(1), _tile(2), _tile(3)

@@ -48,3 +48,21 @@ def tree_around(generator: np.random.Generator, path: Sequence[int], vocab_size:
             break
         last = add(last, token)
     return TokenTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))
+
+
+def multiply_add(total: np.ndarray, factor: np.ndarray, number: np.ndarray, *, is_fused: bool) -> np.ndarray:
+    """total + factor * number in single precision: rounded once if it is fused, else twice.
+
+    A product of two such numbers is exact in double precision; their sum is, with what it lacks, and is rounded to odd
+    there, so that rounding it again is as good as rounding once.
+    """
+    if not is_fused:
+        return (total + (factor * number).astype(np.float32)).astype(np.float32)
+    products, totals = factor.astype(np.float64) * number.astype(np.float64), total.astype(np.float64)
+    sums = np.asarray(products + totals)
+    back = sums - products
+    lacking = (products - (sums - back)) + (totals - back)
+    bits = sums.view(np.int64)
+    is_even = (lacking != 0) & (bits & 1 == 0)
+    bits += np.where(is_even, np.where((lacking > 0) == (sums > 0), 1, -1), 0)
+    return sums.astype(np.float32)

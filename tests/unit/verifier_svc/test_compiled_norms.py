@@ -86,9 +86,7 @@ def test_everything_else_is_left_alone(new_norm: Callable[[], nn.Module]) -> Non
     assert compiled(norm) is norm
 
 
-@pytest.mark.parametrize(
-    ("family", "number"), [("llama", 5), ("qwen3", 9), ("mistral", 5), ("gpt2", 0), ("opt", 0)]
-)
+@pytest.mark.parametrize(("family", "number"), [("llama", 5), ("qwen3", 9), ("mistral", 5), ("gpt2", 0), ("opt", 0)])
 def test_a_model_says_the_same(family: str, number: int, new_model: Callable[[str], PreTrainedModel]) -> None:
     plain, target = new_model(family), tiny_target(new_model(family))
     assert compile_norms(target.model) == number

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.exact_products import Products, add_products
+from verifier_svc.vector_code import HAS_FUSED
 
 F = np.float32
 
@@ -19,15 +21,15 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 def one_by_one(
     left: np.ndarray, matrix: np.ndarray, sums: np.ndarray, which: Products, *, backwards: bool
 ) -> np.ndarray:
-    """The same by definition, each product rounded and then each sum."""
+    """The same by definition, column by column side by side."""
     result = sums.copy()
+    columns = slice(which.column, which.column + which.num_columns)
     for row in range(which.first, which.last):
-        for at in range(which.column, which.column + which.num_columns):
-            total = F(0) if backwards else result[row, at]
-            for index in reversed(range(which.num_products)) if backwards else range(which.num_products):
-                product = F(left[row, which.factor + index] * matrix[which.place + index, at - which.column])
-                total = F(total + product)
-            result[row, at] = total
+        total = np.zeros(which.num_columns, F) if backwards else result[row, columns]
+        for index in reversed(range(which.num_products)) if backwards else range(which.num_products):
+            factor, numbers = left[row, which.factor + index], matrix[which.place + index, : which.num_columns]
+            total = multiply_add(total, np.full_like(numbers, factor), numbers, is_fused=HAS_FUSED)
+        result[row, columns] = total
     return result
 
 

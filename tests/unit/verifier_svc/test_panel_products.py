@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coppice.half_tables import floats, halves
+from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.panel_products import PANEL, multiply, packed_panels
 
 F = np.float32
@@ -42,6 +43,17 @@ def by_definition(row: np.ndarray, weights: np.ndarray, chain: int) -> np.float3
     return total
 
 
+def by_multiply_add(row: np.ndarray, weights: np.ndarray, chain: int) -> np.ndarray:
+    """All sums, as the products of other tests are told."""
+    total = np.zeros(len(weights), F)
+    for begin in range(0, len(row), chain):
+        part = np.zeros(len(weights), F)
+        for index in range(begin, min(len(row), begin + chain)):
+            part = multiply_add(part, np.full_like(part, row[index]), weights[:, index], is_fused=True)
+        total += part
+    return total
+
+
 @pytest.mark.parametrize("chain", [30, 12])
 def test_every_sum_is_a_chain(chain: int) -> None:
     rows, weights = numbers(1, 30), halves(numbers(PANEL, 30, seed=1))
@@ -49,6 +61,8 @@ def test_every_sum_is_a_chain(chain: int) -> None:
     multiply(rows, packed_panels(weights), chain, NO_BIASES, result)
     expected = [by_definition(rows[0], floats(weights)[output], chain) for output in range(PANEL)]
     assert (result[0] == expected).all()
+    in_doubles = by_multiply_add(rows[0], floats(weights), chain)
+    assert (in_doubles == expected).all(), "two ways to round once"
     other = [by_definition(rows[0][::-1], floats(weights)[output][::-1], chain) for output in range(PANEL)]
     assert (result[0] != other).any(), "the numbers can tell"
 

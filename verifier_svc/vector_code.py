@@ -1,0 +1,66 @@
+"""What compiled products share: vectors of single precision, and a multiply-add, fused where processors have that.
+
+Fused, the product is added exactly and the sum is rounded once. Either way each operation is written down, and no
+compiler may take another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numba.core.cgutils
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+cgutils: Any = numba.core.cgutils
+
+_FEATURES: Any = llvmlite.binding.get_host_cpu_features()
+HAS_WIDE_REGISTERS = bool(_FEATURES.get("avx512f"))
+# Without a fused multiply-add the compiler would call a function for each.
+HAS_FUSED = HAS_WIDE_REGISTERS or bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
+
+# Numbers of a vector.
+LANES = 16
+NUMBER_BYTES = 4
+FLOAT, WORD, INT = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+VECTOR, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(WORD, LANES)
+BYTES = ir.IntType(8).as_pointer()
+_FIRST_LANE = ir.Constant(WORDS, [0] * LANES)
+_FUSED = f"llvm.fma.v{LANES}f32"
+
+
+def in_every_lane(builder: Any, number: Any) -> Any:
+    """A vector of one number."""
+    unknown = ir.Constant(VECTOR, ir.Undefined)
+    return builder.shuffle_vector(builder.insert_element(unknown, number, WORD(0)), unknown, _FIRST_LANE)
+
+
+def with_product(builder: Any, sums: Any, factors: Any, numbers: Any) -> Any:
+    """Sums plus factors times numbers, of vectors."""
+    if not HAS_FUSED:
+        return builder.fadd(sums, builder.fmul(factors, numbers))
+    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), _FUSED)
+    return builder.call(fused, [factors, numbers, sums])
+
+
+def unaligned(access: Any) -> Any:
+    """The same load or store of a vector, which may begin at any number."""
+    access.align = NUMBER_BYTES
+    return access
+
+
+def _add_product(_typing: Any, total: Any, factor: Any, number: Any) -> Any:
+    """The same for single numbers, for compiled code."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        if HAS_FUSED:
+            return builder.fma(arguments[1], arguments[2], arguments[0])
+        return builder.fadd(arguments[0], builder.fmul(arguments[1], arguments[2]))
+
+    return types.float32(total, factor, number), generate
+
+
+# total + factor * number, for compiled code alone.
+add_product: Any = intrinsic(_add_product)
