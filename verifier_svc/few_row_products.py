@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from coppice.half_tables import halves
-from verifier_svc.packed_linear import PackedLinear, Product, packed_layers
+from verifier_svc.packed_linear import PackedLinear, Product, layers_by_shape
 
 LastFaster: TypeAlias = Callable[[Mapping[PackedLinear, Product], Callable[[int], None]], int]
 
@@ -53,18 +53,22 @@ def prefer_panels(
     if not HAS_FUSED:
         return 0
     num_preferred = 0
-    for alike in _exact_layers_by_shape(model):
+    for layers in layers_by_shape(model):
+        alike = [layer for layer in layers if holds_exactly(layer.weight.detach())]
+        if not alike:
+            continue
         set_threads_for(max(_TRIED_ROWS))
-        if (chain := _chain_of(alike[0])) is None:
+        first = PanelProduct(alike[0], 0)
+        if not _finds_chain(first, alike[0]):
             continue
         enough = -(-_MEASURED_BYTES // max(1, alike[0].weight.nbytes))
-        products: dict[PackedLinear, Product] = {layer: PanelProduct(layer, chain) for layer in alike[:enough]}
+        products = {alike[0]: first} | {layer: PanelProduct(layer, first.chain) for layer in alike[1:enough]}
         limit = last_faster(products, set_threads_for)
-        shape = f"{alike[0].in_features} x {alike[0].out_features}"
+        shape = f"{first.num_inputs} x {first.num_outputs}"
         logger.info("products of up to %d rows with %s weights are taken from panels", limit, shape)
         if not limit:
             continue
-        products |= {layer: PanelProduct(layer, chain) for layer in alike[enough:]}
+        products |= {layer: PanelProduct(layer, first.chain) for layer in alike[enough:]}
         for layer, product in products.items():
             layer.prefer(product, limit)
         num_preferred += len(products)
@@ -72,26 +76,28 @@ def prefer_panels(
 
 
 class PanelProduct:
-    """The product of rows with one layer's weights, which bfloat16 holds exactly."""
+    """The product of rows with one layer's weights, which bfloat16 holds exactly.
+
+    `chain` is how many factors are added up from zero on.
+    """
 
     def __init__(self, layer: PackedLinear, chain: int) -> None:
-        """`chain` is how many factors are added up from zero on."""
+        # Here, so that everything else works where Numba is not installed.
         from verifier_svc.panel_products import multiply, packed_panels
 
+        self.chain = chain
+        self.num_inputs, self.num_outputs = layer.in_features, layer.out_features
         self._multiply = multiply
         self._panels = packed_panels(halves(layer.weight.detach().numpy()))
-        self._chain = chain
         self._biases = np.empty(0, np.float32) if layer.bias is None else layer.bias.detach().numpy()
-        self._sizes = layer.in_features, layer.out_features
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` [..., in] to [..., out]."""
-        num_inputs, num_outputs = self._sizes
-        result = torch.empty(*rows.shape[:-1], num_outputs)
+        result = torch.empty(*rows.shape[:-1], self.num_outputs)
         inputs, outputs = rows.contiguous().numpy(), result.numpy()
         if rows.dim() != 2:
-            inputs, outputs = inputs.reshape(-1, num_inputs), outputs.reshape(-1, num_outputs)
-        self._multiply(inputs, self._panels, self._chain, self._biases, outputs)
+            inputs, outputs = inputs.reshape(-1, self.num_inputs), outputs.reshape(-1, self.num_outputs)
+        self._multiply(inputs, self._panels, self.chain, self._biases, outputs)
         return result
 
 
@@ -100,26 +106,17 @@ def holds_exactly(weight: Tensor) -> bool:
     return torch.equal(weight.bfloat16().float(), weight)
 
 
-def _exact_layers_by_shape(model: nn.Module) -> list[list[PackedLinear]]:
-    """Packed layers whose weights bfloat16 holds, those of one shape together."""
-    shapes: dict[tuple[int, int, bool], list[PackedLinear]] = {}
-    for layer in packed_layers(model):
-        if holds_exactly(layer.weight.detach()):
-            shapes.setdefault((layer.in_features, layer.out_features, layer.bias is None), []).append(layer)
-    return list(shapes.values())
-
-
-def _chain_of(layer: PackedLinear) -> int | None:
-    """How long the chains are of oneDNN's products with weights of this shape; None if they are not chains."""
+def _finds_chain(product: PanelProduct, layer: PackedLinear) -> bool:
+    """Give a layer's product chains as long as oneDNN's are with weights of this shape, if it has any."""
     generator = torch.Generator().manual_seed(layer.in_features)
     rows = torch.randn(max(_TRIED_ROWS), layer.in_features, generator=generator)
     expected = [layer(rows[:size]) for size in _TRIED_ROWS]
-    for tried in _CHAINS:
-        product = PanelProduct(layer, tried or layer.in_features)
+    for length in _CHAINS:
+        product.chain = length or layer.in_features
         if all(torch.equal(product(rows[: len(known)]), known) for known in expected):
-            return tried or layer.in_features
+            return True
     logger.info("oneDNN adds products up in an order of its own: few rows' are taken from it")
-    return None
+    return False
 
 
 def _last_faster(products: Mapping[PackedLinear, Product], set_threads_for: Callable[[int], None]) -> int:

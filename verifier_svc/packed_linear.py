@@ -38,17 +38,17 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS_HINT)
         # Another product with the same weights and the same bits, and for up to how many rows it is taken.
         self._few_rows: Product | None = None
-        self._few = 0
+        self.num_few_rows = 0
         # What follows every product and may change its result in place: a hook, without what calling hooks costs.
         self.addition: Callable[[Tensor, Tensor], None] | None = None
 
-    def prefer(self, product: Product | None, num_rows: int) -> None:
+    def prefer(self, product: Product, num_rows: int) -> None:
         """Take products of up to so many rows from elsewhere; they have to have the same bits."""
-        self._few_rows, self._few = product, num_rows
+        self._few_rows, self.num_few_rows = product, num_rows
 
     def forward(self, rows: Tensor) -> Tensor:
         """`rows` [..., in_features] to [..., out_features]."""
-        if self._few_rows is not None and rows.numel() <= self._few * self.in_features:
+        if self._few_rows is not None and rows.numel() <= self.num_few_rows * self.in_features:
             result = self._few_rows(rows)
         else:
             result = self._packed_product(rows)
@@ -91,9 +91,17 @@ def prepare_rows(model: nn.Module, num_rows: int) -> None:
 
 
 def one_of_each_shape(model: nn.Module) -> list[PackedLinear]:
-    """One packed layer for every shape of weights."""
-    layers = {(layer.in_features, layer.out_features, layer.bias is None): layer for layer in packed_layers(model)}
-    return list(layers.values())
+    """One packed layer for every shape of weights, and for every way in which products with it are made."""
+    return [layers[0] for layers in layers_by_shape(model)]
+
+
+def layers_by_shape(model: nn.Module) -> list[list[PackedLinear]]:
+    """Packed layers, those together that differ in the numbers of their weights alone."""
+    shapes: dict[tuple[int, int, bool, int], list[PackedLinear]] = {}
+    for layer in packed_layers(model):
+        shape = layer.in_features, layer.out_features, layer.bias is None, layer.num_few_rows
+        shapes.setdefault(shape, []).append(layer)
+    return list(shapes.values())
 
 
 def packed_layers(model: nn.Module) -> list[PackedLinear]:

@@ -4,7 +4,7 @@ A few rows' product takes as long as reading the weights. Most checkpoints are s
 precision holds exactly: kept as they are and widened in a register, they are read twice as fast, and nothing is
 rounded that was not before. What that has to agree with to the last bit is oneDNN's product of many rows. There each
 sum is a chain of fused multiply-adds from zero on, in order, over so many factors (`chain`); longer sums are chains'
-sums, added one after the other. `verifier_svc/packed_linear.py` finds out how long chains are here.
+sums, added one after the other. `verifier_svc/few_row_products.py` finds out how long chains are here.
 
 Weights lie in panels of `PANEL` outputs, so that a tile of rows and outputs is added up in vector registers. A word
 holds the bits of two numbers, which a shift and a mask widen: output c of a panel's 32 in the lower half of word c,

@@ -15,7 +15,7 @@ from verifier_svc import few_row_products
 from verifier_svc.exactness_probe import rows_stand_alone
 from verifier_svc.few_row_products import PanelProduct, holds_exactly, prefer_panels
 from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.packed_linear import PackedLinear
+from verifier_svc.packed_linear import PackedLinear, one_of_each_shape
 from verifier_svc.pass_plan import SequenceRows
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -63,7 +63,7 @@ def test_the_library_s_chains_are_found(chain: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(chain))
     one = layer(2100)
     assert prefer_panels(nn.Sequential(one), lambda _: None, always(32)) == 1
-    assert one._few_rows._chain == chain
+    assert one._few_rows.chain == chain
 
 
 @pytest.mark.parametrize("chain", [300, 1])
@@ -80,6 +80,17 @@ def test_weights_that_have_more_bits_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert not holds_exactly(finer.weight)
     assert prefer_panels(nn.Sequential(exact, finer), lambda _: None, always(32)) == 1
     assert finer._few_rows is None
+
+
+def test_layers_that_are_multiplied_in_other_ways_are_tried_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one shape, with weights that bfloat16 holds and finer ones."""
+    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(96))
+    exact, finer, other = layer(), layer(), layer()
+    finer.weight[79, 95] = 1 + 2.0**-10
+    model = nn.Sequential(exact, finer, other)
+    assert one_of_each_shape(model) == [exact]
+    prefer_panels(model, lambda _: None, always(32))
+    assert one_of_each_shape(model) == [exact, finer]
 
 
 def test_the_faster_one_is_taken_for_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
