@@ -13,13 +13,16 @@ from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire import samples_drafts
 from orchestrator.ahead import AheadDraft, AheadDrafting, SendAhead, hung
 from orchestrator.asked_at import AskedAt
+from orchestrator.better_trees import BetterTrees
 from orchestrator.draft_check import check_ahead, check_draft
 from orchestrator.drafter_client import DrafterClient
+from orchestrator.followers import Followers
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, RequestPlanner, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.source_records import SourceRecords
 from orchestrator.stale_drafts import LEFT, MISSED, SAMPLED, UNASKED, UNWANTED
 from orchestrator.statistics import Statistics
 from orchestrator.transcript import Transcript
@@ -39,6 +42,8 @@ class Drafting:
 
     With `synchronous` rounds the verifier has one message per round: what all drafters that were asked have to say, and
     the cache beside them. Nothing goes ahead of that, and nothing that is late is passed on.
+
+    Else the first tree is sent at once, unless it pays to wait for a better one (`better_trees.py`).
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class Drafting:
         cache_salt: str = "",
         synchronous: bool = False,
         max_redraft_nodes: int = 0,
+        records: SourceRecords | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`records` are shared by requests that are alike."""
         self.synchronous = synchronous
         self.request_id = request_id
         self._cache_salt = cache_salt
@@ -67,7 +74,6 @@ class Drafting:
         self._redraft = EMPTY_TREE
         # The span that drafters' sequences belong to; empty where nobody traces.
         self.traceparent = ""
-        self._clients = tuple(clients)
         self._cache = cache
         self._planner = planner
         self._transcript = transcript
@@ -79,11 +85,6 @@ class Drafting:
         self._row_multiple = row_multiple
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
-        # Drafters that follow the request, and those that do not until a plan first wants a draft of theirs.
-        self._members: dict[DrafterClient, int] = {}
-        self._unjoined = list(self._clients)
-        # From where on drafters were not told what was committed: no draft of theirs was wanted.
-        self._withheld_from: dict[DrafterClient, int] = {}
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -97,6 +98,10 @@ class Drafting:
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
         self._asked_at = AskedAt(clock)
+        self._followers = Followers(clients, self, transcript, self._asked_at)
+        self._better: BetterTrees | None = None
+        if self._followers.are_several and not self._serves_one_round:
+            self._better = BetterTrees(records or SourceRecords(), self._give_up_waiting, clock)
         self.load = Load()
         # Drafts that came when they were of no use any more, by reason.
         self.stale: Counter[str] = Counter()
@@ -104,7 +109,7 @@ class Drafting:
     @property
     def feature_size(self) -> int:
         """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
-        return next((client.feature_size for client in self._clients if client.needs_features), 0)
+        return self._followers.feature_size
 
     @property
     def _serves_one_round(self) -> bool:
@@ -125,7 +130,7 @@ class Drafting:
         """Plan the first round, and ask every drafter to follow the request, if it wants a draft."""
         self._replan()
         if self._plan.max_nodes:
-            self._join()
+            self._followers.join(self._plan)
 
     def close(self, statistics: Statistics | None = None) -> None:
         """Let go of drafters, planner and verifier; an output that has `statistics` is remembered."""
@@ -134,10 +139,9 @@ class Drafting:
         self._planner.close()
         if self._cache is not None:
             self._cache.close(statistics, self._planner.gain)
-        members, self._members = self._members, {}
-        self._unjoined.clear()
-        for client, sequence_id in members.items():
-            client.leave(sequence_id)
+        if self._better is not None:
+            self._better.let_go()
+        self._followers.leave()
 
     def opening_linger_us(self) -> int:
         """The linger that the verifier is told as the sequence opens."""
@@ -185,9 +189,11 @@ class Drafting:
         asked = self._asked
         self._in_time = bool(self._trees)
         self._replan()
-        self._tell_drafters(outcome)
+        self._followers.tell(outcome, self._plan)
         ahead = self.ahead.behind(outcome.token_ids)
         before = self._sent
+        # The round began without them.
+        kept = dict(self._trees) if self._better is not None and self._better.are_awaited else {}
         sent = self.round_ended(outcome)
         self._asked_before = asked
         # The verifier does the same: what of a tree hangs behind the outcome may be verified next, or what was drafted
@@ -195,6 +201,8 @@ class Drafting:
         trees = () if self._serves_one_round else before if sent is before else (*before, *sent)
         left = [tree.descend(outcome.token_ids) for tree in trees]
         self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
+        for source, tree in kept.items():
+            self._on_late_tree(source, outcome.base_length, tree)
         self._sync_linger()
         return sent
 
@@ -211,6 +219,9 @@ class Drafting:
     def round_ended(self, outcome: Outcome) -> list[TokenTree]:
         """Forget the round's trees; returns those that the verifier may have taken: what it was sent, or its own."""
         self._asked_before = self._asked
+        if self._better is not None:
+            self._better.let_go()
+            self._better.committed(len(outcome.token_ids), self._transcript.tokens)
         sent, self._sent = self._sent, []
         self._trees.clear()
         self.ahead.round_ended()
@@ -224,20 +235,40 @@ class Drafting:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
         check_draft(tree, self._vocab_size, is_sampled=self._samples)
-        self._planner.tree_arrived(self._asked_at.since(base_length))
+        took_s = self._asked_at.elapsed_s(base_length)
+        if self._better is not None and not assumed:
+            self._better.came(source, base_length, tree, took_s, self._transcript.length)
         if not self._is_current(base_length, assumed):
+            self._planner.tree_arrived(self._asked_at.first_took_s(base_length))
             if assumed:
                 tree = hung([AheadDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
-        if (self.synchronous or not len(tree)) and len(self._trees) < self._num_asked():
+        if len(tree) and self._awaits_better(took_s):
+            return
+        self._planner.tree_arrived(self._asked_at.first_took_s(base_length))
+        if (self.synchronous or not len(tree)) and len(self._trees) < len(self._followers.asked):
             # Another one's may still come.
             return
         self._send_drafted()
 
+    def _awaits_better(self, took_s: float | None) -> bool:
+        """Whether the trees that are there wait for another one; none that comes behind what was sent does."""
+        if self._better is None or (len(self._trees) > 1 and not self._better.are_awaited):
+            return False
+        linger_s = self._plan.linger_us / 1e6
+        return self._better.await_for(self._trees, self._followers.asked, took_s, linger_s, self.load.batch_size)
+
+    def _give_up_waiting(self) -> None:
+        """Send what there is: the tree that was waited for has not come."""
+        self._planner.tree_arrived(self._asked_at.first_took_s(self._transcript.length))
+        self._send_drafted()
+
     def _send_drafted(self) -> None:
         """Send the round's trees, as one."""
+        if self._better is not None:
+            self._better.let_go()
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
             plan = self._plan
@@ -257,7 +288,7 @@ class Drafting:
         self._forward(best)
         if not self._serves_one_round and self._plan.max_nodes and self._transcript.room > 1:
             # Those that have drafted are idle now.
-            idle = ((client, number) for client, number in self._members.items() if client.kind in self._trees)
+            idle = self._followers.of_kinds(self._trees)
             self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
@@ -274,7 +305,7 @@ class Drafting:
         if self._cache is None or self._send is None or not plan.max_nodes:
             return
         nodes, batch_size = BUDGETS_SENT * plan.max_nodes, self.load.batch_size
-        if not self._num_asked():
+        if not self._followers.asked:
             tree = self._cache.draft(nodes, batch_size, plan.row_price)
         elif self.synchronous or self._in_time or self._has_drafters_tree():
             return
@@ -307,33 +338,22 @@ class Drafting:
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""
         self._replan()
-        if self.synchronous and self._trees and not self._sent and len(self._trees) >= self._num_asked():
+        if self.synchronous and self._trees and not self._sent and len(self._trees) >= len(self._followers.asked):
             # They had waited for the one that is gone.
             self._send_drafted()
         self._sync_linger()
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
         """Have another drafter of the same kind follow the request."""
-        gone.leave(self._members.pop(gone))
-        if self._withheld_from.pop(gone, None) is None:
-            self._members[other] = other.join(self)
-        else:
-            self._unjoined.append(other)
+        self._followers.replace(gone, other)
         self._sync_linger()
 
     def _is_current(self, base_length: int, assumed: tuple[int, ...]) -> bool:
         tokens = self._transcript.tokens
         return base_length + len(assumed) == len(tokens) and (not assumed or tuple(tokens[base_length:]) == assumed)
 
-    def _num_asked(self) -> int:
-        """Drafters that the round's trees may come from."""
-        return sum(
-            client.follows(sequence_id) and client not in self._withheld_from
-            for client, sequence_id in self._members.items()
-        )
-
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
-        has_drafter = has_drafter or bool(self._at_hand())
+        has_drafter = has_drafter or self._followers.has_any
         self._plan = self._planner.plan(
             # By position, in the order of its fields, which is quicker: every round makes one.
             Situation(
@@ -343,47 +363,11 @@ class Drafting:
                 self._forced or self._samples,
                 self.load,
                 self._row_multiple,
-                self._choice() if len(self._clients) > 1 else (),
+                self._followers.choice,
             )
         )
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
-
-    def _at_hand(self) -> list[DrafterClient]:
-        """Drafters that could be asked for the next round."""
-        following = [client for client, sequence_id in self._members.items() if client.follows(sequence_id)]
-        return following + [client for client in self._unjoined if client.connected]
-
-    def _choice(self) -> tuple[str, ...]:
-        """Kinds to choose among; none where a drafter needs features, which has to be told of every outcome."""
-        at_hand = self._at_hand()
-        return tuple(client.kind for client in at_hand) if len(at_hand) > 1 and not self.feature_size else ()
-
-    def _join(self) -> None:
-        """Ask the drafters that the plan wants to follow the request."""
-        left_out, unjoined = self._plan.left_out, self._unjoined
-        self._unjoined = [client for client in unjoined if client.kind in left_out]
-        for client in unjoined:
-            if client.kind not in left_out:
-                self._members[client] = client.join(self)
-
-    def _tell_drafters(self, outcome: Outcome) -> None:
-        """Ask for drafts behind the outcome; drafters of whom none is wanted have no work with the request at all.
-
-        Those that need features are told of every outcome, since features come only once.
-        """
-        plan = self._plan
-        for client, sequence_id in self._members.items():
-            if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
-                told = outcome
-                if (start := self._withheld_from.pop(client, None)) is not None:
-                    told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
-                client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
-                self._asked_at.note(self._transcript.length)
-            else:
-                self._withheld_from.setdefault(client, outcome.base_length)
-        if plan.max_nodes and self._unjoined:
-            self._join()
 
     def _sync_linger(self) -> None:
         """Tell the verifier at once whether to wait; how long exactly, it is told with the next tree."""

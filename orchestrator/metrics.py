@@ -52,6 +52,8 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
     yield from _OWN.counters("source_accepted_tokens", "Accepted nodes that a source proposed.", "source", right)
     stale = {**dict.fromkeys(STALE, 0), **tally.stale()}
     yield from _OWN.counters("stale_drafts", "Drafts that came too late to be of use, by reason.", "reason", stale)
+    waits = sum(records.num_waits for records in tally.records.values())
+    yield _OWN.counter("better_tree_waits", "Times that a round's trees waited for another drafter's.", waits)
     yield _OWN.counter("expected_outcomes", "Rounds whose tree a drafter was told to expect.", total.ahead.expected)
     hits = dict.fromkeys(map(str, range(MOST_POSITIONS)), 0)
     for rank, count in enumerate(total.ahead.hits_by_rank):

@@ -14,6 +14,7 @@ from orchestrator.generation import Generation
 from orchestrator.latencies import Latencies
 from orchestrator.outputs import Outputs
 from orchestrator.rounds import Finish
+from orchestrator.source_records import SourceRecords
 from orchestrator.statistics import Statistics
 from orchestrator.tenancy import TenantLimitError
 
@@ -64,6 +65,8 @@ class Tally:
         self._ended = Statistics()
         self._num_generated = 0
         self._stale: Counter[str] = Counter()
+        # Of drafters' trees, for requests that are greedy and others.
+        self.records = {True: SourceRecords(), False: SourceRecords()}
         self._running: dict[Outputs, None] = {}
 
     def request(self) -> CountedRequest:

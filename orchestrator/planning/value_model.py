@@ -168,34 +168,23 @@ class ValueModel:
         # of -1 finds it.
         least, depths = corrections.least, corrections.child_depths
         least[-1] = least_log - corrections.highest
-        node = 0
-        left = 0.0
-        # Strictness would take longer than the walk.
         if tree.sources:
-            for parent, log_prob, mask in zip(tree.parents, tree.log_probs, tree.sources):  # noqa: B905
-                left = least[parent] - log_prob
-                depth = depths[parent]
-                if left > corrections[mask][depth]:
-                    break
-                least[node] = left
-                depths[node] = depth + 1
-                node += 1
+            return _among_sources(tree, corrections)
+        relative = corrections[_EVERY_SOURCE]
+        # Strictness would take longer than the walk.
+        nodes = zip(range(len(tree.parents)), tree.parents, tree.log_probs)  # noqa: B905
+        for node, parent, log_prob in nodes:
+            least[node] = left = least[parent] - log_prob
+            depth = depths[parent]
+            if left > relative[depth]:
+                break
+            depths[node] = depth + 1
         else:
-            relative = corrections[_EVERY_SOURCE]
-            for parent, log_prob in zip(tree.parents, tree.log_probs):  # noqa: B905
-                left = least[parent] - log_prob
-                depth = depths[parent]
-                if left > relative[depth]:
-                    break
-                least[node] = left
-                depths[node] = depth + 1
-                node += 1
-        if node == len(tree.parents):
             return None
         if left > 0 and corrections.is_in_order:
             # Not even with the highest correction would this node do, and further ones are less likely.
             return node
-        return _further(tree, corrections, node)
+        return _further(nodes, corrections, node)
 
     def note(self, tree: TokenTree) -> None:
         """Count a tree's nodes among those at hand, and see whether they are in order."""
@@ -250,26 +239,49 @@ def _accepted(tree: TokenTree, token_ids: Sequence[int]) -> list[int]:
     return accepted
 
 
-def _further(tree: TokenTree, corrections: _TreeCorrections, num_first: int) -> int | list[int]:
-    """The first nodes, and what is worth as much behind them; below a node that is cut nothing is."""
+def _further(nodes: Iterable[tuple[int, int, float]], corrections: _TreeCorrections, num_first: int) -> int | list[int]:
+    """The first nodes, and of those behind the next one what is worth as much; below a node that is cut nothing is.
+
+    `nodes` are the places of nodes, their parents and log-probabilities.
+    """
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
-    count = len(tree.parents)
-    least[num_first:count] = [math.inf] * (count - num_first)
+    relative = corrections[_EVERY_SOURCE]
+    least[num_first] = math.inf
     kept: list[int] | None = None
-    node = num_first
-    for parent, log_prob in zip(tree.parents[node:], tree.log_probs[node:], strict=True):
-        if log_prob >= least[parent]:
-            left, depth = least[parent] - log_prob, depths[parent]
-            if left <= corrections[tree.sources[node] if tree.sources else _EVERY_SOURCE][depth]:
-                least[node] = left
-                depths[node] = depth + 1
-                if kept is None:
-                    kept = list(range(num_first))
-                kept.append(node)
-        elif is_in_order and least[parent] < math.inf:
+    for node, parent, log_prob in nodes:
+        least[node] = left = least[parent] - log_prob
+        depth = depths[parent]
+        if left <= relative[depth]:
+            depths[node] = depth + 1
+            if kept is None:
+                kept = list(range(num_first))
+            kept.append(node)
+        elif is_in_order and 0 < left < math.inf:
             break
-        node += 1
+        else:
+            least[node] = math.inf
     return num_first if kept is None else kept
+
+
+def _among_sources(tree: TokenTree, corrections: _TreeCorrections) -> int | list[int] | None:
+    """What is worth at least as much as the root's place says, of a tree whose nodes have sources of their own."""
+    least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
+    kept: list[int] = []
+    # Strictness would take longer than the walk.
+    nodes = zip(range(len(tree.parents)), tree.parents, tree.log_probs, tree.sources)  # noqa: B905
+    for node, parent, log_prob, mask in nodes:
+        least[node] = left = least[parent] - log_prob
+        depth = depths[parent]
+        if left <= corrections[mask][depth]:
+            depths[node] = depth + 1
+            kept.append(node)
+        elif is_in_order and 0 < left < math.inf:
+            break
+        else:
+            least[node] = math.inf
+    if len(kept) == len(tree.parents):
+        return None
+    return len(kept) if not kept or kept[-1] < len(kept) else kept
 
 
 class _TreeCorrections(dict[int, list[float]]):

@@ -186,7 +186,7 @@ def test_the_cache_works_when_everyone_has_the_outcome() -> None:
     """Its index is behind while drafters are told."""
     one = Cached(drafter=True)
     indexed: list[int] = []
-    follower = one.drafting._clients[0]
+    follower = one.drafting._followers._clients[0]
     follower.outcome = lambda *told: indexed.append(one.cache._num_own)  # type: ignore[method-assign]
     one.commit(1, 2)
     assert indexed == [24]

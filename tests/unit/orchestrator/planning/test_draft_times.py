@@ -134,11 +134,11 @@ def test_times_are_from_the_first_that_was_asked_to_the_first_that_came() -> Non
     now_s = 5.25
     asked.note(10)
     now_s = 5.5
-    assert asked.since(10) == 0.5
-    assert asked.since(10) is None
-    assert asked.since(11) is None
+    assert asked.first_took_s(10) == 0.5
+    assert asked.first_took_s(10) is None
+    assert asked.first_took_s(11) is None
     for length in range(1000):
         asked.note(length)
     # Behind lengths of long ago nothing comes any more.
-    assert asked.since(0) is None
-    assert asked.since(999) == 0
+    assert asked.first_took_s(0) is None
+    assert asked.first_took_s(999) == 0
