@@ -21,7 +21,8 @@ from benchmarks.load.window import Answer, Fate
 BIN_S = 0.25
 # Bins of a running mean: a second, in which the lumps of single rounds even out.
 SMOOTHED_BINS = 4
-# A level has settled when, for so many bins, every second is within this share of its lasting speed.
+# A level has settled when, for so many bins, every second is within this share of its lasting speed, or as far from it
+# as seconds of a level are that has nothing to settle any more.
 STEADY_BINS = 8
 TOLERANCE = 0.15
 # Bins over which the lowest speed of a level is looked for: two seconds.
@@ -142,20 +143,27 @@ def node_bins(answers: Iterable[Answer], span: Span, bin_s: float = BIN_S) -> li
     return [total / count if count else None for total, count in zip(nodes, rounds, strict=True)]
 
 
-def settle_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
+def settle_s(bins: Sequence[float], bin_s: float = BIN_S, tolerance: float = TOLERANCE) -> float | None:
     """When a level had settled: the first time after which, for two seconds, every second has about the lasting speed.
 
-    About is: its mean is within `TOLERANCE`.
+    About is: its mean differs by `tolerance` times that at most.
     None where that never comes: in a level of less than two seconds too, and where nothing lasts. A second may begin a
     little before the level is steady. What takes turns within a second is taken for the lumps that rounds come in.
     """
     lasting = lasting_speed(bins)
-    steady = [abs(mean - lasting) <= TOLERANCE * lasting for mean in running_mean(bins)]
+    steady = [abs(mean - lasting) <= tolerance * lasting for mean in running_mean(bins)]
     num_means = STEADY_BINS - SMOOTHED_BINS + 1
     for first in range(len(steady) - num_means + 1) if lasting else ():
         if all(steady[first : first + num_means]):
             return first * bin_s
     return None
+
+
+def strays(bins: Sequence[float]) -> float:
+    """By which share of its lasting speed a second of a level's second half differs from it at most; 0 of nothing."""
+    lasting = lasting_speed(bins)
+    second_half = bins[len(bins) - len(bins) // 2 :]
+    return max((abs(mean / lasting - 1) for mean in running_mean(second_half)), default=0.0) if lasting else 0.0
 
 
 def lost_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:

@@ -11,15 +11,16 @@ from benchmarks.load import figures
 from benchmarks.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
 from benchmarks.load.measure import Sample
 from benchmarks.load.policies import FIXED, OFF, PLANNER
-from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, speed
+from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, settle_tolerances, speed
 
 RATIO_NOTE = (
     "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
     "off/transformers: over the better of transformers' batched generate and its continuous batching, one batch of as "
     "many requests; best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the "
     "requests/s that saturate the server without speculation; step.settle_up_s, step.settle_down_s: seconds from a "
-    "step of the load until, for two seconds, each second has 85 to 115 % of the level's lasting speed, that of its "
-    "second half; a level's length where that never comes; without a name the planner's, .off speculation off's; "
+    "step of the load until, for two seconds, no second differs from the level's lasting speed, that of its second "
+    "half, by more than 15 % or what seconds of off's second half do; a level's length where that never comes; without "
+    "a name the planner's, .off speculation off's; "
     "step.settle_s: the slower of both steps; step.settle_beyond_off_s: how much longer the planner takes than off, "
     "at the step where that is most; step.lost_s: what the planner loses at the beginning of a level, in seconds of "
     "the level's lasting speed, at the dearer of both steps; "
@@ -81,7 +82,9 @@ def _step_ratios(samples: Samples) -> ByRun:
     found: ByRun = {}
     for load in samples.loads(StepLoad):
         planner, off = samples.of(load, PLANNER), samples.of(load, OFF)
-        times = {"": [_settled(load, sample) for sample in planner], f".{OFF}": [_settled(load, one) for one in off]}
+        by_policy = {"": planner, f".{OFF}": off}
+        far = settle_tolerances(samples, load)
+        times = {whose: [_settled(load, one, far) for one in group] for whose, group in by_policy.items()}
         for whose, by_run in times.items():
             for number, name in enumerate(("up", "down")):
                 found[f"step.settle_{name}_s{whose}"] = [both[number] for both in by_run]
@@ -99,9 +102,9 @@ def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) 
     return [max(map(operator.sub, one, other)) for one, other in zip(mine, theirs, strict=True)]
 
 
-def _settled(load: StepLoad, sample: Sample) -> list[float]:
+def _settled(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float]:
     """By the step up and the step down, the level's length where it never settles."""
-    pairs = zip(settle_times(load, sample)[1:], load.levels[1:], strict=True)
+    pairs = zip(settle_times(load, sample, tolerances)[1:], load.levels[1:], strict=True)
     return [level.span.length_s if time is None else time for time, level in pairs]
 
 

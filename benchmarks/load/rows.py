@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.load import figures
-from benchmarks.load.figures import Targets
 from benchmarks.load.loads import ClosedLoad, OpenLoad, PoissonLoad, StepLoad
 from benchmarks.load.measure import References, Sample
-from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, speed
+from benchmarks.load.samples import Samples, lost_times, lowest_speed, settle_times, settle_tolerances, speed
 from benchmarks.load.window import Answer, Fate
 
 # A generator that is later than this with one request in a hundred measures itself.
@@ -31,7 +30,7 @@ def rows(samples: Samples, references: References) -> list[dict[str, Any]]:
                 "name": f"{policy.name} {load.name}",
                 "policy": policy.name,
                 "load": load.name,
-                **_load_figures(load, group, samples.targets),
+                **_load_figures(samples, load, group),
                 **_speeds("tokens_per_s", map(speed, group)),
                 **_latencies(group),
                 **_counts(group, references),
@@ -89,14 +88,18 @@ def is_identical(answer: Answer, references: References) -> bool:
     return answer.token_ids == expected[: len(answer.token_ids)]
 
 
-def _load_figures(load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample], targets: Targets) -> dict[str, Any]:
+def _load_figures(samples: Samples, load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
     if isinstance(load, ClosedLoad):
         warm_up_s = statistics.median(sample.span.start_s for sample in group)
         return {"part": "closed", "concurrency": load.concurrency, "warm_up_s": _rounded(warm_up_s)}
     if isinstance(load, StepLoad):
-        return {"part": "step", "concurrency": load.concurrency, **_step_figures(load, group)}
+        return {
+            "part": "step",
+            "concurrency": load.concurrency,
+            **_step_figures(load, group, settle_tolerances(samples, load)),
+        }
     offered = [len(sample.answers) for sample in group]
-    good = [figures.num_good(sample.answers, targets) for sample in group]
+    good = [figures.num_good(sample.answers, samples.targets) for sample in group]
     return {
         "part": "open",
         "rate": load.rate if isinstance(load, PoissonLoad) else None,
@@ -106,7 +109,7 @@ def _load_figures(load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample
     }
 
 
-def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
+def _step_figures(load: StepLoad, group: Sequence[Sample], tolerances: Sequence[float]) -> dict[str, Any]:
     """Speeds and settle times of the levels, and what their beginnings cost, medians over runs.
 
     None where half of the runs or more never settled, or gave nothing in the second half.
@@ -116,7 +119,9 @@ def _step_figures(load: StepLoad, group: Sequence[Sample]) -> dict[str, Any]:
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
         found[f"tokens_per_s_{name}"] = _rounded(statistics.median(speeds))
     for number, name in ((1, "up"), (2, "down")):
-        found[f"settle_{name}_s"] = _median_or_never([settle_times(load, sample)[number] for sample in group])
+        settled = [settle_times(load, sample, tolerances)[number] for sample in group]
+        found[f"settle_{name}_s"] = _median_or_never(settled)
+        found[f"settle_tolerance_{name}"] = _rounded(tolerances[number])
         found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
     found["lowest_tokens_per_s_at"] = _rounded(statistics.median(lowest_speed(load, sample) for sample in group))
     return found

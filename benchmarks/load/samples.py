@@ -59,6 +59,20 @@ def lowest_speed(load: StepLoad, sample: Sample) -> float:
     return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
 
 
-def settle_times(load: StepLoad, sample: Sample) -> list[float | None]:
+def settle_tolerances(samples: Samples, load: StepLoad) -> list[float]:
+    """How far from its lasting speed each level may be and have settled.
+
+    With speculation off there is nothing to settle in a level's second half. How far seconds of that stray all the
+    same, by prompts and by lumps of tokens, is no unrest of any policy's; by the median of runs.
+    """
+    off = samples.of(load, OFF)
+    strays = [[figures.strays(figures.token_bins(one.answers, level.span)) for one in off] for level in load.levels]
+    return [max(figures.TOLERANCE, statistics.median(each)) for each in strays]
+
+
+def settle_times(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float | None]:
     """Seconds after the beginning of each level until it had settled."""
-    return [figures.settle_s(figures.token_bins(sample.answers, level.span)) for level in load.levels]
+    return [
+        figures.settle_s(figures.token_bins(sample.answers, level.span), tolerance=tolerance)
+        for level, tolerance in zip(load.levels, tolerances, strict=True)
+    ]

@@ -141,3 +141,19 @@ def test_lumps_within_a_second_do_not_keep_a_level_from_settling() -> None:
 )
 def test_the_beginning_of_a_level_costs_what_it_is_behind_the_rest(bins: list[float], expected: float | None) -> None:
     assert figures.lost_s(bins) == expected
+
+
+@pytest.mark.parametrize(
+    ("bins", "expected"),
+    [
+        ([1.0] * 8 + [100.0] * 8, 0.0),
+        # The first half has nothing to say.
+        ([100.0] * 8 + [70.0] * 4 + [130.0] * 4, 0.3),
+        ([0.0] * 8, 0.0),
+        # Not a second long.
+        ([100.0, 50.0, 150.0], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_how_far_seconds_stray_from_the_lasting_speed(bins: list[float], expected: float) -> None:
+    assert figures.strays(bins) == pytest.approx(expected)

@@ -173,6 +173,24 @@ def test_settle_times_of_planner_and_off_stand_beside_each_other_and_who_never_s
     }
 
 
+@pytest.mark.parametrize(("swing", "settles"), [(0.2, True), (0.4, False)])
+def test_what_speculation_off_strays_by_is_no_unrest_and_more_is(swing: float, settles: bool) -> None:
+    load = StepLoad(4, 4.0)
+
+    def swinging(by: float) -> Answer:
+        fast, slow = [round(100 * (1 + sign * by)) for sign in (1, -1)]
+        return _given([100] * 16 + ([fast] * 4 + [slow] * 4) * 4 + [100] * 16)
+
+    by_policy: dict[str, Sequence[Answer]] = {policy.name: [swinging(swing)] for policy in POLICIES}
+    by_policy["off"] = [swinging(0.25)]
+    samples = Samples(_everywhere(load, Span(0.0, 16.0), by_policy), POLICIES, TARGETS)
+    found = ratios(samples)[0]
+    assert found["step.settle_up_s"] == (0.0 if settles else 8.0)
+    assert found["step.settle_up_s.off"] == 0.0
+    row = rows(samples, ((7,) * 10_000,))[3]
+    assert (row["settle_tolerance_up"], row["settle_tolerance_down"]) == (0.25, 0.15)
+
+
 def _given(tokens: Sequence[int]) -> Answer:
     """An answer with so many tokens in the middle of each bin of 250 ms."""
     return answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)])
