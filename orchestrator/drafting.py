@@ -201,6 +201,8 @@ class Drafting:
         trees = () if self._serves_one_round else before if sent is before else (*before, *sent)
         left = [tree.descend(outcome.token_ids) for tree in trees]
         self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
+        if kept:
+            self._planner.tree_arrived(self._asked_at.first_took_s(outcome.base_length))
         for source, tree in kept.items():
             self._on_late_tree(source, outcome.base_length, tree)
         self._sync_linger()

@@ -198,9 +198,14 @@ async def test_nothing_waits_where_tokens_come_faster() -> None:
 async def test_a_round_that_began_without_it_gets_the_tree_as_a_late_one() -> None:
     one = Pair()
     base = one.transcript.length
+    arrivals: list[float | None] = []
+    one.drafting._planner.tree_arrived = arrivals.append  # type: ignore[method-assign, assignment]
     one.tree("quick", 5, 6)
     assert not one.sent
+    assert not arrivals
     one.commit(5)
+    # Drafters owe the request nothing any more.
+    assert arrivals == [10]
     assert [(length, set(tree.paths())) for length, tree in one.sent] == [(base, {(5,), (5, 6)})]
     with nothing_left():
         await asyncio.sleep(2 * SLOW_S)
