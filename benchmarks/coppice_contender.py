@@ -11,9 +11,10 @@ import grpc
 
 from benchmarks.contenders import BenchmarkError, Completion, OriginCounts, PassTime, Speculation, Task
 from coppice.completion import origin_name
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from coppice.wire import sampling_to_proto, stopping_to_proto
+from coppice.wire import denoising_to_proto, sampling_to_proto, stopping_to_proto
 
 # Generous: a completion takes seconds. It only keeps a hung server from hanging the benchmark.
 DEADLINE_S = 600.0
@@ -34,12 +35,17 @@ class CoppiceContender:
         setting: str = "",
         sources: Sequence[str] = (),
         acceptance: AcceptanceRule | None = None,
+        denoising: Denoising = LEFT_TO_DRAFTER,
     ) -> None:
         """Requests name `sources` as those that may draft; without any, all may. None is the server's own rule."""
         self.name = name
         self._stub = _stub(channel)
         self._policy = inference_pb2.SpeculationPolicy(
-            mode=mode, max_nodes=max_nodes, sources=sources, acceptance=acceptance
+            mode=mode,
+            max_nodes=max_nodes,
+            sources=sources,
+            acceptance=acceptance,
+            denoising=denoising_to_proto(denoising),
         )
         budget = "the server's own" if max_nodes is None else max_nodes
         self.note = f"coppice, {Mode.Name(mode)}, node budget: {budget}" + (f", {setting}" if setting else "")

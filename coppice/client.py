@@ -59,6 +59,9 @@ class Options:
     # How drafts are accepted, one of ACCEPTANCE. Above temperature 0 traversal keeps the law of the output, not its
     # tokens for a seed.
     acceptance: str | None = None
+    # Passes of a drafter of the kind "diffusion" over its block, and tokens of the block.
+    denoising_steps: int | None = None
+    block_tokens: int | None = None
     # Requests of the same salt share what is computed for prompts that begin alike.
     cache_salt: str = ""
     # Tokens that an interrupted call has delivered already.
@@ -279,6 +282,10 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
     if (schema := options.json_schema) is not None:
         request.sampling.grammar.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
     _set_speculation(request.speculation, options.speculation)
+    if options.denoising_steps is not None:
+        request.speculation.denoising.steps = options.denoising_steps
+    if options.block_tokens is not None:
+        request.speculation.denoising.block_tokens = options.block_tokens
     if options.acceptance is not None:
         request.speculation.acceptance = ACCEPTANCE[options.acceptance]
     return request

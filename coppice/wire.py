@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.draft_distribution import DraftDistribution
 from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError
 from coppice.grammar import Grammar, GrammarKind
@@ -107,6 +108,22 @@ def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
         seed=params.seed,
         grammar=None if params.grammar is None else _grammar_to_proto(params.grammar),
     )
+
+
+def denoising_from_proto(message: sampling_pb2.Denoising) -> Denoising:
+    """How blocks are to be denoised; what is unset is the drafter's to say.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    return Denoising(message.steps, message.block_tokens)
+
+
+def denoising_to_proto(denoising: Denoising) -> sampling_pb2.Denoising | None:
+    """The message for it; None where nothing is asked for."""
+    if denoising == LEFT_TO_DRAFTER:
+        return None
+    return sampling_pb2.Denoising(steps=denoising.steps, block_tokens=denoising.block_tokens)
 
 
 def stopping_from_proto(message: sampling_pb2.StoppingOptions) -> StoppingOptions:

@@ -85,6 +85,8 @@ class DrafterConfig:
     # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with.
     diffusion_steps: int = 1
     diffusion_block: int = 0
+    # Most passes that a request may ask for; more count as that.
+    diffusion_max_steps: int = 8
     # How far the process steps back behind others on its machine, as `nice` counts. A drafter that shares cores with
     # the verifier should: reading a prompt beside the target's own pass over it holds that pass up.
     niceness: int = 0
@@ -130,6 +132,7 @@ class DrafterConfig:
         _require("SEMI_AR_MASKS", 0 <= self.semi_ar_masks <= 64, "in 0..64", self.semi_ar_masks)
         _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
         _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
+        _require("DIFFUSION_MAX_STEPS", 1 <= self.diffusion_max_steps <= 64, "in 1..64", self.diffusion_max_steps)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
         _require("MAX_CACHED_TOKENS", self.max_cached_tokens >= 0, "at least 0", self.max_cached_tokens)
         _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)

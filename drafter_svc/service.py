@@ -24,7 +24,7 @@ from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire import samples_drafts, sampling_from_proto, tree_from_proto, tree_to_proto
+from coppice.wire import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto, tree_to_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts
@@ -230,6 +230,7 @@ class DraftStream:
             request_id=message.request_id,
             cache_salt=message.cache_salt,
             is_synchronous=message.synchronous,
+            denoising=denoising_from_proto(message.denoising),
         )
         session = self._service.new_session(opening)
         self._sessions[sequence_id] = session

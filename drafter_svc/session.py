@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.errors import CoppiceError, InvalidRequestError
 from coppice.logs import check_request_id
 from coppice.sampling import SamplingParams, check_token_ids
@@ -16,6 +17,7 @@ from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.drafters.base import (
     AheadDraft,
     AheadSequence,
+    DenoisingDrafter,
     Drafter,
     DrafterInfo,
     DraftSequence,
@@ -54,6 +56,8 @@ class Opening:
     cache_salt: str = ""
     # Nothing is drafted ahead.
     is_synchronous: bool = False
+    # How blocks of masks are filled, by drafters that denoise them.
+    denoising: Denoising = LEFT_TO_DRAFTER
 
     def check(self, info: DrafterInfo) -> None:
         """Raise InvalidRequestError, which names the field, unless the drafter can take this."""
@@ -217,6 +221,10 @@ class Session:
     def _open(self) -> DraftSequence:
         opening = self._opening
         if not opening.is_sampled:
+            if opening.denoising != LEFT_TO_DRAFTER and isinstance(self._drafter, DenoisingDrafter):
+                return self._drafter.open_denoising(
+                    opening.prompt, opening.sampling, opening.denoising, opening.cache_salt
+                )
             return self._drafter.open(opening.prompt, opening.sampling, opening.cache_salt)
         assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
         return self._drafter.open_sampled(opening.prompt, opening.sampling, opening.cache_salt)

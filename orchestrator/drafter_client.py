@@ -279,6 +279,7 @@ class DrafterClient:
             cache_salt=opening.cache_salt,
             traceparent=opening.traceparent,
             synchronous=opening.synchronous,
+            denoising=wire.denoising_to_proto(opening.denoising),
         )
         self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
@@ -63,12 +64,14 @@ class Drafting:
         synchronous: bool = False,
         max_redraft_nodes: int = 0,
         records: SourceRecords | None = None,
+        denoising: Denoising = LEFT_TO_DRAFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`records` are shared by requests that are alike."""
         self.synchronous = synchronous
         self.request_id = request_id
         self._cache_salt = cache_salt
+        self._denoising = denoising
         # Nodes of the target's own draft that a round may have at most, and its draft for the current round.
         self.max_redraft_nodes = max_redraft_nodes
         self._redraft = EMPTY_TREE
@@ -176,6 +179,7 @@ class Drafting:
             self._cache_salt,
             self.traceparent,
             self.synchronous,
+            self._denoising,
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:

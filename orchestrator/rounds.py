@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.log_probs import TokenLogProbs
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
@@ -51,6 +52,7 @@ class DraftOpening:
     # The span that it belongs to; empty where nobody traces.
     traceparent: str = ""
     synchronous: bool = False
+    denoising: Denoising = LEFT_TO_DRAFTER
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             cache_salt=request.cache_salt,
             synchronous=self._limits.synchronous,
             records=self.tally.records[request.sampling.temperature == 0],
+            denoising=request.denoising,
             max_redraft_nodes=self._redraft_nodes(request),
         )
         output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from coppice import wire
+from coppice.denoising import Denoising
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.log_probs import check_top_log_probs
 from coppice.logs import check_request_id
@@ -54,6 +55,7 @@ class GenerationRequest:
     forced: bool
     sources: tuple[str, ...]
     max_nodes: int | None
+    denoising: Denoising
 
 
 async def validate(
@@ -107,6 +109,7 @@ async def validate(
         forced=policy.mode == _MODES.MODE_FORCED,
         sources=tuple(policy.sources),
         max_nodes=max_nodes,
+        denoising=wire.denoising_from_proto(policy.denoising),
     )
 
 

@@ -15,6 +15,7 @@ from benchmarks.contenders import Contender
 from benchmarks.coppice_contender import AcceptanceRule, CoppiceContender, Mode
 from benchmarks.latency import Plan, measure
 from benchmarks.summary import OFF, Samples
+from coppice.denoising import LEFT_TO_DRAFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,18 @@ def _measure_group(
             channel = channels.enter_context(grpc.insecure_channel(services.address(variant)))
             settings = " ".join(f"{name}={value}" for drafter in variant.asked for name, value in drafter.settings)
             law = "traversal" if variant.traversal else ""
-            note = ", ".join(filter(None, (f"sources {'+'.join(variant.sources)}", settings, law)))
+            asked = "" if variant.denoising == LEFT_TO_DRAFTER else str(variant.denoising)
+            note = ", ".join(filter(None, (f"sources {'+'.join(variant.sources)}", settings, asked, law)))
             rule = AcceptanceRule.ACCEPTANCE_RULE_TRAVERSAL if variant.traversal else None
             forced = CoppiceContender(
-                variant.contender, channel, Mode.MODE_FORCED, variant.max_nodes, note, variant.sources, rule
+                variant.contender,
+                channel,
+                Mode.MODE_FORCED,
+                variant.max_nodes,
+                note,
+                variant.sources,
+                rule,
+                variant.denoising,
             )
             metered.append(MeteredContender(forced, services.metrics_urls(variant)))
         contenders: tuple[Contender, ...] = (CoppiceContender(OFF, plain, Mode.MODE_OFF), *metered)

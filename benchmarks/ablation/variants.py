@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.summary import ON
 from coppice.cli.topology import DrafterSpec
+from coppice.denoising import LEFT_TO_DRAFTER, MAX_DENOISING_STEPS, Denoising
 from drafter_svc.drafters.registry import SMALL_LMS
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 
@@ -51,6 +52,8 @@ class Variant:
     max_nodes: int | None = None
     # Draws its trees and accepts by traversal, which keeps the law of the output and not its tokens.
     traversal: bool = False
+    # Named by its requests, one drafter for all.
+    denoising: Denoising = LEFT_TO_DRAFTER
 
     @property
     def contender(self) -> str:
@@ -191,9 +194,10 @@ def _masks(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[V
 def _gammas(drafters: Sequence[DrafterSpec], grids: Grids) -> Iterator[Variant]:
     for spec in drafters:
         if spec.kind == DIFFUSION:
+            drafter = DrafterSetting(spec, (("DIFFUSION_MAX_STEPS", str(MAX_DENOISING_STEPS)),))
             for gamma, steps in itertools.product(grids.gammas, grids.denoising):
                 name = f"{DIFFUSION} gamma={gamma} steps={steps}"
-                yield _set(spec, name, ("DIFFUSION_BLOCK", str(gamma)), ("DIFFUSION_STEPS", str(steps)))
+                yield Variant(name, (drafter,), (DIFFUSION,), denoising=Denoising(steps, gamma))
 
 
 def _ahead(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[Variant]:

@@ -23,7 +23,7 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., outcome: _Optional[_Union[DraftOutcome, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ...) -> None: ...
 
 class OpenDraft(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt", "traceparent", "synchronous")
+    __slots__ = ("prompt_token_ids", "sampling", "max_nodes", "acceptance", "row_multiple", "request_id", "cache_salt", "traceparent", "synchronous", "denoising")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class OpenDraft(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
+    DENOISING_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     max_nodes: int
@@ -42,7 +43,8 @@ class OpenDraft(_message.Message):
     cache_salt: str
     traceparent: str
     synchronous: bool
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ...) -> None: ...
+    denoising: _sampling_pb2.Denoising
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., row_multiple: _Optional[int] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., synchronous: _Optional[bool] = ..., denoising: _Optional[_Union[_sampling_pb2.Denoising, _Mapping]] = ...) -> None: ...
 
 class DraftOutcome(_message.Message):
     __slots__ = ("base_length", "token_ids", "features", "max_nodes", "row_multiple")

@@ -61,7 +61,7 @@ class ResponseOptions(_message.Message):
     def __init__(self, text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., top_log_probs: _Optional[int] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
-    __slots__ = ("mode", "sources", "max_nodes", "acceptance", "exactness")
+    __slots__ = ("mode", "sources", "max_nodes", "acceptance", "exactness", "denoising")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[SpeculationPolicy.Mode]
@@ -77,12 +77,14 @@ class SpeculationPolicy(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     EXACTNESS_FIELD_NUMBER: _ClassVar[int]
+    DENOISING_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationPolicy.Mode
     sources: _containers.RepeatedScalarFieldContainer[str]
     max_nodes: int
     acceptance: _sampling_pb2.AcceptanceRule
     exactness: _sampling_pb2.Exactness
-    def __init__(self, mode: _Optional[_Union[SpeculationPolicy.Mode, str]] = ..., sources: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ...) -> None: ...
+    denoising: _sampling_pb2.Denoising
+    def __init__(self, mode: _Optional[_Union[SpeculationPolicy.Mode, str]] = ..., sources: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ..., acceptance: _Optional[_Union[_sampling_pb2.AcceptanceRule, str]] = ..., exactness: _Optional[_Union[_sampling_pb2.Exactness, str]] = ..., denoising: _Optional[_Union[_sampling_pb2.Denoising, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "seed", "text", "token_ids", "finished", "usage", "speculation", "timing", "log_probs", "output_index")

@@ -94,3 +94,11 @@ class StoppingOptions(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class Denoising(_message.Message):
+    __slots__ = ("steps", "block_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    block_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., block_tokens: _Optional[int] = ...) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from coppice.denoising import Denoising
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
 from drafter_svc.prefix_blocks import PrefixBlocks
@@ -117,6 +118,17 @@ class JointDrafter(Drafter, Protocol):
 
     # None where it makes them one after another.
     joint: JointPasses[Any] | None
+
+
+@runtime_checkable
+class DenoisingDrafter(Drafter, Protocol):
+    """A drafter that fills blocks of masks, in as many passes as a request wants."""
+
+    def open_denoising(
+        self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
+    ) -> DraftSequence:
+        """As `open`, with the numbers of steps and tokens that the request names, as far as the drafter lets it."""
+        ...
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from coppice.denoising import Denoising
 from coppice.errors import IncompatibleError
 from coppice.likeliest_tokens import top_children
 from coppice.marginal_tree import marginal_tree
@@ -69,6 +70,10 @@ class BlockKind(Protocol):
 
     def predict(self, look: Look, num_masks: int) -> list[Children]:
         """The children at each of 1 + `num_masks` depths."""
+        ...
+
+    def as_asked(self, denoising: Denoising) -> BlockKind:
+        """This one as a request wants it, where it denoises anything."""
         ...
 
 
@@ -155,14 +160,25 @@ class BlockLm:
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
         """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
+        return self._open(self._block, prompt, sampling, cache_salt)
+
+    def open_denoising(
+        self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
+    ) -> BlockLmSequence:
+        """As `open`, with the block's size and passes as the request wants them."""
+        return self._open(self._block.as_asked(denoising), prompt, sampling, cache_salt)
+
+    def _open(
+        self, block: BlockKind, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str
+    ) -> BlockLmSequence:
         # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
         choice, temperature = self._choice, sampling.temperature
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
-        calibrated = self._calibration.sigmas_at(temperature, 1 + self._block.max_masks)
+        calibrated = self._calibration.sigmas_at(temperature, 1 + block.max_masks)
         sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
         beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
-        parts = self._forward, beginning, self.info, self._block, coupling, sigmas, limits, context, max_children
+        parts = self._forward, beginning, self.info, block, coupling, sigmas, limits, context, max_children
         return BlockLmSequence(*parts, self._transition, self._heads)
 
     def warm_up(self) -> None:

@@ -10,10 +10,11 @@ What a node's probability then says holds behind these tokens alone: the tree is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+from coppice.denoising import Denoising
 from coppice.tree_limits import Children
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block_checkpoint import load_block_calibration
@@ -31,7 +32,9 @@ def load(config: DrafterConfig) -> BlockLm:
     """
     calibration = load_block_calibration(config.model, KIND)
     block = config.diffusion_block or calibration.block
-    return load_block_lm(config, KIND, calibration, partial(Diffusion, steps=config.diffusion_steps, block=block))
+    steps, max_steps = config.diffusion_steps, config.diffusion_max_steps
+    make = partial(Diffusion, steps=steps, block=block, max_steps=max_steps)
+    return load_block_lm(config, KIND, calibration, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Diffusion:
     mask_ids: tuple[int, ...]
     steps: int = 1
     block: int = 8
+    # What a request may ask for.
+    max_steps: int = 8
 
     @property
     def max_masks(self) -> int:
@@ -69,6 +74,11 @@ class Diffusion:
             seen = look(block)
             found = [seen[i] if i in masked or i == num_masks else found[i] for i in range(num_masks + 1)]
         return found
+
+    def as_asked(self, denoising: Denoising) -> Diffusion:
+        """With the request's steps, up to `max_steps`, and its tokens of a block; 0 leaves what is here."""
+        steps = min(denoising.steps, self.max_steps) or self.steps
+        return replace(self, steps=steps, block=denoising.block_tokens or self.block)
 
 
 def _confidence(children: Children) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from coppice.denoising import Denoising
 from coppice.tree_limits import Children
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block_checkpoint import load_block_calibration
@@ -53,3 +54,7 @@ class SemiAr:
     def predict(self, look: Look, num_masks: int) -> list[Children]:
         """The children at each depth."""
         return look(self.mask_ids[:num_masks])
+
+    def as_asked(self, denoising: Denoising) -> SemiAr:
+        """As it is: nothing is denoised."""
+        return self

@@ -13,7 +13,7 @@ from coppice.sampling import SamplingParams
 from coppice.tokenizer import fingerprint
 from coppice.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
-from coppice.v1 import drafter_pb2_grpc
+from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.wire import sampling_to_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
@@ -204,6 +204,18 @@ async def test_an_opening_that_cannot_be_taken_ends_that_sequence_alone(
     assert message.startswith(f"{field}: ")
     await peer.commit(1, 5, 6)
     await peer.tree(1, 6)
+
+
+async def test_an_opening_with_more_denoising_than_there_is_ends_that_sequence_alone(peer: Peer) -> None:
+    await peer.send(
+        2, open=pb.OpenDraft(prompt_token_ids=PROMPT, max_nodes=4, denoising=sampling_pb2.Denoising(steps=65))
+    )
+    assert await peer.error(2) == ("INVALID_ARGUMENT", "speculation.denoising.steps: must be in [0, 64], got 65")
+    # Who denoises nothing ignores it.
+    await peer.send(
+        1, open=pb.OpenDraft(prompt_token_ids=PROMPT, max_nodes=4, denoising=sampling_pb2.Denoising(steps=9))
+    )
+    await peer.tree(1, len(PROMPT))
 
 
 @pytest.mark.parametrize(

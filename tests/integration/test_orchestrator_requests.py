@@ -90,6 +90,8 @@ WRONG: list[tuple[str, Request]] = [
     ("speculation.mode", drafted(mode=77)),
     ("speculation.exactness", drafted(exactness=77)),
     ("speculation.acceptance", drafted(acceptance=77)),
+    ("speculation.denoising.steps", drafted(denoising=sampling_pb2.Denoising(steps=65))),
+    ("speculation.denoising.block_tokens", drafted(denoising=sampling_pb2.Denoising(block_tokens=65))),
     ("request_id", Request(prompt="x", request_id="é" * 65)),
     ("cache_salt", Request(prompt="x", cache_salt="é" * 65)),
 ]
@@ -122,6 +124,17 @@ async def test_what_is_not_offered_is_unimplemented(client: Client) -> None:
     assert list((await client.model_info()).acceptance_rules) == [follow]
     completion = await client.generate("x", Options(max_tokens=4, seed=1, acceptance="sample-and-follow"))
     assert list(completion.token_ids) == plain(babble, b"x", 4, seed=1)
+
+
+async def test_drafters_are_told_how_a_request_wants_blocks_denoised(start_fakes: StartFakes) -> None:
+    drafter = FakeDrafter(propose=perfect(depth=2))
+    async with start_fakes(FakeVerifier(), drafter) as (client, _):
+        await client.generate("x", Options(max_tokens=4, denoising_steps=3))
+        await client.generate("x", Options(max_tokens=4, denoising_steps=2, block_tokens=5))
+        await client.generate("x", Options(max_tokens=4))
+    asked = [(opened.denoising.steps, opened.denoising.block_tokens) for opened in drafter.opened]
+    assert asked == [(3, 0), (2, 5), (0, 0)]
+    assert not drafter.opened[-1].HasField("denoising")
 
 
 def test_a_rule_that_there_is_none_of_is_refused_before_anything_is_sent() -> None:

@@ -25,6 +25,7 @@ from coppice.cli.bench.options import (
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
+from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.openmp import set_spin_count
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
@@ -154,8 +155,8 @@ def ablation(
         raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {form!r}")
     tried = (
         numbers(masks or "2,4", "--masks"),
-        numbers(gammas or "4,8", "--gammas"),
-        numbers(denoising_steps or "1,2", "--denoising-steps"),
+        numbers(gammas or "4,8", "--gammas", MAX_BLOCK_TOKENS),
+        numbers(denoising_steps or "1,2", "--denoising-steps", MAX_DENOISING_STEPS),
         numbers(ahead_steps or "4,16,64", "--ahead-steps"),
         numbers(contexts or "128,512,2048", "--contexts"),
     )

@@ -57,14 +57,19 @@ def require_checkpoint(directory: Path, option: str) -> None:
         raise typer.BadParameter(f"{option}: no checkpoint in {directory}")
 
 
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    """Positive numbers with commas between, each once; raises typer.BadParameter where one is something else."""
+def numbers(text: str, option: str, most: int | None = None) -> tuple[int, ...]:
+    """Positive numbers with commas between, each once; raises typer.BadParameter where one is something else.
+
+    None may be above `most`, where there is such a limit.
+    """
     try:
         values = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
     except ValueError:
         values = (0,)
     if any(number < 1 for number in values):
         raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
+    if most is not None and max(values, default=0) > most:
+        raise typer.BadParameter(f"{option}: at most {most}, got {text!r}")
     return values
 
 

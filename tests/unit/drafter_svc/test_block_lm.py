@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.half_tables import floats, halves
 from coppice.marginal_tree import marginal_tree
 from coppice.noise import gumbel
@@ -58,7 +59,7 @@ class CountingForward(LlamaForward):
 def make_drafter(model: LlamaForCausalLM, kind: str, route: type = LlamaForward, **parts: object) -> BlockLm:
     info = DrafterInfo(kind.split()[0], "test", "", VOCAB, model.config.max_position_embeddings)
     calibration = BlockCalibration(len(MASKS), 6, SIGMAS)
-    return BlockLm(route(model), info, calibration, KINDS[kind], TreeLimits(20), **parts)
+    return BlockLm(route(model), info, calibration, **{"block": KINDS[kind], "limits": TreeLimits(20), **parts})
 
 
 @torch.inference_mode()
@@ -259,6 +260,38 @@ def test_the_surest_tokens_are_unmasked_first_and_keep_what_they_were_chosen_fro
     # Of the four tokens the last has no row. Depths count from 0 here.
     assert blocks == [[99, 99, 99], [99, 99, 12], [20, 99, 12]]
     assert [children.token_ids[0] for children in found] == [20, 31, 12, 33]
+
+
+@pytest.mark.parametrize(("steps", "block"), [(3, 6), (0, 4), (2, 0), (5, 9)])
+def test_a_request_says_how_its_blocks_are_denoised(llama: LlamaForCausalLM, steps: int, block: int) -> None:
+    """As a drafter of that setting would do it; other requests are none the wiser."""
+    sampling = SamplingParams(temperature=0.7, seed=3)
+    served = make_drafter(llama, "diffusion", CountingForward)
+    asked = served.open_denoising(PROMPT, sampling, Denoising(steps, block))
+    kind = Diffusion(MASKS[:1], steps=steps or 1, block=block or 6)
+    as_set = make_drafter(llama, "diffusion", block=kind).open(PROMPT, sampling)
+    usual, other = served.open(PROMPT, sampling), make_drafter(llama, "diffusion").open(PROMPT, sampling)
+    for tokens in ([], [1, 2]):
+        for sequence in (asked, as_set, usual, other):
+            sequence.extend(tokens)
+        del served._forward.passes[:]
+        assert_same(asked.draft(20), as_set.draft(20))
+        assert len(served._forward.passes) == (steps or 1)
+        assert_same(usual.draft(20), other.draft(20))
+
+
+def test_a_request_gets_no_more_steps_than_the_drafter_lets_it() -> None:
+    kind = Diffusion(MASKS[:1], steps=2, block=6, max_steps=4)
+    assert kind.as_asked(Denoising(steps=9)) == Diffusion(MASKS[:1], steps=4, block=6, max_steps=4)
+    assert kind.as_asked(Denoising(block_tokens=3)).steps == 2
+    # The operator's own setting is no request.
+    assert Diffusion(MASKS[:1], steps=9, max_steps=4).as_asked(LEFT_TO_DRAFTER).steps == 9
+
+
+def test_what_denoises_nothing_drafts_as_ever(llama: LlamaForCausalLM) -> None:
+    drafter = make_drafter(llama, "semi-ar")
+    asked = drafter.open_denoising(PROMPT, SamplingParams(), Denoising(steps=3, block_tokens=2))
+    assert_same(asked.draft(20), drafter.open(PROMPT, SamplingParams()).draft(20))
 
 
 def test_warm_up_reaches_the_end(llama: LlamaForCausalLM) -> None:

@@ -40,6 +40,7 @@ def test_every_variable_is_read() -> None:
         "SEMI_AR_MASKS": "4",
         "DIFFUSION_STEPS": "2",
         "DIFFUSION_BLOCK": "6",
+        "DIFFUSION_MAX_STEPS": "12",
     }
     config = DrafterConfig.from_env(env)
     assert config == DrafterConfig(
@@ -62,6 +63,7 @@ def test_every_variable_is_read() -> None:
         semi_ar_masks=4,
         diffusion_steps=2,
         diffusion_block=6,
+        diffusion_max_steps=12,
     )
     assert config.host == "0.0.0.0"
 
@@ -92,6 +94,7 @@ def test_every_variable_is_read() -> None:
         ("ONLINE_CALIBRATION", "no"),
         ("SEMI_AR_MASKS", "65"),
         ("DIFFUSION_BLOCK", "65"),
+        ("DIFFUSION_MAX_STEPS", "0"),
         ("DRAFT_MIN_GAIN", "2"),
         ("PREFIX_MIB", "-1"),
         ("PREFIX_MIB", "1048577"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from coppice.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.errors import InvalidRequestError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
@@ -113,3 +114,26 @@ def test_a_closed_session_prepares_nothing() -> None:
     session.closed = True
     session.prepare()
     assert drafter.sequences[0].num_prepared == 1
+
+
+class ToldDrafter(CountingDrafter):
+    """Notes how it is to denoise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Denoising] = []
+
+    def open_denoising(
+        self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
+    ) -> CountingSequence:
+        self.told.append(denoising)
+        return self.open(prompt, sampling, cache_salt)
+
+
+def test_a_drafter_that_denoises_is_told_how_a_request_wants_it() -> None:
+    drafter = ToldDrafter()
+    for denoising in (LEFT_TO_DRAFTER, Denoising(steps=2), Denoising(block_tokens=3)):
+        opening = Opening((1, 2), SamplingParams(), 4, denoising=denoising)
+        assert Session(drafter, opening, AcceptanceMap()).advance() is not None
+    assert drafter.told == [Denoising(steps=2), Denoising(block_tokens=3)]
+    assert len(drafter.sequences) == 3

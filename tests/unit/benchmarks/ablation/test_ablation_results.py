@@ -12,6 +12,7 @@ from benchmarks.ablation.rows import differing_offs, mismatches, rows
 from benchmarks.ablation.services import front_of
 from benchmarks.ablation.variants import Grids, make_groups
 from coppice.cli.topology import DrafterSpec
+from coppice.denoising import Denoising
 from tests.unit.benchmarks.ablation.made_up import DIFFUSION, SEMI_AR, SMALL_LM, measured, observed
 
 
@@ -37,7 +38,8 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
     assert [one.name for one in by_name["ahead"].variants] == ["small-lm ahead=8", "small-lm ahead=32"]
     settings = {name: [dict(one.drafters[0].settings) for one in group.variants] for name, group in by_name.items()}
     assert settings["masks"] == [{"SEMI_AR_MASKS": "2"}, {"SEMI_AR_MASKS": "4"}]
-    assert settings["gamma"] == [{"DIFFUSION_BLOCK": "4", "DIFFUSION_STEPS": steps} for steps in ("1", "3")]
+    assert [one.denoising for one in by_name["gamma"].variants] == [Denoising(1, 4), Denoising(3, 4)]
+    assert len({one.drafters for one in by_name["gamma"].variants}) == 1
     assert [one.name for one in by_name["context"].variants] == [
         f"{kind} context=64" for kind in ("small-lm", "semi-ar", "diffusion")
     ]

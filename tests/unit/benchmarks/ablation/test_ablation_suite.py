@@ -167,8 +167,18 @@ def test_a_changed_token_is_exit_code_1(
         ("--parts", "sources,shapes"),
         ("--parts", "masks"),
         ("--denoising-steps", "0"),
+        ("--gammas", "4,65"),
     ],
-    ids=["two of a kind", "no number", "no temperature", "no rounds", "no part", "nothing to compare", "no steps"],
+    ids=[
+        "two of a kind",
+        "no number",
+        "no temperature",
+        "no rounds",
+        "no part",
+        "nothing to compare",
+        "no steps",
+        "a long block",
+    ],
 )
 def test_a_wrong_option_is_named(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
