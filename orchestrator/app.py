@@ -95,7 +95,7 @@ async def running(
             stack.push_async_callback(verifiers.affinity.close)
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
-        planner = _planner(config, max_nodes)
+        planner = _planner(config, max_nodes, verifiers)
         knowledge = _knowledge(config, realm, verifiers, drafters, planner)
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
@@ -178,16 +178,16 @@ def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authent
     return Authentication(tokens, open_reflection=config.open_reflection)
 
 
-def _planner(config: Config, max_nodes: int) -> Planner:
-    linger_us, verifiers = round(config.linger_ms * 1000), config.verifier_addresses
+def _planner(config: Config, max_nodes: int, verifiers: VerifierPool) -> Planner:
+    linger_us, addresses = round(config.linger_ms * 1000), config.verifier_addresses
     if config.is_synchronous:
         # What pays is not asked: every round has its draft, and waits for it.
         return FixedPlanner(max_nodes, round(config.synchronous_wait_s * 1e6))
     if config.planner == "fixed":
         return FixedPlanner(max_nodes, linger_us)
-    if len(verifiers) == 1:
+    if len(addresses) == 1:
         return AdaptivePlanner(max_nodes, linger_us)
-    return FleetPlanner(verifiers, max_nodes, linger_us)
+    return FleetPlanner(addresses, max_nodes, linger_us, is_usable=verifiers.is_usable)
 
 
 def _watch(timeline: Timeline, verifiers: VerifierPool, drafters: DrafterPool) -> None:

@@ -97,6 +97,8 @@ class Drafting:
         self._in_time = False
         self.ahead = AheadDrafting()
         self._told_linger_us = 0
+        # Most nodes of a round, as the verifier was told last; 0 before it was.
+        self._budget = 0
         # The round's plan, and whether and when drafters were asked for it, and whether for the one before.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
@@ -387,4 +389,7 @@ class Drafting:
         linger_us = self._plan.linger_us
         changed = linger_us if linger_us != self._told_linger_us else None
         self._told_linger_us = linger_us
-        self._send(self._transcript.length, tree, self._plan.max_nodes, changed)
+        # What is left over for a round that asks for nothing is verified as far as the last plan went: a budget of 0
+        # would leave that to the verifier.
+        self._budget = self._plan.max_nodes or self._budget
+        self._send(self._transcript.length, tree, self._budget, changed)

@@ -9,11 +9,14 @@ Both happen in callbacks of the streams' readers: there is no task and no queue 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from coppice.errors import CoppiceError, UnavailableError
+from coppice.logs import of_request
+from coppice.tree import TokenTree
 from coppice.v1 import sampling_pb2
 from orchestrator.drafting import Drafting
 from orchestrator.output import Delta, Output
@@ -27,6 +30,8 @@ from orchestrator.verifier_pool import VerifierPool
 
 if TYPE_CHECKING:
     from orchestrator.request_trace import OutputTrace
+
+logger = logging.getLogger(__name__)
 
 # A sequence that takes the verifier down each time it is opened must not go on for ever.
 MAX_OPENINGS_WITHOUT_OUTCOME = 4
@@ -56,6 +61,7 @@ class Generation:
         self._place: Place | None = None
         self._wake = wake
         self._openings = 0
+        self._refusals = 0
         self.finish: Finish | None = None
         self.error: CoppiceError | None = None
         self.statistics = Statistics(ahead=drafting.ahead.counts)
@@ -115,8 +121,7 @@ class Generation:
 
     def opening(self) -> Opening | None:
         """The sequence as it is now; None when it needs no more passes or has failed too often."""
-        if (finish := self._local_finish()) is not None:
-            self._end(finish)
+        if self.finish_if_complete():
             return None
         self._openings += 1
         if self._openings > MAX_OPENINGS_WITHOUT_OUTCOME:
@@ -140,6 +145,19 @@ class Generation:
             max_redraft_nodes=self._drafting.max_redraft_nodes,
         )
 
+    def finish_if_complete(self) -> bool:
+        """End the output where the tokens that are here already reach its end; whether they do."""
+        finish = self._local_finish()
+        if finish is not None:
+            self._end(finish)
+        return finish is not None
+
+    def refused(self) -> int:
+        """A verifier has no room, which is no loss of one; returns how many have said so since the last outcome."""
+        self._openings -= 1
+        self._refusals += 1
+        return self._refusals
+
     def on_opened(self, place: Place) -> None:
         """Drafts may be sent from here on."""
         self._place = place
@@ -161,7 +179,7 @@ class Generation:
             )
         if self._request.top_log_probs is not None and len(outcome.log_probs) != len(outcome.token_ids):
             raise CoppiceError("the verifier sent no log-probabilities")
-        self._openings = 0
+        self._openings = self._refusals = 0
         self._transcript.append(outcome.token_ids)
         self._drafting.load = load
         ended = self._transcript.end() is not None
@@ -173,10 +191,16 @@ class Generation:
         self.statistics.record(outcome, sent)
         if not ended:
             self._drafting.round_passed(outcome)
-        # Last of all: nobody waits for what is learned.
-        self._drafting.learn(outcome, sent)
+        self._learn(outcome, sent)
         if self._trace is not None:
             self._trace.round_over(outcome)
+
+    def _learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
+        """Last of all, since nobody waits for what is learned; nor does an output end over it."""
+        try:
+            self._drafting.learn(outcome, sent)
+        except Exception:
+            logger.exception("nothing was learned from a round", extra=of_request(self.request_id))
 
     def on_finished(self, finish: Finish) -> None:
         """The verifier has ended the output."""

@@ -95,7 +95,9 @@ class Outputs:
             output.generation.fail(error)
 
     def _begin_waiting(self) -> None:
-        if self._waiting and self._outputs[0].generation.num_generated:
+        first = self._outputs[0].generation
+        # It may end without a token: a grammar may allow nothing but the empty text.
+        if self._waiting and (first.num_generated or first.finish is not None):
             waiting, self._waiting = self._waiting, []
             for output in waiting:
                 self._running.enter_context(output.generation)

@@ -120,6 +120,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         # As the client named it; one that is too long is refused, and one that is missing is made up.
         request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
         metadata = context.invocation_metadata()
+        max_context = self._verifiers.info.max_context_tokens
         with self.tally.request() as counted, RequestTrace(self._tracing, metadata, arrival_s) as trace:
             num_outputs = wanted_outputs(request, self._limits.max_outputs)
             tenant = calling_tenant(metadata)
@@ -128,7 +129,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight, only_reads)
             with (
                 self._tenancy.enter(tenant, num_outputs) as use,
-                self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request)) as ticket,
+                self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request, max_context)) as ticket,
             ):
                 valid = await validate(
                     request,

@@ -129,15 +129,19 @@ def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> 
     return wanted
 
 
-def certain_tokens(message: inference_pb2.GenerateRequest) -> int:
-    """How many tokens an output has at least, unless something goes wrong; of requests that are wrong, any number."""
+def certain_tokens(message: inference_pb2.GenerateRequest, max_context: int) -> int:
+    """How many tokens an output has at least, unless something goes wrong; of requests that are wrong, any number.
+
+    No more than the context of `max_context` tokens has room for, as far as that is known before the prompt is encoded.
+    """
     stopping = message.stopping
     may_stop = not stopping.ignore_eos or stopping.stop_strings or stopping.stop_token_ids
     if may_stop or message.sampling.HasField("grammar") or not stopping.HasField("max_tokens"):
         wanted = stopping.min_tokens
     else:
         wanted = stopping.max_tokens
-    return max(1, wanted - len(message.resume_token_ids))
+    room = max_context - max(1, len(message.token_ids.ids))
+    return max(1, min(wanted, room) - len(message.resume_token_ids))
 
 
 def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:

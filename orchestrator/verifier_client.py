@@ -76,6 +76,12 @@ class VerifierHandler(Protocol):
     def opening(self) -> Opening | None:
         """How to open the sequence as it is now; None when its output has ended already."""
 
+    def finish_if_complete(self) -> bool:
+        """End the output where the tokens that are here already reach its end; whether they do."""
+
+    def refused(self) -> int:
+        """A verifier has no room for it; returns how many have said so since the last outcome."""
+
     def on_opened(self, place: Place) -> None:
         """The sequence was sent to a verifier, which knows nothing else of it."""
 

@@ -73,6 +73,10 @@ class VerifierPool:
         """Verifiers that sequences can go to now."""
         return len(self._usable)
 
+    def is_usable(self, address: str) -> bool:
+        """Whether sequences can go to the verifier at this address now."""
+        return any(client.address == address for client in self._usable)
+
     @property
     def num_sequences(self) -> int:
         """Sequences that are open now, or wait for a verifier."""
@@ -124,9 +128,10 @@ class VerifierPool:
         Raises:
             UnavailableError: all verifiers have been away for too long.
         """
-        if self._lost:
+        if not self._lost:
+            self._place(handler)
+        elif not handler.finish_if_complete():
             raise UnavailableError("no verifier is connected")
-        self._place(handler)
 
     async def recall(self, token_ids: Sequence[int], cache_salt: str) -> None:
         """Before a sequence joins: find out where others sent its beginning, if that may matter and nobody knows here.
@@ -191,8 +196,8 @@ class VerifierPool:
         self._announce()
 
     def on_refused(self, handler: VerifierHandler, error: OverloadedError) -> None:
-        """Try another verifier, unless all of them are full."""
-        if all(client.is_full for client in self._usable):
+        """Try another verifier, unless all of them are full, or as many as there are have said so."""
+        if handler.refused() >= len(self._usable) or all(client.is_full for client in self._usable):
             handler.on_failed(error)
         else:
             self._place(handler)
@@ -212,7 +217,9 @@ class VerifierPool:
 
     def _place(self, handler: VerifierHandler) -> None:
         if not self._usable:
-            self._waiting[handler] = None
+            # What needs no more passes needs no verifier.
+            if not handler.finish_if_complete():
+                self._waiting[handler] = None
         elif (opening := handler.opening()) is not None:
             self._choose(opening).open(handler, opening)
 
@@ -226,7 +233,7 @@ class VerifierPool:
 
         def rank(client: VerifierClient) -> tuple[bool, bool, int, int]:
             candidate = client.candidate(self._prefixes[client].num_known(digests))
-            return client.is_draining, client.is_full, cost(candidate, num_blocks), self._turns[client]
+            return client.is_full, client.is_draining, cost(candidate, num_blocks), self._turns[client]
 
         best = min(self._usable, key=rank)
         self._prefixes[best].add(digests)

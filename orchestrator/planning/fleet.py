@@ -26,8 +26,10 @@ class FleetPlanner:
         linger_us: int,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        is_usable: Callable[[str], bool] = lambda address: True,
     ) -> None:
-        """`verifiers` are their addresses, no two alike."""
+        """`verifiers` are their addresses, no two alike; `is_usable` says whether requests can go to one now."""
+        self._is_usable = is_usable
         values, gains = ValueModel(), UsualGains()
         self.planners = {
             verifier: AdaptivePlanner(max_nodes, linger_us, seed + index, clock, values, gains)
@@ -36,7 +38,8 @@ class FleetPlanner:
 
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now; until it runs somewhere, the least busy verifier's."""
-        least_busy = min(self.planners.values(), key=lambda planner: planner.num_begun)
+        usable = [planner for address, planner in self.planners.items() if self._is_usable(address)]
+        least_busy = min(usable or self.planners.values(), key=lambda planner: planner.num_begun)
         return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
 
 

@@ -110,9 +110,12 @@ class AdaptiveRequest:
             return
         self._last_pass = self._alone_left = 0
         self._number = planner.begins(self._weight)
-        if was_newcomer:
+        if was_newcomer and planner.may_join():
             self._is_newcomer = True
             planner.joins()
+        elif was_newcomer:
+            # As many as this verifier's drafters can take begin to draft there already: its turn comes later.
+            self._is_drafting = False
 
     def plan(self, situation: Situation) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
@@ -146,6 +149,8 @@ class AdaptiveRequest:
         if situation.forced or nodes == 0:
             return planner.fixed.plan(situation)
         if not situation.has_drafter:
+            # A drafter that has dropped the request, or is gone, owes it nothing.
+            self.tree_arrived()
             fixed = planner.fixed.plan(situation)
             # The cache may have something.
             return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed

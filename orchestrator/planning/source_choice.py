@@ -86,10 +86,11 @@ class SourceChoice:
 
     def count(self, number: int, sources: Sequence[str], left_out: frozenset[str]) -> None:
         """A round of a request that had asked for drafts is over."""
+        shares = [self._source(name).share for name in sources]
         for name in sources:
             if name not in left_out:
                 self._asked[name] = self._asked.get(name, 0) + 1
-        if self._trial is None and any(self._source(name).share == 0 for name in sources):
+        if self._trial is None and 0 in shares:
             self._until_trial -= 1
             if self._until_trial <= 0:
                 self._begin_trial(number, sources)

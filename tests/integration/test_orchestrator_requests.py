@@ -10,6 +10,7 @@ import pytest
 from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1 import inference_pb2, sampling_pb2
+from orchestrator.validation import certain_tokens
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect
 from tests.toy_target import CONTEXT, EOS, VOCAB, babble, plain, script
@@ -108,6 +109,22 @@ async def test_a_wrong_request_is_told_which_field_is_wrong(
     assert caught.value.code == INVALID
     assert caught.value.fields == (field,)
     assert field in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("request_message", "tokens"),
+    [
+        (stopped(max_tokens=9, ignore_eos=True), 9),
+        (stopped(max_tokens=9), 1),
+        (stopped(min_tokens=7), 7),
+        # What ends with the context takes no longer than that.
+        (stopped(max_tokens=10**6, ignore_eos=True), CONTEXT - 1),
+        (Request(token_ids=ids(*[1] * 20), stopping=sampling_pb2.StoppingOptions(min_tokens=10**6)), CONTEXT - 20),
+        (Request(token_ids=ids(*[1] * CONTEXT)), 1),
+    ],
+)
+def test_an_output_has_at_least_what_was_asked_for_and_fits(request_message: Request, tokens: int) -> None:
+    assert certain_tokens(request_message, CONTEXT) == tokens
 
 
 async def test_an_unknown_source_is_told_which_are_connected(client: Client) -> None:

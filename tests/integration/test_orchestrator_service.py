@@ -16,6 +16,7 @@ from coppice.v1 import inference_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from orchestrator.drafting import BUDGETS_SENT
+from orchestrator.planning.request import AdaptiveRequest
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, serving, wrong
 from tests.toy_target import EOS, FINGERPRINT, VOCAB, babble, plain, script
@@ -365,3 +366,16 @@ async def test_without_a_verifier_the_start_fails() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 was not reached within 0\.3 s"):
         async with running(Config("127.0.0.1:1", connect_timeout_s=0.3)):
             pass
+
+
+async def test_what_cannot_be_learned_from_ends_no_output(
+    start_fakes: StartFakes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*parts: object, **named: object) -> None:
+        raise KeyError("source")
+
+    monkeypatch.setattr(AdaptiveRequest, "round_over", fail)
+    async with start_fakes(FakeVerifier(), FakeDrafter(propose=perfect(depth=2)), planner="adaptive") as (client, _):
+        completion = await client.generate("x", Options(max_tokens=9, seed=1))
+    assert list(completion.token_ids) == plain(babble, b"x", 9, 1)
+    assert "nothing was learned from a round" in caplog.text

@@ -170,6 +170,20 @@ async def test_a_verifier_without_room_is_passed_over(start_fakes: StartFakes) -
         assert orchestrator.verifiers.num_sequences == 0
 
 
+async def test_a_request_finds_the_one_verifier_that_has_room(start_fakes: StartFakes) -> None:
+    """However many have none: that is no loss of a verifier, of which few are borne."""
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    verifiers = [*(FakeVerifier(fails_with=exhausted) for _ in range(6)), FakeVerifier()]
+    async with start_fakes(verifiers) as (client, _):
+        completion = await client.generate(PROMPT, Options(max_tokens=9, seed=3))
+        assert list(completion.token_ids) == plain(babble, PROMPT, 9, 3)
+        verifiers[-1].fails_with = exhausted
+        with pytest.raises(RequestFailedError) as caught:
+            await client.generate(PROMPT, Options(max_tokens=9))
+        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.retry_after_s is not None
+
+
 async def test_the_policy_of_a_request_holds_wherever_it_runs(start_fakes: StartFakes) -> None:
     verifiers = [FakeVerifier(pass_s=0.01) for _ in range(2)]
     drafters = [FakeDrafter(kind=kind, propose=wrong(after=2, depth=6)) for kind in ("a", "a", "b")]

@@ -54,7 +54,7 @@ LIMITED = Tenant("stranger", has_token=True, max_tokens=100, max_priority=0)
 async def take(request: Request) -> None:
     """All that the public API looks at before anything is allocated for a request."""
     wanted_outputs(request, 16)
-    certain_tokens(request)
+    certain_tokens(request, CONTEXT)
     await validate(request, INFO, TOKENIZER, frozenset({"small-lm"}), ["small-lm"])
 
 

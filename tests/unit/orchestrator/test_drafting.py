@@ -17,6 +17,7 @@ from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import Statistics, verified_tree
 from orchestrator.transcript import Transcript
+from tests.unit.orchestrator.test_better_trees import connected
 
 VOCAB = 50
 
@@ -249,3 +250,27 @@ def test_a_round_of_the_targets_own_draft_is_counted_as_that() -> None:
     counts = statistics.sources["redraft"]
     assert (counts.proposed, counts.accepted) == (2, 1)
     assert statistics.origins[tree_pb2.DRAFT_ORIGIN_REDRAFT].accepted_tokens == 1
+
+
+async def test_what_is_left_over_for_a_round_without_drafts_is_verified_as_far_as_the_last_plan_went() -> None:
+    """A budget of 0 would leave that to the verifier."""
+
+    class Stops(FixedPlanner):
+        def plan(self, situation: Situation) -> RoundPlan:
+            return RoundPlan(self.max_nodes, self.linger_us)
+
+    planner, sent = Stops(4, linger_us=1000), []
+    transcript = Transcript([1, 2, 3], (), 200, 500, (), ())
+    drafting = Drafting((connected("a"),), planner, transcript, SamplingParams(), 4, False, VOCAB)
+    drafting.open()
+    drafting.opening_linger_us()
+    drafting.opened(lambda base, tree, budget, linger_us: sent.append((base, len(tree), budget)))
+    drafting.on_tree("a", 3, (), chain(range(10, 26), [-0.01] * 16))
+    planner.max_nodes = planner.linger_us = 0
+    transcript.append((10,))
+    drafting.round_done(outcome(3, (10,), 1, 4))
+    assert sent == [(3, 16, 4), (4, 15, 4)]
+    planner.max_nodes, planner.linger_us = 2, 1000
+    transcript.append((11,))
+    drafting.round_done(outcome(4, (11,), 1, 4))
+    assert sent[-1] == (5, 14, 2)

@@ -46,6 +46,10 @@ class Script:
             self.finish = Finish(1)  # type: ignore[arg-type]
         self._wake.set()
 
+    def end(self) -> None:
+        self.finish = Finish(1)  # type: ignore[arg-type]
+        self._wake.set()
+
     def fail(self, error: CoppiceError) -> None:
         self.error = error
         self._wake.set()
@@ -157,3 +161,17 @@ async def test_one_that_cannot_begin_frees_those_that_have() -> None:
         with pytest.raises(UnavailableError, match="no verifier"):
             await anext(outputs.messages())
     assert states(scripts) == ["freed", "freed", "new"]
+
+
+async def test_the_others_begin_where_the_first_ends_without_a_token() -> None:
+    """Its grammar allows nothing but the empty text; theirs, too."""
+    scripts, outputs = cast(2, first_alone=True)
+    with outputs:
+        messages = outputs.messages()
+        scripts[0].end()
+        assert await told(messages) == (0, [], True)
+        waits = asyncio.ensure_future(told(messages))
+        await asyncio.sleep(0)
+        assert scripts[1].state == "running"
+        scripts[1].end()
+        assert await waits == (1, [], True)

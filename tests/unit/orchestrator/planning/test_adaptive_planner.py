@@ -8,7 +8,9 @@ import math
 import pytest
 
 from coppice.tree import ROOT, TokenTree
-from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planner import Situation
+from orchestrator.planning.adaptive import NEWCOMERS, AdaptivePlanner
+from orchestrator.rounds import Outcome
 from simulator.policies import MAX_NODES, Policy
 from simulator.texts import Predictability
 from tests.unit.orchestrator.planning.endless_load import EndlessLoad
@@ -202,3 +204,15 @@ def test_a_node_that_is_not_worth_its_row_is_cut_and_the_others_are_kept() -> No
     likely, unlikely = math.log(0.95), math.log(0.05 * price)
     tree = TokenTree((1, 2, 3), (ROOT, 0, 0), (likely, likely, unlikely))
     assert request.select(tree).token_ids == (1, 2)
+
+
+def test_a_request_that_its_drafter_drops_keeps_nobody_from_drafting() -> None:
+    planner = AdaptivePlanner(15, 40_000)
+    for _ in range(2 * NEWCOMERS):
+        request = planner.follow(is_greedy=True)
+        assert request.plan(Situation(has_drafter=True)).max_nodes > 0
+        request.plan(Situation(has_drafter=False))
+        # Its prompt has been read.
+        request.round_over(Outcome(3, (1,), 0, 0, 0, 0, b"", 4, 1000, 0, 0), [], asked=False)
+    assert planner.num_newcomers == 0
+    assert planner.follow(is_greedy=True).plan(Situation(has_drafter=True)).max_nodes > 0

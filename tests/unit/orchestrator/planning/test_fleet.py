@@ -8,7 +8,7 @@ import pytest
 
 from coppice.tree import TokenTree, chain
 from orchestrator.planner import Situation
-from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.adaptive import NEWCOMERS, AdaptivePlanner
 from orchestrator.planning.fleet import FleetPlanner
 from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.rounds import Outcome
@@ -108,3 +108,28 @@ def test_nothing_is_left_of_requests_that_have_moved(moves: int) -> None:
     for one in planner.planners.values():
         assert counts(one) == (0, 0, 0, 0)
         assert one.weights.mean == 1.0
+
+
+def test_a_request_begins_with_a_verifier_that_it_can_go_to() -> None:
+    planner = FleetPlanner([NEAR, FAR], max_nodes=15, linger_us=40_000, is_usable=lambda address: address == FAR)
+    for _ in range(3):
+        planner.follow(is_greedy=True).plan(SITUATION)
+    assert [one.num_begun for one in planner.planners.values()] == [0, 3]
+    # Where there is none it begins with some.
+    away = FleetPlanner([NEAR, FAR], max_nodes=15, linger_us=40_000, is_usable=lambda address: False)
+    away.follow(is_greedy=True).plan(SITUATION)
+    assert sum(one.num_begun for one in away.planners.values()) == 1
+
+
+def test_no_more_requests_that_move_begin_to_draft_than_others_may() -> None:
+    planner = fleet(Clock())
+    far = planner.planners[FAR]
+    requests = [AdaptiveRequest(planner.planners[NEAR], True, 0, planner.planners) for _ in range(40)]
+    for request in requests:
+        request.plan(SITUATION)
+        request.runs_on(FAR)
+    assert far.num_begun == 40
+    assert 0 < far.num_newcomers <= NEWCOMERS
+    for request in requests:
+        request.close()
+    assert counts(far) == (0, 0, 0, 0)

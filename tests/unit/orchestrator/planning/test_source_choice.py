@@ -195,3 +195,14 @@ def test_what_a_source_adds_are_accepted_nodes_of_its_own_alone() -> None:
     assert [long.added_by(name, ("a", "b")) for name in ("a", "b")] == [2, 0]
     assert [short.added_by(name, ("a", "b")) for name in ("a", "b")] == [0, 1]
     assert Verified(None, (9,), 0).added_by("a", ("a", "b")) == 0
+
+
+def test_a_source_that_comes_while_another_is_dropped_is_known_from_its_first_round() -> None:
+    """Plans of a trial of all ask nobody which sources to leave out."""
+    choice = SourceChoice(0)
+    choice.left_out(1, ("a", "b"))
+    choice._sources["a"].share = 0.0
+    choice._until_trial = 100
+    choice.count(1, ("a", "new"), NONE_LEFT_OUT)
+    choice.pass_over(PassRecord(1, 1, 1, 1, 3, 0.001, 0.001), 1)
+    assert choice.left_out(2, ("a", "new")) == {"a"}
