@@ -82,8 +82,9 @@ class DrafterConfig:
     online_calibration: str = ON
     # Of a semi-ar drafter: most masks of a block, of those that it was trained with; 0 takes all.
     semi_ar_masks: int = 0
-    # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with.
-    diffusion_steps: int = 1
+    # Of a diffusion drafter: passes over the block, and tokens of the block; 0 takes those that it was trained with, up
+    # to 4. Two passes over 4 tokens were as quick as any, and had 9 to 23 % more accepted than one.
+    diffusion_steps: int = 2
     diffusion_block: int = 0
     # Most passes that a request may ask for; more count as that.
     diffusion_max_steps: int = 8

@@ -21,6 +21,8 @@ from drafter_svc.drafters.block_checkpoint import load_block_calibration
 from drafter_svc.drafters.block_lm import BlockLm, Look, load_block_lm
 
 KIND = "diffusion"
+# Tokens of a block that pay for their rows, by measurement; what is trained on longer ones fills shorter ones as well.
+USUAL_BLOCK = 4
 
 
 def load(config: DrafterConfig) -> BlockLm:
@@ -31,7 +33,7 @@ def load(config: DrafterConfig) -> BlockLm:
         OSError, ValueError: the checkpoint cannot be read.
     """
     calibration = load_block_calibration(config.model, KIND)
-    block = config.diffusion_block or calibration.block
+    block = config.diffusion_block or min(calibration.block, USUAL_BLOCK)
     steps, max_steps = config.diffusion_steps, config.diffusion_max_steps
     make = partial(Diffusion, steps=steps, block=block, max_steps=max_steps)
     return load_block_lm(config, KIND, calibration, make)
