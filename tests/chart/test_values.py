@@ -76,6 +76,7 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"orchestrator": {"replicas": 0}}, "replicas"),
         ({"orchestrator": {"config": {"MAX_NODE": 4}}}, "MAX_NODE"),
         ({"orchestrator": {"config": {"VERIFIER_ADDRESS": "a:1"}}}, "VERIFIER_ADDRESS"),
+        ({"orchestrator": {"autoscaling": {"triggers": [{"type": "cpu", "metadata": {}}]}}}, "triggers"),
         ({"verifier": {"config": {"GRACE_S": 1.5}}}, "GRACE_S"),
         ({"verifier": {"config": {"MODEL": "org/model-on-a-hub"}}}, "MODEL"),
         ({"verifier": {"weights": {"persistentVolumeClaim": {}, "image": {}}}}, "weights"),
