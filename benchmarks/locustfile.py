@@ -1,7 +1,7 @@
 """Load for those who prefer Locust: its users wait for their answers, as many at once as it is told.
 
-    pip install 'coppice[load]'
-    locust -f benchmarks/locustfile.py --headless -u 16 -r 4 -t 60s --host 127.0.0.1:50050
+    .venv/bin/python -m pip install -e '.[load]'
+    .venv/bin/locust -f benchmarks/locustfile.py --headless -u 16 -r 4 -t 60s --host 127.0.0.1:50050
 
 COPPICE_TOKEN is the token of a server that asks for one, COPPICE_TLS_CA the CA of one that speaks TLS.
 

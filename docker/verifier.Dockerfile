@@ -1,4 +1,4 @@
-# The verifier with the bundled target.
+# The verifier with the bundled target, its adapter and its head.
 #   docker build -f docker/verifier.Dockerfile -t coppice/verifier:0.1.0 .
 #   docker build -f docker/verifier.Dockerfile --target cuda --build-arg TORCH_BACKEND=cu130 \
 #     -t coppice/verifier:0.1.0-cuda .
@@ -31,6 +31,7 @@ FROM ${PYTHON_IMAGE} AS serve
 COPY --from=build /opt/coppice /opt/coppice
 COPY models/target /models/target
 COPY models/space /models/space
+COPY models/early-head /models/early-head
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
 # Weights come from a directory, never from a hub. What torch and Triton compile goes where it may be written.
 ENV PATH=/opt/coppice/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \

@@ -44,12 +44,18 @@ print(json.dumps({
     "writes": [path for path in ("/x", "/opt/coppice/x", "/models/x", "/etc/x", "/tmp/x") if writes(path)],
     "compilers": [name for name in ("cc", "gcc", "g++", "clang", "make") if shutil.which(name)],
     "packages": [name for name in ("pip", "torch", "transformers", "numba", "redis") if importlib.util.find_spec(name)],
+    "models": sorted(path.name for path in pathlib.Path("/models").glob("*")),
 }))
 """
 PACKAGES = {
     "orchestrator": ["redis"],
     "verifier": ["torch", "transformers", "numba"],
     "drafter": ["torch", "transformers", "numba"],
+}
+MODELS = {
+    "orchestrator": [],
+    "verifier": ["early-head", "space", "target"],
+    "drafter": ["diffusion", "semi-ar", "small-lm"],
 }
 
 
@@ -143,10 +149,17 @@ class Engine:
 def look_at(engine: Engine, service: str) -> None:
     """Check who an image runs as, what it can write, and what it does not contain."""
     found = json.loads(engine.output(service, "python", "-c", LOOK))
-    wanted = {"uid": 65532, "writes": ["/tmp/x"], "compilers": [], "packages": PACKAGES[service]}
+    wanted = {
+        "uid": 65532,
+        "writes": ["/tmp/x"],
+        "compilers": [],
+        "packages": PACKAGES[service],
+        "models": MODELS[service],
+    }
     if found != wanted:
         fail(f"{service} has {found} instead of {wanted}")
     say(f"{service}: user 65532, writes to /tmp alone, no compiler, no pip, of the large packages {found['packages']}")
+    say(f"{service}: the models {found['models']}")
 
 
 def complete(engine: Engine, address: str, speculation: str, temperature: float) -> dict[str, Any]:

@@ -93,7 +93,10 @@ def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
 
 def _refuse_unable(config: VerifierConfig) -> None:
     if not is_accelerate_available():
-        raise IncompatibleError("TENSOR_PARALLEL needs the package accelerate: pip install 'coppice[parallel]'")
+        raise IncompatibleError(
+            "TENSOR_PARALLEL needs the package accelerate; in the checkout: "
+            ".venv/bin/python -m pip install -e '.[parallel]'"
+        )
     if _uses_cuda(config):
         if torch.cuda.device_count() < config.tensor_parallel:
             raise IncompatibleError(

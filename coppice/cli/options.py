@@ -19,7 +19,8 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="KIND[=PATH_OR_HUB_ID]",
-        help="A drafter; repeatable. `none` for the prefix cache alone. Default: small-lm, the bundled one.",
+        help="A drafter; repeatable. `none`: no drafter but the prefix cache; the bundled target then drafts for "
+        "itself, with models/space. Default: small-lm, the bundled one.",
     ),
 ]
 Space = Annotated[

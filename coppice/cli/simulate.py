@@ -174,7 +174,11 @@ def _with_progress(rows: Iterator[dict[str, Any]], count: int) -> list[dict[str,
 
 
 def _write(report: dict[str, Any], path: Path, *, says: bool) -> None:
+    from benchmarks.environment import describe_machine, describe_run
+
+    # What is printed is the same each time; where it was computed is for the file.
+    document = {**report, **describe_run(describe_machine())}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if says:
         typer.echo(f"wrote {path}")

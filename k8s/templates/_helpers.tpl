@@ -1,4 +1,4 @@
-{{/* Names and labels, and how settings become environment variables; nothing else. */}}
+{{/* Names and labels, what a drafter has, and how settings become environment variables; nothing else. */}}
 
 {{/* Short, since a StatefulSet's name has to leave room for a hash in a label of 63 characters. */}}
 {{- define "coppice.fullname" -}}
@@ -32,6 +32,20 @@ helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- else -}}
 {{ $image.repository }}:{{ default $root.Chart.AppVersion $image.tag }}
 {{- end }}
+{{- end }}
+
+{{/* What a drafter has, as JSON: (list . entry-of-drafters). Its own settings go over the defaults', key by key; but
+     what belongs together it has whole, or an entry could not do without a default volume, node or GPU. */}}
+{{- define "coppice.drafter" -}}
+{{- $root := index . 0 -}}
+{{- $entry := index . 1 -}}
+{{- $drafter := mergeOverwrite (deepCopy $root.Values.drafterDefaults) (deepCopy $entry) -}}
+{{- range tuple "weights" "nodeSelector" "affinity" "resources" -}}
+{{- if hasKey $entry . -}}
+{{- $_ := set $drafter . (get $entry .) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $drafter -}}
 {{- end }}
 
 {{/* `config` as environment variables. JSON writes large numbers out; plain printing would have 1e+06. */}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_an_image_has_its_own_service_s_code_and_no_other_s(service: str) -> Non
     for source in from_context:
         assert source.partition("/")[0] in allowed
         assert (ROOT / source).exists()
+
+
+def test_the_images_of_back_ends_have_every_bundled_model_between_them() -> None:
+    bundled = {path.parent.name for path in (ROOT / "models").glob("*/recipe.json")} - {"tokenizer"}
+    copied = {
+        service: {line.removeprefix("COPY ") for line in stages(service)["final"] if line.startswith("COPY models/")}
+        for service in PACKAGES
+    }
+    assert not copied["orchestrator"]
+    assert not copied["verifier"] & copied["drafter"]
+    # By the same names as here: layers alone name the model beside them whose embeddings they use.
+    assert copied["verifier"] | copied["drafter"] == {f"models/{name} /models/{name}" for name in bundled}
+    # `make images` looks for the same ones in what was built.
+    looked_for = runpy.run_path(str(ROOT / "scripts" / "try_images.py"))["MODELS"]
+    assert looked_for == {service: sorted(line.rpartition("/")[2] for line in copied[service]) for service in PACKAGES}
 
 
 def locked(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -119,8 +120,30 @@ def test_metrics_are_for_those_who_are_named(profile: str) -> None:
         for peer in rule["from"]
     ]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    # One policy of each service: the orchestrator's, the verifier's, and two drafters'.
-    assert allowed == ([monitoring] * 4 if profile == "everything" else [])
+    # One policy of each service: the orchestrator's, the verifier's, and each drafter's.
+    assert allowed == [monitoring] * {"everything": 4, "keda": 3}.get(profile, 0)
+
+
+def test_the_prometheus_that_keda_asks_may_read_metrics() -> None:
+    manifests = rendered("keda")
+    addresses = {
+        urlsplit(trigger["metadata"]["serverAddress"]).hostname or ""
+        for scaled in of_kind(manifests, "ScaledObject")
+        for trigger in scaled["spec"]["triggers"]
+    }
+    namespaces = {address.split(".")[1] for address in addresses}
+    readers = {
+        policy["metadata"]["name"]: {
+            peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            for rule in policy["spec"]["ingress"]
+            if 9100 in [port["port"] for port in rule["ports"]]
+            for peer in rule["from"]
+        }
+        for policy in of_kind(manifests, "NetworkPolicy")
+        if policy["metadata"]["name"] in {"demo-orchestrator", "demo-verifier", "demo-drafter-small-lm"}
+    }
+    assert len(namespaces) == 1
+    assert list(readers.values()) == [namespaces] * 3
 
 
 def test_policies_can_be_left_to_others() -> None:

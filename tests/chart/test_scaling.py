@@ -39,6 +39,24 @@ def test_keda_scales_back_ends_apart_from_each_other_and_by_their_own_metrics() 
     assert not queries["verifier"] & queries["drafter"]
 
 
+def test_each_query_asks_for_one_release_by_the_service_that_is_scraped() -> None:
+    services = {name_of(one): component(one) for one in of_kind(rendered("keda"), "Service")}
+    queries = [
+        trigger["metadata"]["query"]
+        for one in scaled("keda", "ScaledObject").values()
+        for trigger in one["spec"]["triggers"]
+    ]
+    assert queries
+    for query in queries:
+        selectors = re.findall(r"coppice_\w+(?:\{([^}]*)\})?", query)
+        assert selectors
+        for selector in selectors:
+            labels = dict(re.findall(r'(\w+)="([^"]+)"', selector))
+            # Every metric that is asked for is a verifier's; the release that is rendered here has the file's name.
+            assert services.get(labels.get("service", "")) == "verifier", query
+            assert labels.get("namespace"), query
+
+
 def test_the_late_drafts_that_are_asked_for_are_counted_so() -> None:
     source = (Path(__file__).resolve().parents[2] / "verifier_svc" / "metrics.py").read_text()
     assert '"late": drafts.late' in source

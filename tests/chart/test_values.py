@@ -14,7 +14,18 @@ from coppice.logs import read_settings
 from coppice.tracing import open_tracing
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config
-from tests.chart.rendering import CHART, PROFILES, environment, helm, render, rendered, services_of_ours, values_of
+from tests.chart.rendering import (
+    CHART,
+    PROFILES,
+    component,
+    environment,
+    helm,
+    of_kind,
+    render,
+    rendered,
+    services_of_ours,
+    values_of,
+)
 from verifier_svc.config import VerifierConfig
 
 # Set by the templates, which know addresses and ports; Secrets hold the last two.
@@ -65,6 +76,7 @@ def test_helm_finds_nothing_to_complain_about(profile: str) -> None:
         ({"orchestrator": {"replicas": 0}}, "replicas"),
         ({"orchestrator": {"config": {"MAX_NODE": 4}}}, "MAX_NODE"),
         ({"orchestrator": {"config": {"VERIFIER_ADDRESS": "a:1"}}}, "VERIFIER_ADDRESS"),
+        ({"orchestrator": {"autoscaling": {"triggers": [{"type": "cpu", "metadata": {}}]}}}, "triggers"),
         ({"verifier": {"config": {"GRACE_S": 1.5}}}, "GRACE_S"),
         ({"verifier": {"config": {"MODEL": "org/model-on-a-hub"}}}, "MODEL"),
         ({"verifier": {"weights": {"persistentVolumeClaim": {}, "image": {}}}}, "weights"),
@@ -172,6 +184,71 @@ def test_large_numbers_are_written_out() -> None:
     [orchestrator] = [one for one in services_of_ours(rendered("everything")) if service_of(one) == "orchestrator"]
     assert environment(orchestrator)["MAX_QUEUED"] == "10000000"
     assert environment(orchestrator)["CACHE_DRAFTER"] == "true"
+
+
+ON_A_GPU: dict[str, Any] = {
+    "config": {"DEVICE": "cuda"},
+    "weights": {"persistentVolumeClaim": {"claimName": "drafter-weights"}},
+    "resources": {"requests": {"cpu": "2", "nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 1}},
+    "nodeSelector": {"nvidia.com/gpu.present": "true"},
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "autoscaling": {"enabled": True, "maxReplicas": 3},
+}
+
+
+def test_a_drafter_can_do_without_the_volume_the_node_and_the_gpu_of_the_others() -> None:
+    own = {
+        "weights": {"emptyDir": {}},
+        "resources": {"requests": {"cpu": "1"}},
+        "nodeSelector": {"example.com/cpu": "large"},
+        "affinity": {},
+    }
+    nothing: dict[str, Any] = {name: {} for name in own}
+    drafters = [
+        {"name": "as-all", "kind": "small-lm", "config": {}},
+        {"name": "other", "kind": "small-lm", "config": {"DEVICE": "cpu"}, **own},
+        {"name": "bare", "kind": "small-lm", "config": {}, **nothing},
+    ]
+    manifests = render({"drafterDefaults": ON_A_GPU, "drafters": drafters})
+    specs = {component(one): one["spec"]["template"]["spec"] for one in services_of_ours(manifests)}
+    found = {
+        name: {
+            "weights": {
+                key: what
+                for volume in specs[name]["volumes"]
+                if volume["name"] == "weights"
+                for key, what in volume.items()
+                if key != "name"
+            },
+            "resources": specs[name]["containers"][0]["resources"],
+            "nodeSelector": specs[name].get("nodeSelector", {}),
+            "affinity": specs[name].get("affinity", {}),
+        }
+        for name in ("drafter-as-all", "drafter-other", "drafter-bare")
+    }
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["drafterDefaults"]["resources"]
+    with_gpu = {part: defaults[part] | ON_A_GPU["resources"][part] for part in ("requests", "limits")}
+    assert found["drafter-as-all"] == {name: ON_A_GPU[name] for name in own} | {"resources": with_gpu}
+    assert found["drafter-other"] == own
+    assert found["drafter-bare"] == nothing
+
+
+def test_what_a_drafter_does_not_say_of_its_autoscaling_it_has_from_the_defaults() -> None:
+    drafters = [
+        {"name": "a", "kind": "small-lm", "config": {}, "autoscaling": {"maxReplicas": 5}},
+        {"name": "b", "kind": "small-lm", "config": {}, "autoscaling": {"enabled": False}, "replicas": 2},
+    ]
+    issuers = {part: {"issuerRef": {"name": "ours"}} for part in ("public", "internal")}
+    manifests = render({"drafterDefaults": ON_A_GPU, "drafters": drafters, "tls": {"enabled": True, **issuers}})
+    [scaler] = of_kind(manifests, "HorizontalPodAutoscaler")
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 5)
+    wanted = {"a": 5, "b": 2}
+    [orchestrator] = [one for one in services_of_ours(manifests) if service_of(one) == "orchestrator"]
+    addresses = (environment(orchestrator)["DRAFTER_ADDRESSES"] or "").split(",")
+    certificates = {component(one): one["spec"]["dnsNames"] for one in of_kind(manifests, "Certificate")}
+    for name, count in wanted.items():
+        assert len([one for one in addresses if f"-drafter-{name}-" in one.split(".")[0]]) == count
+        assert len(certificates[f"drafter-{name}"]) == count
 
 
 def test_a_drafter_has_the_defaults_and_its_own_settings_over_them() -> None:

@@ -34,6 +34,9 @@ def test_it_prints_a_table_and_writes_what_it_says(profile: Path, tmp_path: Path
         assert f"{row['tokens_per_s']:.0f}" in result.output
         assert (row["drafters_needed"] is None) == (row["policy"] == "off")
     assert report["rows"][1]["tokens_per_s"] > report["rows"][0]["tokens_per_s"]
+    # As other suites' reports do, it says where it comes from.
+    assert {"machine", "versions", "command", "commit", "dirty"} <= report.keys()
+    assert report["command"].startswith("coppice ")
 
 
 def test_json_is_one_object_and_the_same_each_time(profile: Path) -> None:
