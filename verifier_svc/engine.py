@@ -23,7 +23,6 @@ from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event
 from verifier_svc.grammar_compiler import GrammarCompiler
 from verifier_svc.output_end import Finish, FinishReason
 from verifier_svc.pass_runner import PassPart, PassRunner
-from verifier_svc.pass_shares import Share
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
@@ -313,7 +312,7 @@ class Engine:
         except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
             self.counts.pass_failed()
-            self._fail(shares)
+            self._fail([share.key for share in shares])
             return
         ended_s = self._clock()
         bubble_s = self.counts.pass_over(plan.num_rows, forward_s, ended_s)
@@ -358,12 +357,20 @@ class Engine:
             self._refuse(key, error)
             return None
 
-    def _fail(self, shares: Sequence[Share]) -> None:
-        for share in shares:
-            key, extra = share.key, of_request(share.sequence.request_id)
-            logger.error("sequence %d of stream %d failed with its pass", key.sequence_id, key.stream, extra=extra)
+    def _fail(self, keys: Sequence[SequenceKey]) -> None:
+        """A pass over these sequences failed; all that run do where rows of their accepted paths may not have moved."""
+        cache = self._target.cache
+        if cache.has_unmade_moves:
+            keys = self._scheduler.running_keys()
+        for key in keys:
+            sequence = self._scheduler.find(key)
+            extra = of_request(sequence.request_id if sequence is not None else "")
+            logger.error("sequence %d of stream %d failed with a pass", key.sequence_id, key.stream, extra=extra)
             self._scheduler.remove(key)
             self._refuse(key, CoppiceError("the forward pass failed"))
+        if cache.has_unmade_moves:
+            logger.error("rows may not have moved: all %d sequences failed, prompts are read anew", len(keys))
+            cache.forget()
 
     def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
         if now_s < self._next_load_s:
