@@ -19,9 +19,10 @@ from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.engine_counts import EngineCounts
-from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
-from verifier_svc.output_end import Finish, FinishReason
+from verifier_svc.outbox import Outbox
+from verifier_svc.outbox import Sink as Sink
 from verifier_svc.pass_runner import PassPart, PassRunner
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome
@@ -36,11 +37,7 @@ logger = logging.getLogger(__name__)
 LOAD_INTERVAL_S = 0.1
 # How long a wait for drafts stays idle: the event loop shares the interpreter with us, and has outcomes to send first.
 QUIET_S = 0.0005
-# Statuses that sequences fail with: counted from the start, so that operators see a 0.
-USUAL_FAILURES = ("internal", "invalid_argument", "resource_exhausted", "unimplemented")
 
-
-Sink: TypeAlias = Callable[[Sequence[Event]], None]
 Command: TypeAlias = Callable[[], None]
 
 
@@ -71,16 +68,13 @@ class Engine:
         self._scheduler = Scheduler(target.cache, limits)
         self.passes = PassRunner(target, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._sinks: dict[int, Sink] = {}
-        self._outbox: dict[int, list[Event]] = {}
+        self._outbox = Outbox()
         self._next_load_s = 0.0
         # Sequences of the last pass that will wait for drafts and have not used the wait yet.
         self._unprepared: list[RunningSequence] = []
         self._stopping = False
         self._num_tokens = 0
         self._num_near_ties = 0
-        self._finished = {reason.value: 0 for reason in FinishReason}
-        self._failed = dict.fromkeys(USUAL_FAILURES, 0)
         # For operators.
         self.counts = EngineCounts()
         self.drafts = DraftCounts()
@@ -141,16 +135,6 @@ class Engine:
         """Those of them whose keys and values others had computed."""
         return self._scheduler.num_cached_tokens
 
-    @property
-    def finished(self) -> dict[str, int]:
-        """Outputs that came to their end, by the name of the reason."""
-        return self._finished.copy()
-
-    @property
-    def failed(self) -> dict[str, int]:
-        """Sequences that were refused or could not go on, by the name of the status."""
-        return self._failed.copy()
-
     def start(self) -> None:
         """Start the model thread."""
         # Compiled at its first use, which should not be a request's.
@@ -167,7 +151,7 @@ class Engine:
 
     def attach(self, stream: int, sink: Sink) -> None:
         """Events of a stream's sequences go to `sink` from now on."""
-        self._commands.put(lambda: self._sinks.__setitem__(stream, sink))
+        self._commands.put(lambda: self._outbox.attach(stream, sink))
 
     def detach(self, stream: int) -> None:
         """The stream is gone: so are its sequences."""
@@ -243,8 +227,7 @@ class Engine:
             command()
 
     def _detach(self, stream: int) -> None:
-        self._sinks.pop(stream, None)
-        self._outbox.pop(stream, None)
+        self._outbox.detach(stream)
         for key in self._scheduler.all_keys():
             if key.stream == stream:
                 self._scheduler.remove(key)
@@ -285,8 +268,8 @@ class Engine:
             self._refuse(key, result)
         elif (finish := sequence.constrain(result)) is not None:
             self._scheduler.remove(key)
-            self._count_end(finish)
-            self._emit(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
+            self.counts.finished[finish.reason.value] += 1
+            self._outbox.put(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
 
     def _submit(self, key: SequenceKey, draft: Draft, came_s: float) -> None:
         sequence = self._scheduler.find(key)
@@ -295,7 +278,7 @@ class Engine:
         try:
             sequence.submit(draft, came_s)
         except InvalidTreeError as error:
-            self._emit(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
+            self._outbox.put(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
 
     def _run_pass(self) -> None:
         """One forward pass over every sequence that is ready, and what follows from its logits."""
@@ -330,14 +313,14 @@ class Engine:
             self._num_tokens += len(outcome.token_ids)
             self._num_near_ties += outcome.near_ties
             queue_s = sequence.started_s - sequence.opened_s
-            self._emit(
+            self._outbox.put(
                 key.stream,
                 OutcomeEvent(
                     key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached, bubble_s
                 ),
             )
             if outcome.finish is not None:
-                self._count_end(outcome.finish)
+                self.counts.finished[outcome.finish.reason.value] += 1
                 self._scheduler.remove(key)
         self.counts.masks_over(plan)
         self.counts.pruning_over(result.num_pruned)
@@ -377,24 +360,12 @@ class Engine:
             return
         self._next_load_s = now_s + LOAD_INTERVAL_S
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
-        load = LoadEvent(batch_size, rows, pass_s, waiting, self._target.cache.num_free_blocks, running)
-        for stream in self._sinks:
-            self._emit(stream, load)
+        free_blocks = self._target.cache.num_free_blocks
+        self._outbox.put_for_all(LoadEvent(batch_size, rows, pass_s, waiting, free_blocks, running))
 
     def _refuse(self, key: SequenceKey, error: CoppiceError) -> None:
-        name = error.status.name.lower()
-        self._failed[name] = self._failed.get(name, 0) + 1
-        self._emit(key.stream, ErrorEvent(key.sequence_id, error))
-
-    def _count_end(self, finish: Finish) -> None:
-        self._finished[finish.reason.value] += 1
-
-    def _emit(self, stream: int, event: Event) -> None:
-        self._outbox.setdefault(stream, []).append(event)
+        self.counts.sequence_failed(error)
+        self._outbox.put(key.stream, ErrorEvent(key.sequence_id, error))
 
     def _deliver(self) -> None:
-        for stream, events in self._outbox.items():
-            sink = self._sinks.get(stream)
-            if sink is not None:
-                sink(events)
-        self._outbox.clear()
+        self._outbox.deliver()
