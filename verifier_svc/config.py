@@ -20,10 +20,11 @@ MIN_ROWS = 4
 MAX_PORT = (1 << 16) - 1
 
 # Exit codes of the process: an address that is taken; a setting or a model that cannot be served; a process that held a
-# part of the target is gone.
+# part of the target is gone; the thread that runs the target has ended.
 UNAVAILABLE_ERROR = 1
 CONFIGURATION_ERROR = 2
 WORKER_LOST = 3
+ENGINE_LOST = 4
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ LOAD_INTERVAL_S = 0.1
 QUIET_S = 0.0005
 
 Command: TypeAlias = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -78,6 +79,7 @@ class Engine:
         # For operators.
         self.counts = EngineCounts()
         self.drafts = DraftCounts()
+        self._on_death: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
     @property
@@ -135,8 +137,9 @@ class Engine:
         """Those of them whose keys and values others had computed."""
         return self._scheduler.num_cached_tokens
 
-    def start(self) -> None:
-        """Start the model thread."""
+    def start(self, on_death: Callable[[], object] | None = None) -> None:
+        """Start the model thread, which calls `on_death` when it ends without having been stopped."""
+        self._on_death = on_death
         # Compiled at its first use, which should not be a request's.
         gumbel(0, 0, 1, self._info.vocab_size)
         if self._info.redraft is not None:
@@ -159,21 +162,26 @@ class Engine:
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
         """Queue a sequence; refusals come as events."""
-        self._commands.put(lambda: self._open(key, spec))
+        self._commands.put(lambda: self._alone(key, lambda: self._open(key, spec)))
 
     def submit(self, key: SequenceKey, draft: Draft) -> None:
         """Put a draft into a sequence's mailbox, unless the sequence is gone; a refusal comes as an event."""
         came_s = self._clock()
-        self._commands.put(lambda: self._submit(key, draft, came_s))
+        self._commands.put(lambda: self._alone(key, lambda: self._submit(key, draft, came_s)))
 
     def close(self, key: SequenceKey) -> None:
         """Free a sequence; unknown ones are fine, since it may just have finished."""
         self._commands.put(lambda: self._scheduler.remove(key))
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._step()
-        self._deliver()
+        try:
+            while not self._stopping:
+                self._step()
+            self._deliver()
+        except BaseException:  # whatever it was: nothing is computed any more
+            logger.exception("the model thread has ended")
+            if self._on_death is not None:
+                self._on_death()
 
     def _step(self) -> None:
         """Carry out what has arrived, and run a pass if one may start.
@@ -256,7 +264,7 @@ class Engine:
         """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does."""
 
         def deliver(result: Constraint | CoppiceError) -> None:
-            self._commands.put(lambda: self._constrain(key, sequence, result))
+            self._commands.put(lambda: self._alone(key, lambda: self._constrain(key, sequence, result)))
 
         self._grammars.begin(grammar, sequence.resumed, sequence.eos_token_ids, deliver)
 
@@ -292,7 +300,7 @@ class Engine:
             self._deliver()
             forward_s = self._clock()
             result = self.passes.run(plan)
-        except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
+        except Exception:  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
             self.counts.pass_failed()
             self._fail([share.key for share in shares])
@@ -333,9 +341,19 @@ class Engine:
         self, key: SequenceKey, sequence: RunningSequence, part: PassPart, ended_s: float, waited_s: float
     ) -> RoundOutcome | None:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
+        return self._alone(
+            key, lambda: sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
+        )
+
+    def _alone(self, key: SequenceKey, action: Callable[[], Result]) -> Result | None:
+        """Do what concerns one sequence: where that fails, the sequence ends, and no other."""
         try:
-            return sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
-        except InvalidRequestError as error:
+            return action()
+        except Exception as error:
+            # Trees are checked when they come: one that is wrong by now is no mistake of the client's.
+            if isinstance(error, InvalidTreeError) or not isinstance(error, InvalidRequestError):
+                logger.exception("sequence %d of stream %d cannot go on", key.sequence_id, key.stream)
+                error = CoppiceError("the verifier failed")
             self._scheduler.remove(key)
             self._refuse(key, error)
             return None

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,7 +24,7 @@ from tests.integration.test_orchestrator_metrics import free_port
 from tests.integration.verify_peer import TIMEOUT_S, Peer
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc import loading
-from verifier_svc.config import VerifierConfig
+from verifier_svc.config import ENGINE_LOST, VerifierConfig
 from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.loading import load_probed_target
 from verifier_svc.pass_plan import SequenceRows
@@ -152,6 +153,36 @@ def _get(address: str) -> str:
     with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
         content: bytes = answer.read()
         return content.decode()
+
+
+# The model thread itself fails with the first sequence.
+BROKEN_SCHEDULER = """
+import runpy
+from verifier_svc.scheduler import Scheduler
+Scheduler.next_batch = None
+runpy.run_module("verifier_svc", run_name="__main__")
+"""
+
+
+async def test_a_process_that_can_compute_nothing_any_more_cuts_its_streams_off_and_ends(checkpoint: Path) -> None:
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "300"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", BROKEN_SCHEDULER),
+        env={**env, "KV_CACHE_MIB": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        _, address = (await process.stdout.readline()).decode().split()
+        async with rpc.open_channel(address) as channel:
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            assert await peer.call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == ENGINE_LOST
+    assert "the model thread has ended" in log
 
 
 # Nothing can be loaded.

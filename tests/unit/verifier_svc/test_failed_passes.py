@@ -1,14 +1,15 @@
-"""Passes that fail: whose sequences end with them, and that nobody goes on with rows that were to move and did not."""
+"""What fails in passes and rounds: who ends with it, and that others go on as if nothing had been."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import grpc
 import pytest
 from transformers import PreTrainedModel
 
-from coppice.errors import CoppiceError
+from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError
 from coppice.sampling import SamplingParams, StoppingOptions
 from coppice.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.early_heads import random_head
@@ -17,7 +18,9 @@ from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, Event, OutcomeEvent
 from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.scheduler import Scheduler
 from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.sequence import Sequence as RunningSequence
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
@@ -69,6 +72,88 @@ class Bench:
 
 def broken(*_: object) -> None:
     raise RuntimeError("out of memory")
+
+
+@pytest.fixture
+def bench(new_model: NewModel) -> Bench:
+    return Bench(tiny_target(new_model("llama")))
+
+
+def break_one(
+    patch: pytest.MonkeyPatch, where: type, method: str, error: Exception, is_it: Callable[..., bool]
+) -> None:
+    """From now on a method raises `error` where `is_it` says so of its arguments."""
+    whole = getattr(where, method)
+
+    def call(*arguments: object, **named: object) -> object:
+        if is_it(*arguments):
+            raise error
+        return whole(*arguments, **named)
+
+    patch.setattr(where, method, call)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("of ours"), AssertionError("of ours")], ids=repr)
+def test_whatever_a_pass_fails_with_ends_its_sequences_alone(
+    error: Exception, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        break_one(patch, TargetModel, "forward", error, lambda *_: True)
+        bench.open(1, PROMPT)
+        bench.until(lambda: bench.errors)
+    assert bench.errors[1].status is grpc.StatusCode.INTERNAL
+    assert (bench.engine.counts.num_failed_passes, bench.engine.counts.failed["internal"]) == (1, 1)
+    bench.open(2, PROMPT)
+    bench.rest(2)
+    assert bench.engine.num_free_blocks == bench.engine.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "status"),
+    [
+        ("__init__", ValueError("of ours"), grpc.StatusCode.INTERNAL),
+        ("submit", ValueError("of ours"), grpc.StatusCode.INTERNAL),
+        ("finish_round", ValueError("of ours"), grpc.StatusCode.INTERNAL),
+        # Of a tree that was right when it came.
+        ("finish_round", InvalidTreeError("of ours"), grpc.StatusCode.INTERNAL),
+        ("finish_round", InvalidRequestError("sampling", "is theirs"), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+    ids=["opening", "draft", "round", "tree of a round", "request"],
+)
+def test_what_fails_for_one_sequence_ends_it_alone(
+    method: str, error: Exception, status: grpc.StatusCode, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open(0, PROMPT)
+    plain = bench.rest(0)
+    with monkeypatch.context() as patch:
+        if method == "__init__":
+            break_one(patch, RunningSequence, method, error, lambda _, spec, *__: spec.prompt == (50, 51))
+        else:
+            break_one(patch, RunningSequence, method, error, lambda sequence, *_: sequence.tokens[:2] == [50, 51])
+        bench.open(1, PROMPT)
+        bench.open(2, (50, 51))
+        bench.engine.submit(SequenceKey(0, 2), Draft(2, EMPTY_TREE))
+        assert bench.rest(1) == plain
+    assert list(bench.errors) == [2]
+    assert bench.errors[2].status is status
+    assert "of ours" not in str(bench.errors[2])
+    assert bench.engine.num_free_blocks == bench.engine.num_blocks
+
+
+def test_a_model_thread_that_ends_unasked_says_so_and_one_that_is_stopped_does_not(
+    new_model: NewModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(new_model("llama"))
+    for is_broken in (False, True):
+        bench, lost = Bench(target), threading.Event()
+        bench.engine.start(lost.set)
+        with monkeypatch.context() as patch:
+            if is_broken:
+                break_one(patch, Scheduler, "next_batch", ValueError("of ours"), lambda *_: True)
+            bench.open(1, PROMPT)
+            assert lost.wait(10 if is_broken else 0.2) == is_broken
+            bench.engine.stop()
+        assert lost.is_set() == is_broken
 
 
 @pytest.mark.parametrize("method", ["begin", "attend"], ids=["before rows moved", "after rows moved"])
