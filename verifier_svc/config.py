@@ -44,7 +44,7 @@ class VerifierConfig:
     exactness: str = "auto"
     # Upper limit of a round's nodes, whatever a draft's budget says.
     max_nodes: int = 64
-    # 0 means what the model's configuration says.
+    # 0 means what the model's configuration says; it is less where the KV cache does not hold as much.
     max_context_tokens: int = 0
     max_sequences: int = 64
     max_queued: int = 1024
