@@ -7,8 +7,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from coppice.certificates import Certificates
 from coppice.errors import CoppiceError
@@ -17,7 +18,7 @@ from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_svc.config import CONFIGURATION_ERROR, UNAVAILABLE_ERROR, VerifierConfig
+from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.hardware import hardware
 from verifier_svc.loading import load_probed_target
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 # The model thread and the event loop share the interpreter: hand it over quickly.
 _SWITCH_INTERVAL_S = 1e-4
+
+
+class EngineLostError(CoppiceError):
+    """The model thread has ended by itself: this process can compute nothing any more."""
 
 
 def new_servicer(
@@ -62,25 +67,41 @@ async def serve(
     tracer: Tracer | None = None,
     make_engine: type[Engine] = Engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises:
+        EngineLostError: the model thread has ended; every stream is cut off, so that sequences go on elsewhere at once.
+    """
     timeline = open_timeline("verifier", os.environ)
     engine, servicer = new_servicer(config, target, info, tracer, timeline, make_engine)
     server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
+    loop, lost = asyncio.get_running_loop(), asyncio.Event()
     with serving_metrics(config, engine, info, certificates):
         port = await server.start(config.listen_address, config.health_port)
-        engine.start()
+        engine.start(lambda: loop.call_soon_threadsafe(lost.set))
         await server.set_serving(True)
         print(f"ready {host}:{port}", flush=True)  # noqa: T201
-        await stop_signal()
-        servicer.drain()
-        await server.stop(config.grace_s)
+        await _first_of(stop_signal(), lost.wait())
+        if not lost.is_set():
+            servicer.drain()
+        await server.stop(0.0 if lost.is_set() else config.grace_s)
     engine.stop()
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
     if timeline is not None:
         timeline.write()
+    if lost.is_set():
+        raise EngineLostError("the model thread has ended")
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when the first of these does."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def run_verifier(
@@ -98,6 +119,9 @@ def run_verifier(
             sys.exit(CONFIGURATION_ERROR)
         try:
             run(lambda: serve(config, target, info, certificates, tracer, make_engine))
+        except EngineLostError as error:
+            logger.error("%s", error)
+            sys.exit(ENGINE_LOST)
         except CoppiceError as error:
             logger.error("%s", error)
             sys.exit(UNAVAILABLE_ERROR)

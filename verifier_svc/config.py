@@ -20,10 +20,11 @@ MIN_ROWS = 4
 MAX_PORT = (1 << 16) - 1
 
 # Exit codes of the process: an address that is taken; a setting or a model that cannot be served; a process that held a
-# part of the target is gone.
+# part of the target is gone; the thread that runs the target has ended.
 UNAVAILABLE_ERROR = 1
 CONFIGURATION_ERROR = 2
 WORKER_LOST = 3
+ENGINE_LOST = 4
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class VerifierConfig:
     exactness: str = "auto"
     # Upper limit of a round's nodes, whatever a draft's budget says.
     max_nodes: int = 64
-    # 0 means what the model's configuration says.
+    # 0 means what the model's configuration says; it is less where the KV cache does not hold as much.
     max_context_tokens: int = 0
     max_sequences: int = 64
     max_queued: int = 1024

@@ -129,8 +129,13 @@ def survivors_of(segment: Segment) -> tuple[int, ...]:
 
 
 def surviving_part(rows: SequenceRows, survivors: Sequence[int]) -> SequenceRows:
-    """A sequence's rows without the nodes that were pruned, and without the masks behind these."""
+    """A sequence's rows without the nodes that were pruned, and without the masks behind these.
+
+    Rows of which nothing is gone are the same as before: a sampled tree keeps what it was drawn from.
+    """
     num_nodes = len(rows.tree)
+    if len(survivors) == num_nodes + rows.num_masks:
+        return rows
     kept = [node for node in survivors if node < num_nodes]
     places = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
     masks = tuple(MaskGroup(places[group.node], group.num_masks) for group in rows.masks if group.node in places)

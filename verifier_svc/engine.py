@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,11 @@ from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
 from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.engine_counts import EngineCounts
-from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
-from verifier_svc.output_end import Finish, FinishReason
+from verifier_svc.outbox import Outbox
+from verifier_svc.outbox import Sink as Sink
 from verifier_svc.pass_runner import PassPart, PassRunner
-from verifier_svc.pass_shares import Share
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome
 from verifier_svc.scheduler import Scheduler, SchedulerLimits
@@ -37,12 +37,9 @@ logger = logging.getLogger(__name__)
 LOAD_INTERVAL_S = 0.1
 # How long a wait for drafts stays idle: the event loop shares the interpreter with us, and has outcomes to send first.
 QUIET_S = 0.0005
-# Statuses that sequences fail with: counted from the start, so that operators see a 0.
-USUAL_FAILURES = ("internal", "invalid_argument", "resource_exhausted", "unimplemented")
 
-
-Sink: TypeAlias = Callable[[Sequence[Event]], None]
 Command: TypeAlias = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -72,19 +69,17 @@ class Engine:
         self._scheduler = Scheduler(target.cache, limits)
         self.passes = PassRunner(target, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._sinks: dict[int, Sink] = {}
-        self._outbox: dict[int, list[Event]] = {}
+        self._outbox = Outbox()
         self._next_load_s = 0.0
         # Sequences of the last pass that will wait for drafts and have not used the wait yet.
         self._unprepared: list[RunningSequence] = []
         self._stopping = False
         self._num_tokens = 0
         self._num_near_ties = 0
-        self._finished = {reason.value: 0 for reason in FinishReason}
-        self._failed = dict.fromkeys(USUAL_FAILURES, 0)
         # For operators.
         self.counts = EngineCounts()
         self.drafts = DraftCounts()
+        self._on_death: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
 
     @property
@@ -142,18 +137,9 @@ class Engine:
         """Those of them whose keys and values others had computed."""
         return self._scheduler.num_cached_tokens
 
-    @property
-    def finished(self) -> dict[str, int]:
-        """Outputs that came to their end, by the name of the reason."""
-        return self._finished.copy()
-
-    @property
-    def failed(self) -> dict[str, int]:
-        """Sequences that were refused or could not go on, by the name of the status."""
-        return self._failed.copy()
-
-    def start(self) -> None:
-        """Start the model thread."""
+    def start(self, on_death: Callable[[], object] | None = None) -> None:
+        """Start the model thread, which calls `on_death` when it ends without having been stopped."""
+        self._on_death = on_death
         # Compiled at its first use, which should not be a request's.
         gumbel(0, 0, 1, self._info.vocab_size)
         if self._info.redraft is not None:
@@ -168,7 +154,7 @@ class Engine:
 
     def attach(self, stream: int, sink: Sink) -> None:
         """Events of a stream's sequences go to `sink` from now on."""
-        self._commands.put(lambda: self._sinks.__setitem__(stream, sink))
+        self._commands.put(lambda: self._outbox.attach(stream, sink))
 
     def detach(self, stream: int) -> None:
         """The stream is gone: so are its sequences."""
@@ -176,21 +162,26 @@ class Engine:
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
         """Queue a sequence; refusals come as events."""
-        self._commands.put(lambda: self._open(key, spec))
+        self._commands.put(lambda: self._alone(key, lambda: self._open(key, spec)))
 
     def submit(self, key: SequenceKey, draft: Draft) -> None:
         """Put a draft into a sequence's mailbox, unless the sequence is gone; a refusal comes as an event."""
         came_s = self._clock()
-        self._commands.put(lambda: self._submit(key, draft, came_s))
+        self._commands.put(lambda: self._alone(key, lambda: self._submit(key, draft, came_s)))
 
     def close(self, key: SequenceKey) -> None:
         """Free a sequence; unknown ones are fine, since it may just have finished."""
         self._commands.put(lambda: self._scheduler.remove(key))
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._step()
-        self._deliver()
+        try:
+            while not self._stopping:
+                self._step()
+            self._deliver()
+        except BaseException:  # whatever it was: nothing is computed any more
+            logger.exception("the model thread has ended")
+            if self._on_death is not None:
+                self._on_death()
 
     def _step(self) -> None:
         """Carry out what has arrived, and run a pass if one may start.
@@ -244,8 +235,7 @@ class Engine:
             command()
 
     def _detach(self, stream: int) -> None:
-        self._sinks.pop(stream, None)
-        self._outbox.pop(stream, None)
+        self._outbox.detach(stream)
         for key in self._scheduler.all_keys():
             if key.stream == stream:
                 self._scheduler.remove(key)
@@ -274,7 +264,7 @@ class Engine:
         """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does."""
 
         def deliver(result: Constraint | CoppiceError) -> None:
-            self._commands.put(lambda: self._constrain(key, sequence, result))
+            self._commands.put(lambda: self._alone(key, lambda: self._constrain(key, sequence, result)))
 
         self._grammars.begin(grammar, sequence.resumed, sequence.eos_token_ids, deliver)
 
@@ -286,8 +276,8 @@ class Engine:
             self._refuse(key, result)
         elif (finish := sequence.constrain(result)) is not None:
             self._scheduler.remove(key)
-            self._count_end(finish)
-            self._emit(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
+            self.counts.finished[finish.reason.value] += 1
+            self._outbox.put(key.stream, CompleteEvent(key.sequence_id, finish, self._clock() - sequence.opened_s))
 
     def _submit(self, key: SequenceKey, draft: Draft, came_s: float) -> None:
         sequence = self._scheduler.find(key)
@@ -296,7 +286,7 @@ class Engine:
         try:
             sequence.submit(draft, came_s)
         except InvalidTreeError as error:
-            self._emit(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
+            self._outbox.put(key.stream, DraftRejection(key.sequence_id, draft.base_length, error))
 
     def _run_pass(self) -> None:
         """One forward pass over every sequence that is ready, and what follows from its logits."""
@@ -310,10 +300,10 @@ class Engine:
             self._deliver()
             forward_s = self._clock()
             result = self.passes.run(plan)
-        except (RuntimeError, CoppiceError):  # out of memory, a failed kernel: these sequences fail, others go on
+        except Exception:  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(shares))
             self.counts.pass_failed()
-            self._fail(shares)
+            self._fail([share.key for share in shares])
             return
         ended_s = self._clock()
         bubble_s = self.counts.pass_over(plan.num_rows, forward_s, ended_s)
@@ -331,14 +321,14 @@ class Engine:
             self._num_tokens += len(outcome.token_ids)
             self._num_near_ties += outcome.near_ties
             queue_s = sequence.started_s - sequence.opened_s
-            self._emit(
+            self._outbox.put(
                 key.stream,
                 OutcomeEvent(
                     key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached, bubble_s
                 ),
             )
             if outcome.finish is not None:
-                self._count_end(outcome.finish)
+                self.counts.finished[outcome.finish.reason.value] += 1
                 self._scheduler.remove(key)
         self.counts.masks_over(plan)
         self.counts.pruning_over(result.num_pruned)
@@ -351,43 +341,49 @@ class Engine:
         self, key: SequenceKey, sequence: RunningSequence, part: PassPart, ended_s: float, waited_s: float
     ) -> RoundOutcome | None:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
+        return self._alone(
+            key, lambda: sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
+        )
+
+    def _alone(self, key: SequenceKey, action: Callable[[], Result]) -> Result | None:
+        """Do what concerns one sequence: where that fails, the sequence ends, and no other."""
         try:
-            return sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
-        except InvalidRequestError as error:
+            return action()
+        except Exception as error:
+            # Trees are checked when they come: one that is wrong by now is no mistake of the client's.
+            if isinstance(error, InvalidTreeError) or not isinstance(error, InvalidRequestError):
+                logger.exception("sequence %d of stream %d cannot go on", key.sequence_id, key.stream)
+                error = CoppiceError("the verifier failed")
             self._scheduler.remove(key)
             self._refuse(key, error)
             return None
 
-    def _fail(self, shares: Sequence[Share]) -> None:
-        for share in shares:
-            key, extra = share.key, of_request(share.sequence.request_id)
-            logger.error("sequence %d of stream %d failed with its pass", key.sequence_id, key.stream, extra=extra)
+    def _fail(self, keys: Sequence[SequenceKey]) -> None:
+        """A pass over these sequences failed; all that run do where rows of their accepted paths may not have moved."""
+        cache = self._target.cache
+        if cache.has_unmade_moves:
+            keys = self._scheduler.running_keys()
+        for key in keys:
+            sequence = self._scheduler.find(key)
+            extra = of_request(sequence.request_id if sequence is not None else "")
+            logger.error("sequence %d of stream %d failed with a pass", key.sequence_id, key.stream, extra=extra)
             self._scheduler.remove(key)
             self._refuse(key, CoppiceError("the forward pass failed"))
+        if cache.has_unmade_moves:
+            logger.error("rows may not have moved: all %d sequences failed, prompts are read anew", len(keys))
+            cache.forget()
 
     def _report_load(self, batch_size: int, rows: int, pass_s: float, now_s: float) -> None:
         if now_s < self._next_load_s:
             return
         self._next_load_s = now_s + LOAD_INTERVAL_S
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
-        load = LoadEvent(batch_size, rows, pass_s, waiting, self._target.cache.num_free_blocks, running)
-        for stream in self._sinks:
-            self._emit(stream, load)
+        free_blocks = self._target.cache.num_free_blocks
+        self._outbox.put_for_all(LoadEvent(batch_size, rows, pass_s, waiting, free_blocks, running))
 
     def _refuse(self, key: SequenceKey, error: CoppiceError) -> None:
-        name = error.status.name.lower()
-        self._failed[name] = self._failed.get(name, 0) + 1
-        self._emit(key.stream, ErrorEvent(key.sequence_id, error))
-
-    def _count_end(self, finish: Finish) -> None:
-        self._finished[finish.reason.value] += 1
-
-    def _emit(self, stream: int, event: Event) -> None:
-        self._outbox.setdefault(stream, []).append(event)
+        self.counts.sequence_failed(error)
+        self._outbox.put(key.stream, ErrorEvent(key.sequence_id, error))
 
     def _deliver(self) -> None:
-        for stream, events in self._outbox.items():
-            sink = self._sinks.get(stream)
-            if sink is not None:
-                sink(events)
-        self._outbox.clear()
+        self._outbox.deliver()

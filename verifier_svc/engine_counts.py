@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coppice.errors import CoppiceError
 from coppice.histogram import Histogram
 from verifier_svc.draft_counts import DraftOrigin
+from verifier_svc.output_end import FinishReason
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.round_outcome import RoundOutcome
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+USUAL_FAILURES = ("internal", "invalid_argument", "resource_exhausted", "unimplemented")
 
 
 class EngineCounts:
@@ -38,6 +42,10 @@ class EngineCounts:
         # Passes that early pruning took nodes from, and these nodes.
         self.num_pruned_passes = 0
         self.num_pruned_nodes = 0
+        # Outputs that came to their end, by the name of the reason.
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        # Sequences that were refused or could not go on, by the name of the status.
+        self.failed = dict.fromkeys(USUAL_FAILURES, 0)
         self._last_end_s: float | None = None
 
     def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
@@ -55,6 +63,11 @@ class EngineCounts:
         """A pass had no result."""
         self.num_failed_passes += 1
         self._last_end_s = None
+
+    def sequence_failed(self, error: CoppiceError) -> None:
+        """A sequence was refused, or cannot go on."""
+        name = error.status.name.lower()
+        self.failed[name] = self.failed.get(name, 0) + 1
 
     def nothing_runs(self) -> None:
         """The time until the next pass is no bubble: there is nothing to compute."""

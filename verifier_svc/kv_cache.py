@@ -65,6 +65,8 @@ class KVCache:
         # Slots; few a round, for which lists are quicker than arrays.
         self._sources: list[int] = []
         self._destinations: list[int] = []
+        # Whether a pass has taken moves and not said that they were made.
+        self.has_unmade_moves = False
 
     @property
     def num_free_blocks(self) -> int:
@@ -133,10 +135,24 @@ class KVCache:
         self._destinations.append(destination)
 
     def take_moves(self) -> tuple[IntArray, IntArray]:
-        """Sources and destinations of all moves since the last call."""
+        """Sources and destinations of all moves since the last call; whoever makes them says so by `moves_made`."""
         moves = np.array(self._sources, np.int64), np.array(self._destinations, np.int64)
+        self.has_unmade_moves |= len(self._sources) > 0
         self._sources, self._destinations = [], []
         return moves
+
+    def moves_made(self) -> None:
+        """The moves that were taken last are made, in all layers."""
+        self.has_unmade_moves = False
+
+    def forget(self) -> None:
+        """What the slots hold is of no use any more: nothing is published or to be moved. Nobody may use a block."""
+        self._empty += self._left
+        self._left.clear()
+        self._published.clear()
+        self._digests.clear()
+        self._sources, self._destinations = [], []
+        self.has_unmade_moves = False
 
 
 class SequenceCache:

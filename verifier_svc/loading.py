@@ -23,6 +23,7 @@ from coppice.transition_scores import TransitionScores
 from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
+from verifier_svc.context_limit import context_that_fits
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.cuda_capture import CudaCapture
 from verifier_svc.curve_measurement import measure_curve
@@ -75,8 +76,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     With `ranks` this process loads its part, and all of them call this at the same time.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code; the model's layers cannot be verified as trees; or strict
-            mode is asked for, and this machine's kernels do not give it.
+        IncompatibleError: the checkpoint could carry code; the model's layers cannot be verified as trees; strict
+            mode is asked for, and this machine's kernels do not give it; or the KV cache has no room for any text.
         OSError: the checkpoint cannot be read.
     """
     device = _device(config.device)
@@ -121,7 +122,9 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         tokenizer_fingerprint=identity,
         vocab_size=vocab_size,
         hidden_size=text_config.hidden_size,
-        max_context_tokens=min(limit, config.max_context_tokens or limit),
+        max_context_tokens=context_that_fits(
+            min(limit, config.max_context_tokens or limit), target.cache.num_blocks, config.max_nodes, redraft
+        ),
         eos_token_ids=_eos_token_ids(model),
         exact=exact,
         shared_block_tokens=BLOCK_SIZE if config.prefix_reuse == "on" else 0,

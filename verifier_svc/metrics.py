@@ -99,10 +99,10 @@ def _pruning_times(engine: Engine) -> Iterator[Metric]:
 def _sequences(engine: Engine) -> Iterator[Metric]:
     yield _OWN.gauge("waiting_sequences", "Sequences that wait for room.", engine.num_waiting)
     yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.num_running)
-    yield from _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", engine.finished)
-    yield from _OWN.counters(
-        "failed_sequences", "Sequences refused, or failed later, by status.", "code", engine.failed
-    )
+    # The engine's thread may come to know another status meanwhile.
+    finished, failed = engine.counts.finished.copy(), engine.counts.failed.copy()
+    yield from _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
+    yield from _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
     yield _OWN.counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
     yield _OWN.counter("recomputed_tokens", "Tokens computed again after preemptions.", engine.num_recomputed_tokens)
 

@@ -75,6 +75,10 @@ class Scheduler:
         """Keys of all waiting and running sequences."""
         return [*self._waiting.keys(), *self._running]
 
+    def running_keys(self) -> list[SequenceKey]:
+        """Keys of the running sequences."""
+        return [*self._running]
+
     def find(self, key: SequenceKey) -> Sequence | None:
         """The waiting or running sequence of a key."""
         return self._running.get(key) or self._waiting.find(key)

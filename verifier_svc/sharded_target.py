@@ -44,8 +44,9 @@ class ShardedTarget(TargetModel):
         try:
             step = self._ranks.share(PassStep(plan, *self.cache.take_moves()))
             return self.run(step.plan, step.sources, step.destinations)
-        except (RuntimeError, OSError, MemoryError) as error:
-            # Ranks that are not at the same layer would add up parts that do not belong together.
+        except Exception as error:
+            # Ranks that are not at the same layer would add up parts that do not belong together, and whether all of
+            # them have moved what was to move nobody knows.
             self._ranks.fail(f"a pass failed: {error}")
             raise
 

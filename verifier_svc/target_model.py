@@ -118,7 +118,7 @@ class TargetModel:
         """As `forward`, with the slots that move before the pass given."""
         self.set_threads_for(len(plan.token_ids))
         padded = None if self._graphs is None else self._graphs.padded(plan)
-        self._attention.begin(padded or plan, sources, destinations)
+        self._begin(padded or plan, sources, destinations)
         forward = self._logits_and_states if plan.wants_states else self._logits
         try:
             outputs = None
@@ -144,7 +144,7 @@ class TargetModel:
         if self._pruned is None:
             raise IncompatibleError("a pass is to be pruned, and the target has no early head")
         self.set_threads_for(len(plan.token_ids))
-        self._attention.begin(plan, *self.cache.take_moves())
+        self._begin(plan, *self.cache.take_moves())
         self._pruned.begin(plan, self._narrow, scores)
         try:
             outputs = self._run_eagerly(plan, is_pruned=True)
@@ -217,6 +217,10 @@ class TargetModel:
             prepare_rows(self._model, size)
             num_met += 1
         return num_met
+
+    def _begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
+        self._attention.begin(plan, sources, destinations)
+        self.cache.moves_made()
 
     def _narrow(self, plan: PassPlan, rows: Tensor) -> None:
         self._attention.narrow(plan)

@@ -8,24 +8,31 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice import rpc
 from coppice.certificates import Certificates
+from coppice.errors import IncompatibleError
+from coppice.sampling import StoppingOptions
 from coppice.v1 import verifier_pb2_grpc
 from tests.certificates import directory
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.integration.verify_peer import TIMEOUT_S, Peer
 from tests.tiny_checkpoint import write_tiny_llama
+from tests.unit.verifier_svc.engine_harness import Harness
 from verifier_svc import loading
-from verifier_svc.config import VerifierConfig
+from verifier_svc.app import new_servicer
+from verifier_svc.config import ENGINE_LOST, VerifierConfig
 from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
 from verifier_svc.loading import load_probed_target
+from verifier_svc.output_end import FinishReason
 from verifier_svc.pass_plan import SequenceRows
 
 VOCAB = 61
@@ -74,6 +81,25 @@ def test_near_ties_are_counted_in_fast_mode_alone(
     )
     assert (info.exact, info.near_tie_gap) == (exact, gap)
     assert info.bit_exact >= exact
+
+
+def test_where_the_cache_holds_less_than_the_model_s_context_requests_without_max_tokens_run_to_its_end(
+    tmp_path: Path,
+) -> None:
+    write_tiny_llama(tmp_path, vocab_size=VOCAB, max_context_tokens=8192)
+    config = VerifierConfig(model=str(tmp_path), device="cpu", threads=1, kv_cache_mib=1)
+    target, info = load_probed_target(config)
+    assert info.max_context_tokens == target.cache.num_blocks * BLOCK_SIZE - config.max_nodes < 8192
+    engine, _ = new_servicer(config, target, info)
+    engine.start()
+    prompt = [5] * (info.max_context_tokens - 3)
+    [result] = Harness(engine).generate([prompt], stopping=StoppingOptions(ignore_eos=True))
+    engine.stop()
+    assert result.error is None
+    assert result.finish is not None
+    assert (result.finish.reason, len(result.token_ids)) == (FinishReason.CONTEXT_LENGTH, 3)
+    with pytest.raises(IncompatibleError, match="KV_CACHE_MIB"):
+        load_probed_target(replace(config, max_nodes=8192))
 
 
 async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
@@ -152,6 +178,36 @@ def _get(address: str) -> str:
     with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
         content: bytes = answer.read()
         return content.decode()
+
+
+# The model thread itself fails with the first sequence.
+BROKEN_SCHEDULER = """
+import runpy
+from verifier_svc.scheduler import Scheduler
+Scheduler.next_batch = None
+runpy.run_module("verifier_svc", run_name="__main__")
+"""
+
+
+async def test_a_process_that_can_compute_nothing_any_more_cuts_its_streams_off_and_ends(checkpoint: Path) -> None:
+    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "300"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", BROKEN_SCHEDULER),
+        env={**env, "KV_CACHE_MIB": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        _, address = (await process.stdout.readline()).decode().split()
+        async with rpc.open_channel(address) as channel:
+            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
+            await peer.open()
+            assert await peer.call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == ENGINE_LOST
+    assert "the model thread has ended" in log
 
 
 # Nothing can be loaded.

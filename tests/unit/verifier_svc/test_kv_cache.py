@@ -43,6 +43,35 @@ def test_kept_rows_move_together_behind_the_committed_ones() -> None:
     assert cache.num_free_blocks == 3
 
 
+def test_moves_are_unmade_from_when_they_are_taken_until_somebody_says_so() -> None:
+    cache = KVCache(4)
+    cache.take_moves()
+    assert not cache.has_unmade_moves
+    cache.move(3, 1)
+    assert not cache.has_unmade_moves
+    for _ in range(2):  # taking none does not make those of before
+        cache.take_moves()
+        assert cache.has_unmade_moves
+    cache.moves_made()
+    assert not cache.has_unmade_moves
+
+
+def test_a_cache_that_forgets_has_every_block_and_shares_none() -> None:
+    cache = KVCache(4)
+    tokens = list(range(3 * BLOCK_SIZE))
+    sequence = read(cache, tokens)
+    cache.move(3, 1)
+    cache.take_moves()
+    cache.move(5, 4)
+    sequence.release()
+    assert cache.num_reusable_blocks == 3
+    cache.forget()
+    assert (cache.num_free_blocks, cache.num_reusable_blocks, cache.has_unmade_moves) == (4, 0, False)
+    assert cache.take_moves()[0].tolist() == []
+    assert SequenceCache(cache, 4 * BLOCK_SIZE).adopt(tokens) == 0
+    assert sorted(cache.take_block() for _ in range(4)) == [0, 1, 2, 3]
+
+
 def test_a_full_cache_is_an_overload_and_not_a_crash() -> None:
     cache = KVCache(num_blocks=1)
     sequence = SequenceCache(cache, max_tokens=2 * BLOCK_SIZE)

@@ -29,11 +29,12 @@ from tests.unit.verifier_svc.tiny_engine import (
 )
 from verifier_svc.early_pruning import candidates_of
 from verifier_svc.engine import Engine
+from verifier_svc.events import Event, OutcomeEvent
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.pruned_layers import PrunedForward
 from verifier_svc.pruning_pace import COMPARE, ON, PruningSettings
-from verifier_svc.sequence import Draft, Sequence, SequenceSpec
+from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
@@ -137,6 +138,34 @@ def test_sampled_trees_are_never_pruned(target: TargetModel) -> None:
         rows = sequence.next_rows(2, 16)
         assert len(rows.tree) == 1
         assert (rows.draw_rule is None) is traverses
+
+
+def test_a_sampled_tree_is_verified_in_a_pass_that_others_nodes_leave(target: TargetModel) -> None:
+    Oracle(target, [])  # which prunes all that may be
+    engine = Engine(target, replace(tiny_info(), pruning=FORCED), LIMITS, max_nodes=16)
+    events: list[Event] = []
+    engine.attach(0, events.extend)
+    specs = {
+        1: SequenceSpec((5, 6, 7), SamplingParams(temperature=1.0, seed=3), STOPPING, traverses=True, linger_s=5.0),
+        2: SequenceSpec((8, 9), SamplingParams(temperature=0.7, seed=4), STOPPING, linger_s=5.0),
+    }
+    distribution = DraftDistribution((5, 6), (0.5, 0.5))
+    trees = {1: replace(chain([5]), distributions=(distribution, None)), 2: chain([40, 41, 42, 43], [-5.0] * 4)}
+    for number, spec in specs.items():
+        engine.open(SequenceKey(0, number), spec)
+    engine._step()
+    for event in events[:]:
+        if isinstance(event, OutcomeEvent):
+            draft = Draft(event.outcome.base_length + 1, trees[event.sequence_id])
+            engine.submit(SequenceKey(0, event.sequence_id), draft)
+    events.clear()
+    engine._take_commands()
+    engine._step()
+    outcomes = {event.sequence_id: event.outcome for event in events if isinstance(event, OutcomeEvent)}
+    assert [(outcomes[number].draft_nodes, outcomes[number].pruned_nodes) for number in specs] == [(1, 0), (4, 4)]
+    engine.detach(0)
+    engine._take_commands()
+    assert target.cache.num_free_blocks == target.cache.num_blocks
 
 
 def test_passes_that_are_compared_run_both_ways_each_first_in_its_turn(target: TargetModel) -> None:

@@ -75,7 +75,8 @@ def test_others_run_what_rank_0_brings_and_not_their_own(new_model: NewModel) ->
     assert torch.equal(other.forward(own), expected)
 
 
-def test_a_pass_that_breaks_off_is_told_to_the_ranks(new_model: NewModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, MemoryError, IncompatibleError, ValueError])
+def test_a_pass_that_breaks_off_is_told_to_the_ranks(kind: type[Exception], new_model: NewModel) -> None:
     told: list[str] = []
     ranks = Ranks(2, share=lambda step: step, meet=lambda: None, fail=told.append)
     model = new_model("llama")
@@ -83,10 +84,10 @@ def test_a_pass_that_breaks_off_is_told_to_the_ranks(new_model: NewModel, monkey
     plan = target.plan([SequenceRows(SequenceCache(target.cache, 64), [1, 2])])
 
     def lost(*_: object) -> None:
-        raise RuntimeError("connection closed by peer")
+        raise kind("connection closed by peer")
 
     model.model.layers[1].register_forward_hook(lost)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(kind):
         target.forward(plan)
     assert told == ["a pass failed: connection closed by peer"]
 

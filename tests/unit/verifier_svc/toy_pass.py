@@ -31,6 +31,7 @@ class ToyTarget:
     def forward(self, plan: PassPlan) -> torch.Tensor:
         sources, destinations = self.cache.take_moves()
         self._tokens[destinations] = self._tokens[sources]
+        self.cache.moves_made()
         rows = []
         for segment in plan.segments:
             rows += self._contexts(segment, plan.token_ids[segment.start : segment.stop].tolist())
