@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
 from coppice.errors import CoppiceError, IncompatibleError
 from coppice.logs import configure_logging
 from coppice.openmp import set_spin_count
-from coppice.rpc import run, stop_signal
+from coppice.rpc import first_of, run, stop_signal
+
+logger = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE = 1
 EXIT_MISCONFIGURED = 2
+# As a verifier of its own has it.
+EXIT_ENGINE_LOST = 4
 # Event loop and model threads share the interpreter; a message must not wait 5 ms for its turn.
 SWITCH_INTERVAL_S = 1e-4
 
@@ -28,7 +33,11 @@ def main() -> int:
         async with running(config, models) as deployment:
             sys.stdout.write(f"ready {deployment.orchestrator.address}\n")
             sys.stdout.flush()
-            await stop_signal()
+            await first_of(stop_signal(), deployment.lost.wait())
+            if deployment.lost.is_set():
+                # There is nothing to drain: sequences of that verifier would wait for ever.
+                logger.error("a verifier's model thread has ended, and so does this process")
+                os._exit(EXIT_ENGINE_LOST)
 
     try:
         configure_logging(os.environ)

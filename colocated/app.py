@@ -46,6 +46,8 @@ class Colocated:
     orchestrator: Orchestrator
     verifiers: tuple[InMemoryServer, ...]
     drafters: tuple[InMemoryServer, ...]
+    # Set when a verifier's model thread has ended by itself: its sequences get nothing more.
+    lost: asyncio.Event
 
 
 def load(config: ColocatedConfig) -> Models:
@@ -71,9 +73,10 @@ async def running(
         ValueError: a setting cannot be used.
     """
     network = InMemoryNetwork()
+    lost = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         verifiers = [
-            await stack.enter_async_context(_verifier(one, *model, number, env))
+            await stack.enter_async_context(_verifier(one, *model, number, env, lost))
             for number, (one, model) in enumerate(zip(config.verifiers, models.targets, strict=True))
         ]
         drafters = [
@@ -87,19 +90,25 @@ async def running(
         timeline = open_timeline("orchestrator", env)
         stack.push_async_callback(_close, None if tracing is None else tracing.tracer, timeline)
         serving = orchestrator.app.running(config.orchestrator, tracing, timeline, network.dial)
-        yield Colocated(await stack.enter_async_context(serving), tuple(verifiers), tuple(drafters))
+        yield Colocated(await stack.enter_async_context(serving), tuple(verifiers), tuple(drafters), lost)
 
 
 @contextlib.asynccontextmanager
 async def _verifier(
-    config: VerifierConfig, target: TargetModel, info: TargetInfo, number: int, env: Mapping[str, str]
+    config: VerifierConfig,
+    target: TargetModel,
+    info: TargetInfo,
+    number: int,
+    env: Mapping[str, str],
+    lost: asyncio.Event,
 ) -> AsyncIterator[InMemoryServer]:
+    loop = asyncio.get_running_loop()
     tracer, timeline = open_tracer("coppice-verifier", env), open_timeline(_numbered("verifier", number), env)
     engine, servicer = verifier_svc.app.new_servicer(config, target, info, tracer, timeline)
     server = InMemoryServer()
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
     with verifier_svc.app.serving_metrics(config, engine, info, None):
-        engine.start()
+        engine.start(lambda: loop.call_soon_threadsafe(lost.set))
         try:
             yield server
         finally:

@@ -7,13 +7,12 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from coppice.certificates import Certificates
 from coppice.errors import CoppiceError
-from coppice.rpc import Server, run, stop_signal
+from coppice.rpc import Server, first_of, run, stop_signal
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
@@ -83,7 +82,7 @@ async def serve(
         engine.start(lambda: loop.call_soon_threadsafe(lost.set))
         await server.set_serving(True)
         print(f"ready {host}:{port}", flush=True)  # noqa: T201
-        await _first_of(stop_signal(), lost.wait())
+        await first_of(stop_signal(), lost.wait())
         if not lost.is_set():
             servicer.drain()
         await server.stop(0.0 if lost.is_set() else config.grace_s)
@@ -94,14 +93,6 @@ async def serve(
         timeline.write()
     if lost.is_set():
         raise EngineLostError("the model thread has ended")
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when the first of these does."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
 
 
 def run_verifier(

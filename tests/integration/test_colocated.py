@@ -19,6 +19,7 @@ from coppice.bundled import MODELS
 from coppice.client import Client, Options
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually
+from verifier_svc.engine import Engine
 
 # The first to use them may have to compile the models' loops.
 pytestmark = pytest.mark.timeout(480)
@@ -150,3 +151,17 @@ async def test_a_drafter_whose_thread_raises_or_whose_stream_ends_costs_no_reque
         again = await client.generate(PROMPT, SEEDED)
         assert again.token_ids == expected.token_ids
         assert again.speculation.draft_tokens > 0
+
+
+async def test_it_says_that_a_model_thread_has_ended(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(engine: Engine) -> None:
+        raise MemoryError("no room for a plan")
+
+    async with deployed(models) as (client, deployment):
+        await client.generate(PROMPT, replace(GREEDY, max_tokens=2))
+        assert not deployment.lost.is_set()
+        monkeypatch.setattr(Engine, "_step", end)
+        waits = asyncio.create_task(client.generate(PROMPT, GREEDY, timeout_s=20.0))
+        async with asyncio.timeout(10):
+            await deployment.lost.wait()
+        waits.cancel()
