@@ -127,7 +127,7 @@ class Session:
         self._scheduled = False
         # Whether something was taken in that no draft has followed.
         self._has_news = False
-        # Set by the event loop when the sequence ends; the model thread then leaves it alone.
+        # Set when the sequence has ended or failed; the model thread then leaves it alone.
         self.closed = False
         # Whether idle work is queued. The model thread's own.
         self.preparing = False
