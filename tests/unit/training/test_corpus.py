@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from training import corpus
-from training.corpus import HELD_OUT_ONE_IN, SourceFile, name_hash, read_corpus
+from training.corpus import HELD_OUT_ONE_IN, SourceFile, corpus_digest, name_hash, read_corpus
 from training.token_store import TokenStore
 from training.tokenizer import train_tokenizer
 
@@ -51,6 +51,17 @@ def test_the_split_does_not_depend_on_where_or_with_what_a_file_lies(tmp_path: P
     many = {file.name: file.is_held_out for file in read_corpus([tmp_path / "one"])}
     few = {file.name: file.is_held_out for file in read_corpus([tmp_path / "two" / "deeper"])}
     assert few.items() <= many.items()
+
+
+def test_a_corpus_has_a_digest_of_names_and_texts() -> None:
+    files = [SourceFile("a.py", "one"), SourceFile("b.py", "two")]
+    others = [
+        files[:1],
+        [SourceFile("a.py", "one"), SourceFile("b.py", "2")],
+        [SourceFile("a.py", "one"), SourceFile("c.py", "two")],
+    ]
+    assert corpus_digest(files) == corpus_digest(list(files))
+    assert len({corpus_digest(each) for each in (files, *others)}) == 4
 
 
 def test_reading_twice_gives_the_same_files_in_the_same_order(tmp_path: Path) -> None:
