@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from coppice.errors import IncompatibleError
+from training.whole_file import whole_file
 
 _MADE_FROM = "made_from"
 
@@ -45,7 +46,8 @@ def open_state(out: Path, recipe: Any, made_from: Mapping[str, str] | None = Non
     elif directory.exists() and any(directory.iterdir()):
         raise ForeignStateError(f"{directory} does not say which recipe it belongs to; delete it to start anew")
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    with whole_file(path) as file:
+        file.write((json.dumps(settings, indent=1) + "\n").encode())
     return directory
 
 

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from training.corpus import SourceFile
+from training.whole_file import whole_file
 
 TokenArray = npt.NDArray[np.uint16]
 
@@ -43,7 +44,8 @@ class TokenStore:
                 arrays[split] = np.concatenate([np.array([*ids, eos], np.uint16) for ids in encoded])
             num_bytes = sum(len(file.text.encode()) for file in files if file.is_held_out)
             cache.mkdir(parents=True, exist_ok=True)
-            np.savez(path, train=arrays["train"], held_out=arrays["held_out"], held_out_bytes=np.array(num_bytes))
+            with whole_file(path) as file:
+                np.savez(file, train=arrays["train"], held_out=arrays["held_out"], held_out_bytes=np.array(num_bytes))
         loaded = np.load(path)
         return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
 
