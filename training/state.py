@@ -25,6 +25,8 @@ class ForeignStateError(IncompatibleError):
 def open_state(out: Path, recipe: Any, made_from: Mapping[str, str] | None = None) -> Path:
     """The state directory of the run that writes `out`, made for this recipe.
 
+    One that holds nothing yet, of a run that ended at once, is anybody's.
+
     Args:
         out: directory of the finished checkpoint; its state lies beside it, under the same name with ".state".
         recipe: a dataclass instance with every setting of the run.
@@ -41,9 +43,10 @@ def open_state(out: Path, recipe: Any, made_from: Mapping[str, str] | None = Non
         settings[_MADE_FROM] = dict(made_from)
     # As it is read: tuples are lists there.
     settings = json.loads(json.dumps(settings))
-    if path.exists():
+    kept = [other for other in directory.iterdir() if other != path] if directory.exists() else []
+    if kept and path.exists():
         _check(directory, path, settings)
-    elif directory.exists() and any(directory.iterdir()):
+    elif kept:
         raise ForeignStateError(f"{directory} does not say which recipe it belongs to; delete it to start anew")
     directory.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:

@@ -15,6 +15,7 @@ def test_the_state_of_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "model.state").mkdir()
     (tmp_path / "model.state" / "recipe.json").write_text("{}")
+    (tmp_path / "model.state" / "state.pt").touch()
     arguments = ["target", "--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "model"), "--steps", "1"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1

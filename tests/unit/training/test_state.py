@@ -28,9 +28,17 @@ def test_the_state_lies_beside_the_checkpoint_and_is_found_again(tmp_path: Path)
 
 
 def test_other_settings_do_not_go_on_from_it(tmp_path: Path) -> None:
-    open_state(tmp_path / "model", Recipe())
+    (open_state(tmp_path / "model", Recipe()) / "state.pt").touch()
     with pytest.raises(ForeignStateError, match="delete it"):
         open_state(tmp_path / "model", Recipe(steps=4))
+
+
+def test_a_state_in_which_nothing_is_kept_yet_is_anybodys(tmp_path: Path) -> None:
+    open_state(tmp_path / "model", Recipe(), {"corpus": "too small"})
+    directory = open_state(tmp_path / "model", Recipe(steps=4), {"corpus": "large enough"})
+    (directory / "tokens.npz").touch()
+    with pytest.raises(ForeignStateError, match="other settings"):
+        open_state(tmp_path / "model", Recipe(), {"corpus": "too small"})
 
 
 def test_a_state_that_names_no_recipe_is_not_used(tmp_path: Path) -> None:
@@ -45,7 +53,7 @@ def test_a_state_that_names_no_recipe_is_not_used(tmp_path: Path) -> None:
 def test_a_state_is_that_of_the_same_models_and_corpus(tmp_path: Path) -> None:
     made_from = {"target": "a", "start": "b", "corpus": "c"}
     for _ in range(2):
-        open_state(tmp_path / "model", Recipe(), made_from)
+        (open_state(tmp_path / "model", Recipe(), made_from) / "state.pt").touch()
     with pytest.raises(ForeignStateError, match="from another start "):
         open_state(tmp_path / "model", Recipe(), {**made_from, "start": "x"})
     with pytest.raises(ForeignStateError, match="from another corpus and target "):
@@ -56,7 +64,7 @@ def test_a_state_is_that_of_the_same_models_and_corpus(tmp_path: Path) -> None:
 
 
 def test_a_state_that_does_not_say_what_it_was_made_from_is_not_used(tmp_path: Path) -> None:
-    open_state(tmp_path / "model", Recipe())
+    (open_state(tmp_path / "model", Recipe()) / "state.pt").touch()
     with pytest.raises(ForeignStateError, match="does not say which models and corpus"):
         open_state(tmp_path / "model", Recipe(), {"target": "a"})
     (tmp_path / "model.state" / "recipe.json").write_text("{")
