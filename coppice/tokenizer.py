@@ -27,8 +27,13 @@ def fingerprint(tokenizer_json: bytes) -> str:
     """A hash of everything that decides which ids a text becomes and which text ids become.
 
     Special-token templates, padding and truncation are left out: they change no draft.
+
+    Raises:
+        ValueError: it is no JSON object.
     """
     content = json.loads(tokenizer_json)
+    if not isinstance(content, dict):
+        raise ValueError(f"tokenizer.json must be a JSON object, is a {type(content).__name__}")
     parts = {key: content.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
     canonical = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

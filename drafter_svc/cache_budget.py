@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 
 @runtime_checkable
@@ -23,16 +23,18 @@ class CachingSequence(Protocol):
 
 
 class CacheBudget:
-    """Has the sequences forget that were drafted for longest ago, while all together keep more than `max_tokens`.
+    """Has the sequences forget that were worked for longest ago, while all together keep more than `max_tokens`.
 
     Sequences that have ended count no more, and none is kept alive. With 0 there is no limit.
     """
 
     def __init__(self, max_tokens: int = 0) -> None:
         self._max_tokens = max_tokens
-        # From the one that was drafted for longest ago to the latest.
+        # From the one that was worked for longest ago to the latest.
         self._sizes: WeakKeyDictionary[CachingSequence, int] = WeakKeyDictionary()
-        # As of the last draft, and how often a sequence was made to forget.
+        # Those that were made to forget, and nothing was read or drafted for since.
+        self._forgetful: WeakSet[CachingSequence] = WeakSet()
+        # As of the last work, and how often a sequence was made to forget.
         self.num_tokens = 0
         self.num_forgotten = 0
         self._is_held = False
@@ -41,11 +43,16 @@ class CacheBudget:
         """Something was read or drafted for this sequence, which is not the one to forget."""
         if not isinstance(sequence, CachingSequence):
             return
+        self._forgetful.discard(sequence)
         self._sizes.pop(sequence, None)
         self._sizes[sequence] = sequence.num_cached
         self.num_tokens = sum(self._sizes.values())
         if not self._is_held:
             self._make_room()
+
+    def has_forgotten(self, sequence: object) -> bool:
+        """Whether this sequence was made to forget, and nothing was read or drafted for it since."""
+        return isinstance(sequence, CachingSequence) and sequence in self._forgetful
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -65,6 +72,7 @@ class CacheBudget:
             if self.num_tokens <= self._max_tokens:
                 return
             other.forget()
+            self._forgetful.add(other)
             del self._sizes[other]
             self.num_tokens -= size
             self.num_forgotten += 1

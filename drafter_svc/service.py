@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -24,16 +25,15 @@ from coppice.tree import TokenTree
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto, tree_to_proto
+from coppice.wire import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.joint_turns import JointTurns
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.responses import ahead_response, draft_response
 from drafter_svc.session import (
-    AheadDrafts,
-    Draft,
     DuplicateSequenceError,
     Opening,
     Outcome,
@@ -315,53 +315,67 @@ class DraftStream:
         """Read, or draft and send the tree; returns how many pieces are left to be read before. On the model thread."""
         sequence_id, session = turn.sequence_id, turn.session
         started = time.perf_counter()
-        try:
+        draft = None
+        with self._failures_dropped(sequence_id, session):
             if num_left := session.read(max_pieces=1 if turn.reads else 0):
                 turn.spent_s += time.perf_counter() - started
                 return num_left
             draft = session.advance()
-        except CoppiceError as error:
-            status = rpc.error_status(error)
-            self._call(self._drop, sequence_id, session, status.code, status.message)
-            return 0
-        except Exception:
-            incident = uuid.uuid4().hex[:12]
-            logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
-            message = f"internal error, incident {incident}"
-            self._call(self._drop, sequence_id, session, code_pb2.INTERNAL, message)
-            return 0
         if draft is not None and not session.closed:
             elapsed_s = turn.spent_s + time.perf_counter() - started
             self._mark("draft", sequence_id, elapsed_s, len(draft.tree))
-            self._call(self._send, _response(sequence_id, draft, elapsed_s))
+            self._call(self._send, draft_response(sequence_id, draft, elapsed_s))
             self._service.counts.drafted(started - turn.submitted - turn.spent_s, elapsed_s, len(draft.tree))
         self._prepare_when_idle(sequence_id, session)
         return 0
 
+    @contextlib.contextmanager
+    def _failures_dropped(self, sequence_id: int, session: Session) -> Iterator[None]:
+        """Drop the sequence if this fails: what its cache holds is not known then. On the model thread."""
+        try:
+            yield
+        except CoppiceError as error:
+            status = rpc.error_status(error)
+            code, message = status.code, status.message
+        except Exception:
+            incident = uuid.uuid4().hex[:12]
+            logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
+            code, message = code_pb2.INTERNAL, f"internal error, incident {incident}"
+        else:
+            return
+        # What is queued for it must not go on meanwhile.
+        session.closed = True
+        self._call(self._drop, sequence_id, session, code, message)
+
     def _begin_ahead(self, sequence_id: int, session: Session, base_length: int, tree: TokenTree) -> None:
         """Draft behind likely outcomes of a tree when nothing else waits. On the model thread."""
-        if session.expect(base_length, tree):
+        is_expected = False
+        with self._failures_dropped(sequence_id, session):
+            is_expected = session.expect(base_length, tree)
+        if is_expected:
             self._service.counts.num_expected += 1
             self._prepare_when_idle(sequence_id, session)
         else:
             self._service.counts.num_dropped += 1
 
     def _prepare_when_idle(self, sequence_id: int, session: Session) -> None:
-        if not session.preparing:
+        if not session.preparing and not session.closed:
             session.preparing = True
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
 
     def _prepare(self, sequence_id: int, session: Session) -> None:
         """Draft ahead, a piece at a time: a job that arrives meanwhile goes first. On the model thread."""
         started = time.perf_counter()
-        session.preparing = session.prepare()
-        if session.preparing:
+        drafts = None
+        with self._failures_dropped(sequence_id, session):
+            session.preparing = session.prepare()
+            drafts = session.ahead()
+        if session.preparing and not session.closed:
             self._thread.submit_idle(lambda: self._prepare(sequence_id, session))
-        drafts = session.ahead()
         self._mark("ahead", sequence_id, time.perf_counter() - started, 0 if drafts is None else drafts.num_nodes)
         if drafts is not None:
             self._service.counts.num_ahead += len(drafts.drafts)
-            self._call(self._send, _ahead_response(sequence_id, drafts))
+            self._call(self._send, ahead_response(sequence_id, drafts))
 
     def _mark(self, what: str, sequence_id: int, elapsed_s: float, num_nodes: int) -> None:
         """Tell the timeline, if any, of work that ends now. On the model thread."""
@@ -378,21 +392,3 @@ def _rules(drafter: Drafter) -> list[sampling_pb2.AcceptanceRule]:
     if isinstance(drafter, SamplingDrafter):
         rules.append(sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
     return rules
-
-
-def _response(sequence_id: int, draft: Draft, elapsed_s: float) -> pb.DraftResponse:
-    tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
-    return pb.DraftResponse(sequence_id=sequence_id, tree=tree)
-
-
-def _ahead_response(sequence_id: int, ahead: AheadDrafts) -> pb.DraftResponse:
-    response = pb.DraftResponse(sequence_id=sequence_id)
-    for draft in ahead.drafts:
-        response.ahead.trees.add(
-            base_length=ahead.base_length,
-            # The stream's sequence says whose they are; the orchestrator knows their source.
-            tree=tree_to_proto(replace(draft.tree, source_names=())),
-            assumed_token_ids=draft.assumed,
-            outcome_log_prob=draft.log_prob,
-        )
-    return response

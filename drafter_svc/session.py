@@ -127,7 +127,7 @@ class Session:
         self._scheduled = False
         # Whether something was taken in that no draft has followed.
         self._has_news = False
-        # Set by the event loop when the sequence ends; the model thread then leaves it alone.
+        # Set when the sequence has ended or failed; the model thread then leaves it alone.
         self.closed = False
         # Whether idle work is queued. The model thread's own.
         self.preparing = False
@@ -199,8 +199,17 @@ class Session:
         return AheadDrafts(self._length, drafts) if drafts else None
 
     def prepare(self) -> bool:
-        """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits."""
-        return not self.closed and self._sequence is not None and self._sequence.prepare()
+        """Do a piece of work for the next outcome; whether there is more. On the model thread, while nothing waits.
+
+        There is none while the budget asks for no tree, nor for a sequence that was made to forget, until it drafts
+        again: idle sequences must not take each other's room by turns.
+        """
+        sequence = self._sequence
+        if self.closed or sequence is None or not self._max_nodes or self._caches.has_forgotten(sequence):
+            return False
+        has_more = sequence.prepare()
+        self._caches.note(sequence)
+        return has_more
 
     def _calibrated(self, tree: TokenTree) -> Draft:
         """The draft to send. Sampled trees go as they are: what they hold decides what is committed."""

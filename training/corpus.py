@@ -74,6 +74,14 @@ def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
     return sorted(files.values(), key=lambda file: name_hash(file.name))
 
 
+def corpus_digest(files: Iterable[SourceFile]) -> str:
+    """A hash of all names and texts, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(hashlib.sha256(file.name.encode()).digest() + hashlib.sha256(file.text.encode()).digest())
+    return digest.hexdigest()
+
+
 def _walk(root: Path) -> Iterator[SourceFile]:
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)

@@ -1,36 +1,80 @@
-"""Where an unfinished run keeps its state, and that no other recipe goes on from it."""
+"""Where an unfinished run keeps its state, and that no other run goes on from it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from coppice.errors import IncompatibleError
+from training.whole_file import whole_file
+
+_MADE_FROM = "made_from"
 
 
 class ForeignStateError(IncompatibleError):
-    """The state beside a checkpoint was left by a run with other settings."""
+    """The state beside a checkpoint was left by a run with other settings, or from other models or text."""
 
 
-def open_state(out: Path, recipe: Any) -> Path:
+def open_state(out: Path, recipe: Any, made_from: Mapping[str, str]) -> Path:
     """The state directory of the run that writes `out`, made for this recipe.
+
+    One that holds nothing yet, of a run that ended at once, is anybody's.
 
     Args:
         out: directory of the finished checkpoint; its state lies beside it, under the same name with ".state".
         recipe: a dataclass instance with every setting of the run.
+        made_from: digests of what else decides the result (models, corpus), by what it is.
 
     Raises:
-        ForeignStateError: the state there belongs to another recipe, and going on from it would mix the two.
+        ForeignStateError: the state there belongs to another recipe or was made from something else, or does not say;
+            going on from it would mix the two.
     """
     directory = out.with_name(out.name + ".state")
     path = directory / "recipe.json"
-    settings = json.dumps({"recipe": type(recipe).__name__, **asdict(recipe)}, indent=1) + "\n"
-    if not path.exists() and directory.exists() and any(directory.iterdir()):
+    settings = {"recipe": type(recipe).__name__, **asdict(recipe), _MADE_FROM: dict(made_from)}
+    # As it is read: tuples are lists there.
+    settings = json.loads(json.dumps(settings))
+    kept = [other for other in directory.iterdir() if other != path] if directory.exists() else []
+    if kept and path.exists():
+        _check(directory, path, settings)
+    elif kept:
         raise ForeignStateError(f"{directory} does not say which recipe it belongs to; delete it to start anew")
-    if path.exists() and path.read_text() != settings:
-        raise ForeignStateError(f"{directory} belongs to a run with other settings ({path}); delete it to start anew")
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(settings)
+    with whole_file(path) as file:
+        file.write((json.dumps(settings, indent=1) + "\n").encode())
     return directory
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A hash of all weights, the same in every precision that holds them exactly."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {list(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check(directory: Path, path: Path, settings: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads(path.read_text())
+        found_from, expected_from = found.get(_MADE_FROM), settings[_MADE_FROM]
+    except (ValueError, AttributeError) as error:
+        raise ForeignStateError(f"{path} is damaged; delete {directory} to start anew") from error
+    if {**found, _MADE_FROM: None} != {**settings, _MADE_FROM: None}:
+        raise ForeignStateError(f"{directory} belongs to a run with other settings ({path}); delete it to start anew")
+    if found_from == expected_from:
+        return
+    if not isinstance(found_from, dict):
+        raise ForeignStateError(
+            f"{directory} does not say which models and corpus it was made from ({path}); delete it to start anew"
+        )
+    names = sorted({*found_from, *expected_from})
+    others = " and ".join(name for name in names if found_from.get(name) != expected_from.get(name))
+    raise ForeignStateError(f"{directory} was made from another {others} ({path}); delete it to start anew")

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
 from training.token_store import TokenArray
+from training.whole_file import whole_file
 
 # Share of the rows drawn at each temperature; 0 is greedy. Greedy output of a small model loops, so it is the least.
 TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))
@@ -46,7 +47,9 @@ def sample_target(
     for number in tqdm(range(shape.rows // shape.batch), desc="sampling the target", mininterval=5):
         path = cache / f"samples-{number:05}.npy"
         if not path.exists():
-            np.save(path, _sample_batch(target, corpus, shape, [seed, number]))
+            batch = _sample_batch(target, corpus, shape, [seed, number])
+            with whole_file(path) as file:
+                np.save(file, batch)
         batches.append(np.load(path))
     return np.concatenate(batches).astype(np.int64)
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from training.target_states import noted_states
+from training.whole_file import whole_file
 
 # Tokens kept per position; the rest of the probability is one lump. At temperature 1 every twelfth token of the
 # target is not among its 32 likeliest, and a drafter that never learned their order cannot propose it.
@@ -66,10 +67,12 @@ def teach(target: PreTrainedModel, token_ids: Tensor, cache: Path, *, with_state
                 seen = stack.enter_context(noted_states(target)) if with_states else []
                 logits = model(input_ids=chunk, use_cache=False).logits
             if with_states:
-                np.save(states_path, seen[0].view(torch.int16).numpy())
+                with whole_file(states_path) as file:
+                    np.save(file, seen[0].view(torch.int16).numpy())
             top = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
             ids, log_probs = top.indices.numpy().astype(np.uint16), top.values.numpy().astype(np.float16)
-            np.savez(path, ids=ids, log_probs=log_probs)
+            with whole_file(path) as file:
+                np.savez(file, ids=ids, log_probs=log_probs)
         loaded = np.load(path)
         if with_states:
             states.append(torch.from_numpy(np.load(states_path)).view(torch.bfloat16))

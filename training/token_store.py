@@ -12,9 +12,12 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from training.corpus import SourceFile
+from coppice.errors import IncompatibleError
+from training.corpus import HELD_OUT_ONE_IN, SourceFile
+from training.whole_file import whole_file
 
 TokenArray = npt.NDArray[np.uint16]
+MAX_VOCAB_SIZE = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,14 @@ class TokenStore:
 
     @classmethod
     def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase, cache: Path) -> Self:
-        """Tokenize `files`, or read what an earlier run cached under `cache`."""
+        """Tokenize `files`, or read what an earlier run cached under `cache`.
+
+        Raises:
+            IncompatibleError: all files are of one split, or the vocabulary is too large for what ids are kept in.
+        """
         path = cache / "tokens.npz"
         if not path.exists():
+            _check(files, len(tokenizer))
             arrays: dict[str, TokenArray] = {}
             for split, held_out in (("train", False), ("held_out", True)):
                 texts = [file.text for file in files if file.is_held_out == held_out]
@@ -43,7 +51,8 @@ class TokenStore:
                 arrays[split] = np.concatenate([np.array([*ids, eos], np.uint16) for ids in encoded])
             num_bytes = sum(len(file.text.encode()) for file in files if file.is_held_out)
             cache.mkdir(parents=True, exist_ok=True)
-            np.savez(path, train=arrays["train"], held_out=arrays["held_out"], held_out_bytes=np.array(num_bytes))
+            with whole_file(path) as file:
+                np.savez(file, train=arrays["train"], held_out=arrays["held_out"], held_out_bytes=np.array(num_bytes))
         loaded = np.load(path)
         return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
 
@@ -58,3 +67,14 @@ class TokenStore:
         starts = np.linspace(0, len(self.held_out) - length - 1, windows).astype(int)
         data = np.stack([self.held_out[s : s + length] for s in starts]).astype(np.int64)
         return list(torch.split(torch.from_numpy(data), rows))
+
+
+def _check(files: Sequence[SourceFile], vocab_size: int) -> None:
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise IncompatibleError(f"the tokenizer has {vocab_size} tokens, and training takes at most {MAX_VOCAB_SIZE}")
+    num_held_out = sum(file.is_held_out for file in files)
+    if num_held_out in (0, len(files)):
+        raise IncompatibleError(
+            f"the corpus is too small: of {len(files)} files {num_held_out} are held out, by their names "
+            f"(about one in {HELD_OUT_ONE_IN} is), and both kinds are needed"
+        )

@@ -23,6 +23,8 @@ Corpus = Annotated[
     typer.Option(help="Directory of Python sources; repeatable. Default: standard library and installed packages."),
 ]
 Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
+# The target is sampled in batches of so many, of which there has to be one.
+Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target to train on, in batches of 64.")]
 
 
 @app.command()
@@ -31,7 +33,8 @@ def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
     from training.corpus import default_roots, read_corpus
     from training.tokenizer import train_tokenizer
 
-    train_tokenizer(read_corpus(corpus or default_roots()), out)
+    with mistakes_as_messages():
+        train_tokenizer(read_corpus(corpus or default_roots()), out)
 
 
 @app.command()
@@ -60,7 +63,7 @@ def small_lm(
     steps: Annotated[int, typer.Option(help="Steps over rows that the target looks at once.")] = 9000,
     fresh_cycles: Annotated[int, typer.Option(help="Cycles after them over rows drawn anew in every step.")] = 2,
     fresh_steps: Annotated[int, typer.Option(help="Steps of each of these cycles.")] = 4500,
-    samples: Annotated[int, typer.Option(help="Continuations of the target to train on.")] = 3072,
+    samples: Samples = 3072,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:
@@ -78,11 +81,10 @@ def small_lm(
 
 TargetDir = Annotated[Path, typer.Option("--target")]
 Start = Annotated[Path, typer.Option(help="The small LM to start from.")]
-Samples = Annotated[int, typer.Option(help="Continuations of the target to train on.")]
 LayersAlone = Annotated[
     bool, typer.Option("--layers-alone", help="Keep the small LM's embeddings, and leave them out of the checkpoint.")
 ]
-CorpusRows = Annotated[int, typer.Option(help="Rows of corpus text to train on.")]
+CorpusRows = Annotated[int, typer.Option(min=1, help="Rows of corpus text to train on.")]
 
 
 def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
@@ -249,11 +251,11 @@ def early_exit(
 
 @contextlib.contextmanager
 def mistakes_as_messages() -> Iterator[None]:
-    """Report what the user can mend in one line, not as a traceback."""
+    """Report what the user can mend in one line, not as a traceback: files that are not there among it."""
     try:
         yield
-    except CoppiceError as error:
-        typer.echo(f"error: {error}", err=True)
+    except (CoppiceError, OSError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from error
 
 

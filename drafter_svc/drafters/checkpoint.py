@@ -66,8 +66,8 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code, its weights are damaged, or, where it has layers alone, the
-            embeddings are not those that it was made with.
+        IncompatibleError: the checkpoint could carry code, its weights are damaged or do not fit its configuration, or,
+            where it has layers alone, the embeddings are not those that it was made with.
         OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
     """
     refuse_unsafe(reference, CONFIG_MAPPING)
@@ -82,6 +82,12 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
         )
     except SafetensorError as error:
         raise IncompatibleError(f"the weights of {reference} are damaged or cut short: {error}") from error
+    except (OSError, ValueError, MemoryError):
+        raise
+    except Exception as error:
+        # Of many kinds, by what does not fit.
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise IncompatibleError(f"the weights and config.json of {reference} do not fit together ({what})") from error
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
 
@@ -91,6 +97,7 @@ def load_fingerprint(reference: str) -> str:
 
     Raises:
         IncompatibleError: the checkpoint has no tokenizer whose rules can be compared.
+        OSError, ValueError: its tokenizer cannot be read.
     """
     reference = base_of(reference)
     if (Path(reference) / "tokenizer.json").is_file():

@@ -37,7 +37,10 @@ class JoiningForward(Forward[Store], Protocol):
     """A forward pass that can be one for several sequences."""
 
     def run_many(self, passes: Sequence[tuple[Store, Rows]]) -> list[FloatArray]:
-        """What `run` does for each of them, which have stores of their own: logits [num_logits, vocab] for each."""
+        """What `run` does for each of them, which have stores of their own: logits [num_logits, vocab] for each.
+
+        Where it raises, no store has got rows.
+        """
         ...
 
 
@@ -84,7 +87,7 @@ class JointPasses(Generic[Store]):
     def together(self, jobs: Sequence[Job]) -> None:
         """Run jobs that draft, each for another sequence.
 
-        What a pass raises is raised in each job that takes part. A job that raises is logged.
+        A pass that fails is made for each alone; what it raises then is that job's. A job that raises is logged.
         """
         if len(jobs) == 1:
             jobs[0]()
@@ -93,12 +96,11 @@ class JointPasses(Generic[Store]):
         try:
             waiting = [(job, job.switch()) for job in [self._coroutine(_logged(job)) for job in jobs]]
             while waiting := [(job, asked) for job, asked in waiting if not job.dead]:
-                try:
-                    logits = self._pass([asked for _, asked in waiting])
-                except Exception as error:  # noqa: BLE001  it is each job's own to handle
-                    waiting = [(job, job.throw(error)) for job, _ in waiting]
-                else:
-                    waiting = [(job, job.switch(rows)) for (job, _), rows in zip(waiting, logits, strict=True)]
+                found = self._pass([asked for _, asked in waiting])
+                waiting = [
+                    (job, job.throw(one) if isinstance(one, Exception) else job.switch(one))
+                    for (job, _), one in zip(waiting, found, strict=True)
+                ]
         finally:
             self._hub = None
 
@@ -129,11 +131,23 @@ class JointPasses(Generic[Store]):
         """A whole search, which is never joined."""
         return self._forward.search(store, search)
 
-    def _pass(self, asked: Sequence[tuple[Store, Rows]]) -> list[FloatArray]:
-        if len(asked) == 1:
-            return [self._forward.run(*asked[0])]
-        self.num_joint += 1
-        return self._forward.run_many(asked)
+    def _pass(self, asked: Sequence[tuple[Store, Rows]]) -> Sequence[FloatArray | Exception]:
+        """What one pass for all finds, or each alone where that fails; for each its logits, or what was raised."""
+        if len(asked) > 1:
+            try:
+                logits = self._forward.run_many(asked)
+            except Exception as error:  # noqa: BLE001  whoever fails alone, too, is told
+                logger.warning("a pass for %d drafts failed, each has its own: %s", len(asked), error)
+            else:
+                self.num_joint += 1
+                return logits
+        return [self._alone(*one) for one in asked]
+
+    def _alone(self, store: Store, rows: Rows) -> FloatArray | Exception:
+        try:
+            return self._forward.run(store, rows)
+        except Exception as error:  # noqa: BLE001  it is the job's own to handle
+            return error
 
     def _seconds(self, count: int, num_rows: int) -> float:
         """What a pass of `num_rows` rows for each of `count` sequences takes."""

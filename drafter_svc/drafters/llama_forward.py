@@ -157,12 +157,13 @@ class LlamaForward:
             normed = F.rms_norm(hidden, hidden.shape[-1:], layer.mlp_norm, self._eps)
             gate, up = layer.gate_up(normed).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gate).mul_(up))
-        for part in parts:
-            part.store.length += part.count
         final = F.rms_norm(hidden, hidden.shape[-1:], self._norm, self._eps)
         if any(rows.additions is not None for _, rows in passes):
             final = final + self._additions([rows for _, rows in passes])
         logits = to_numpy(self._head(final))
+        # Not before: a pass that fails leaves no rows, so that it can be made again.
+        for part in parts:
+            part.store.length += part.count
         ends = list(itertools.accumulate(part.wanted for part in parts))
         return [logits[end - part.wanted : end] for part, end in zip(parts, ends, strict=True)]
 

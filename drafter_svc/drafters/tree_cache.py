@@ -225,16 +225,18 @@ class TreeCache(Generic[Store]):
         trunk, old, count = self.trunk_length, len(self._parents), len(token_ids)
         mask = np.full((count, trunk + old + count), _HIDDEN, np.float32)
         mask[:, :trunk] = 0
-        for offset, (token, parent) in enumerate(zip(token_ids, parent_rows, strict=True)):
-            self._row_of[parent, token] = old + offset
-            self._parents.append(parent)
+        for offset, parent in enumerate(parent_rows):
             mask[offset, trunk + old + offset] = 0
             while parent != ROOT:
                 mask[offset, trunk + parent] = 0
                 parent = self._parents[parent]
         positions = np.asarray(depths, np.int64) + (trunk - 1)
         rows = Rows(np.asarray(token_ids, np.int64), positions, mask, count)
-        return self._forward.run(self._store, rows)
+        logits = self._forward.run(self._store, rows)
+        # Not before: a pass that fails leaves no rows.
+        self._row_of.update((key, old + offset) for offset, key in enumerate(zip(parent_rows, token_ids, strict=True)))
+        self._parents.extend(parent_rows)
+        return logits
 
     def search(self, search: WholeSearch) -> Found | None:
         """A whole search by the forward itself, its rows and children noted; None where it has none for this case.

@@ -18,11 +18,11 @@ from training.block_layout import even_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
 from training.checkpoint import save_checkpoint, write_card
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.own_text import OwnText
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.teacher import TaughtRows
 from training.token_store import TokenStore
@@ -93,8 +93,10 @@ def train_block_drafter(
         IncompatibleError: the model to start from is not the target's, or the state there is another run's.
     """
     tokenizer, target, start = load_models(target_dir, start_dir)
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    made_from = {"target": weights_digest(target), "start": weights_digest(start), "corpus": corpus_digest(files)}
+    state_dir = open_state(out, recipe, made_from)
+    store = TokenStore.build(files, tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     rank = recipe.transition_rank

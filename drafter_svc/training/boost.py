@@ -21,11 +21,11 @@ from drafter_svc.drafters.layers_checkpoint import save_layers
 from drafter_svc.training.models import load_models
 from training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
 from training.checkpoint import write_card
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.own_text import OwnText
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.teacher import TaughtRows, distillation_terms
 from training.token_store import TokenStore
@@ -65,8 +65,10 @@ def train_boost(
         IncompatibleError: the model to start from is not the target's, or the state there is another run's.
     """
     tokenizer, target, start = load_models(target_dir, start_dir)
-    data_dir = open_state(out / "boost", recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, data_dir)
+    files = read_corpus(roots)
+    made_from = {"target": weights_digest(target), "start": weights_digest(start), "corpus": corpus_digest(files)}
+    data_dir = open_state(out / "boost", recipe, made_from)
+    store = TokenStore.build(files, tokenizer, data_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, data_dir)
     text = held_out_text(target, store, shape, recipe.seed)
@@ -74,7 +76,7 @@ def train_boost(
     for number in range(1, num_models + 1):
         directory = out / f"boost-{number}"
         member = replace(recipe, number=number)
-        model, loop = _trained(models, own.taught, store, member, directory)
+        model, loop = _trained(models, own.taught, store, member, open_state(directory, member, made_from))
         models.append(model)
         base = save_layers(model, 0, start_dir, directory)
         acceptance = measure_acceptance(target.float(), model, text, shape.prompt_tokens, recipe.seed)
@@ -133,7 +135,7 @@ def boosted_loss(
 
 
 def _trained(
-    models: Sequence[LlamaForCausalLM], taught: TaughtRows, store: TokenStore, recipe: BoostRecipe, out: Path
+    models: Sequence[LlamaForCausalLM], taught: TaughtRows, store: TokenStore, recipe: BoostRecipe, state_dir: Path
 ) -> tuple[LlamaForCausalLM, TrainingLoop]:
     """A model that began as the first of `models`, trained on what all of them miss; embeddings stay as they are."""
     model = LlamaForCausalLM(models[0].config)
@@ -150,7 +152,7 @@ def _trained(
         return sum(losses) / len(losses)
 
     schedule = Schedule(recipe.steps, recipe.learning_rate, cooldown_share=recipe.cooldown_share)
-    loop = TrainingLoop(model.train(), loss, evaluate, LoopConfig(schedule, open_state(out, recipe)))
+    loop = TrainingLoop(model.train(), loss, evaluate, LoopConfig(schedule, state_dir))
     loop.run()
     return model.eval(), loop
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +26,7 @@ def load_models(target_dir: Path, start_dir: Path) -> Models:
     """Load all of them.
 
     Raises:
-        IncompatibleError: the model to start from is no Llama, or not of the target's vocabulary.
-        OSError, ValueError: one cannot be read.
+        IncompatibleError: one cannot be read, or the model to start from is no Llama or not of the target's vocabulary.
     """
     tokenizer, target = load_target(target_dir)
     start = load_start(start_dir)
@@ -40,12 +41,13 @@ def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedMod
     """The target in the precision of training, and its tokenizer.
 
     Raises:
-        OSError, ValueError: one cannot be read.
+        IncompatibleError: one cannot be read.
     """
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
-    ).eval()
+    with _named(directory):
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        target = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
+        ).eval()
     return tokenizer, target
 
 
@@ -53,12 +55,21 @@ def load_start(directory: Path) -> LlamaForCausalLM:
     """The Llama to start from, in float32.
 
     Raises:
-        IncompatibleError: it is no Llama.
-        OSError, ValueError: it cannot be read.
+        IncompatibleError: it is no Llama, or cannot be read.
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
+    with _named(directory):
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     if not isinstance(model, LlamaForCausalLM):
         raise IncompatibleError(f"{directory} is a {type(model).__name__}; drafters start from a Llama")
     return model
+
+
+@contextlib.contextmanager
+def _named(directory: Path) -> Iterator[None]:
+    """What transformers raises for a directory that is none, or holds no model, in one error that says which it is."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        raise IncompatibleError(f"no model can be read from {directory}: {error}") from error

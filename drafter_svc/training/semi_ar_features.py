@@ -22,10 +22,10 @@ from training.block_layout import even_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
 from training.checkpoint import write_card
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.own_text import OwnText
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.target_states import committed_states, states_of
 from training.token_store import TokenStore
@@ -68,8 +68,10 @@ def train_semi_ar_features(
     """
     tokenizer, target = load_target(target_dir)
     trunk = load_trunk(trunk_dir, target.config.get_text_config().vocab_size)
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    made_from = {"target": weights_digest(target), "trunk": weights_digest(trunk.model), "corpus": corpus_digest(files)}
+    state_dir = open_state(out, recipe, made_from)
+    store = TokenStore.build(files, tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir, with_states=True)
     width: int = states_of(target, own.samples[:1, :1]).shape[-1]

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from drafter_svc.training.models import load_target
 from training.acceptance_report import AcceptanceReport, measure_acceptance
 from training.checkpoint import save_checkpoint
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
 from training.own_text import OwnText
-from training.precision import training_dtype
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.teacher import distillation_loss, full_distillation_loss
 from training.token_store import TokenStore
@@ -94,13 +94,15 @@ def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
 
 
 def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SmallLmRecipe) -> None:
-    """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`."""
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
-    ).eval()
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`.
+
+    Raises:
+        IncompatibleError: the target cannot be read, or the state there is another run's.
+    """
+    tokenizer, target = load_target(target_dir)
+    files = read_corpus(roots)
+    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
+    store = TokenStore.build(files, tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     model = new_small_lm(target, recipe.seed).train()

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coppice.errors import IncompatibleError
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.token_store import TokenStore
 from verifier_svc.draw_rule import Thresholds
 from verifier_svc.early_head import EarlyHead, predicted_norm, save_head
@@ -149,8 +149,9 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    state_dir = open_state(out, recipe, {"target": weights_digest(model), "corpus": corpus_digest(files)})
+    store = TokenStore.build(files, tokenizer, state_dir)
     output, target = output_layer(model), FrozenTarget(model, recipe.layer)
     head = HeadModule(final_norm(model), recipe.rank, recipe.seed)
     held_out = store.held_out_batches(recipe.held_out_windows, recipe.rows, recipe.length)

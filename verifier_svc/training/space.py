@@ -15,11 +15,11 @@ from training.block_layout import even_layout, random_layout
 from training.block_losses import position_weights, token_terms, weighted
 from training.block_report import BlockReport, measure_blocks
 from training.checkpoint import write_card
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.own_text import OwnText
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.teacher import distillation_terms
 from training.token_store import TokenStore
@@ -72,8 +72,9 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     target = AutoModelForCausalLM.from_pretrained(
         target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
+    store = TokenStore.build(files, tokenizer, state_dir)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)

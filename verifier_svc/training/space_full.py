@@ -20,10 +20,10 @@ from training.block_layout import BlockLayout, even_layout, random_layout
 from training.block_losses import token_terms
 from training.block_report import BlockReport, measure_blocks
 from training.checkpoint import save_checkpoint
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.held_out_text import held_out_text
 from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.state import open_state
+from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.token_store import TokenStore
 from verifier_svc.made_for import write_target
@@ -84,8 +84,9 @@ def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     target = AutoModelForCausalLM.from_pretrained(
         target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
+    store = TokenStore.build(files, tokenizer, state_dir)
     shape = SampleShape()
     model = TunedTarget(target, recipe.masks, recipe.seed).train()
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from coppice.tokenizer import fingerprint
 from training.checkpoint import save_checkpoint
-from training.corpus import read_corpus
+from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.state import open_state
 from training.token_store import TokenStore
@@ -66,8 +67,13 @@ def new_target(vocab_size: int, eos_token_id: int, seed: int) -> LlamaForCausalL
 def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: TargetRecipe) -> None:
     """Train, evaluate in bits per byte on the held-out split, and write the checkpoint with its card."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, trust_remote_code=False)
-    state_dir = open_state(out, recipe)
-    store = TokenStore.build(read_corpus(roots), tokenizer, state_dir)
+    files = read_corpus(roots)
+    made_from = {
+        "tokenizer": fingerprint(tokenizer.backend_tokenizer.to_str().encode()),
+        "corpus": corpus_digest(files),
+    }
+    state_dir = open_state(out, recipe, made_from)
+    store = TokenStore.build(files, tokenizer, state_dir)
     model = new_target(len(tokenizer), tokenizer.eos_token_id, recipe.seed).train()
     held_out = store.held_out_batches(windows=64, rows=16, length=256)
 

@@ -15,6 +15,7 @@ def test_the_state_of_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "model.state").mkdir()
     (tmp_path / "model.state" / "recipe.json").write_text("{}")
+    (tmp_path / "model.state" / "state.pt").touch()
     arguments = ["target", "--corpus", str(tmp_path / "corpus"), "--out", str(tmp_path / "model"), "--steps", "1"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
@@ -65,3 +66,42 @@ def test_the_recipe_of_boosted_small_lms_gets_the_options(tmp_path: Path, monkey
     assert (roots, target, start, out, num_models) == ([tmp_path], Path("t"), Path("s"), Path("o"), 3)
     assert (recipe.steps, recipe.sample_rows, recipe.corpus_rows, recipe.seed) == (7, 64, 5, 3)
     assert CliRunner().invoke(app, ["boost", "--num", "5"]).exit_code == 2
+
+
+def one_line(arguments: list[str]) -> str:
+    """What the command says of a mistake."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    [line] = result.stderr.splitlines()[-1:]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_corpus_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    assert "absent does not exist" in one_line(["tokenizer", "--corpus", absent, "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "semi-ar-features", "boost"])
+@pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "no model in it"])
+def test_a_target_that_is_not_there_is_told_in_one_line(kind: str, is_there: bool, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    directory = tmp_path / "of_models"
+    if is_there:
+        directory.mkdir()
+    said = one_line([kind, "--target", str(directory), "--corpus", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert f"no model can be read from {directory}" in said
+
+
+def test_files_that_are_not_there_are_told_in_one_line_whatever_is_trained(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    arguments = ["--tokenizer", str(tmp_path / "absent"), "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]
+    one_line(["target", *arguments])
+
+
+@pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "diffusion", "semi-ar-features", "boost", "space"])
+def test_fewer_samples_than_a_batch_are_a_bad_option(kind: str, tmp_path: Path) -> None:
+    directories = ["--corpus", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [kind, "--samples", "63", *directories])
+    assert result.exit_code == 2
+    assert "--samples" in result.output

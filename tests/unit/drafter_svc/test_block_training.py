@@ -33,6 +33,7 @@ from training.block_losses import diffusion_loss, position_weights, streak_loss,
 from training.block_report import measure_blocks, posterior_noise
 from training.corpus import read_corpus
 from training.loop import LoopConfig
+from training.state import ForeignStateError
 from training.target_samples import SampleShape
 from training.teacher import TOP, TaughtRows
 from training.tokenizer import train_tokenizer
@@ -247,6 +248,8 @@ def test_a_recipe_runs_to_a_checkpoint_that_drafts_and_says_what_it_is(
         assert fact in card
     curve = json.loads((tmp_path / "out" / "recipe.json").read_text())["curve"]
     assert curve[-1]["held_out"] < 8
+    with pytest.raises(ForeignStateError, match="another start "):
+        train(workshop, tmp_path / "out", kind, monkeypatch, start="target")
 
 
 @pytest.mark.parametrize("kind", RECIPES)

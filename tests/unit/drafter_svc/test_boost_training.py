@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,5 +193,11 @@ def test_the_recipe_runs_end_to_end(workshop: Path, tmp_path: Path, monkeypatch:
     assert json.loads((tmp_path / "out" / "boost-2" / "recipe.json").read_text())["recipe"]["number"] == 2
     with pytest.raises(ForeignStateError, match="other settings"):
         train("start", replace(recipe, steps=5))
+    with pytest.raises(ForeignStateError, match="another start "):
+        train("target", recipe)
+    # Each of the models has a state besides.
+    shutil.rmtree(tmp_path / "out" / "boost.state")
+    with pytest.raises(ForeignStateError, match=r"boost-1\.state was made from another start "):
+        train("target", recipe)
     with pytest.raises(IncompatibleError, match="290 tokens"):
         train("foreign", recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.sampling import SamplingParams
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.cache_budget import CacheBudget
+from drafter_svc.cache_budget import CacheBudget, CachingSequence
 from drafter_svc.config import ConfigError, DrafterConfig
 from drafter_svc.session import Opening, Outcome, Session
 from tests.unit.drafter_svc import test_small_lm
@@ -112,3 +113,53 @@ def test_sessions_share_the_room(llama: LlamaForCausalLM) -> None:
             for one in (session, other):
                 one.post(Outcome(length, draft.tree.token_ids[:1], b"", None))
     assert budget.num_forgotten >= 8
+
+
+def idle_sessions(llama: LlamaForCausalLM, budget: CacheBudget, max_nodes: int) -> list[Session]:
+    """Three sessions behind prompts of 20 tokens, each of which was asked for a draft."""
+    drafter = test_small_lm.make_drafter(llama)
+    prompts = np.random.default_rng(2).integers(0, VOCAB, (3, 20)).tolist()
+    sessions = [
+        Session(drafter, Opening(tuple(prompt), SamplingParams(), max_nodes), AcceptanceMap(), budget)
+        for prompt in prompts
+    ]
+    for session in sessions:
+        session.advance()
+    return sessions
+
+
+def num_cached(sessions: Sequence[Session]) -> int:
+    """What they really keep."""
+    kept = 0
+    for session in sessions:
+        assert isinstance(session._sequence, CachingSequence)
+        kept += session._sequence.num_cached
+    return kept
+
+
+def test_idle_work_keeps_to_the_limit_and_comes_to_an_end(llama: LlamaForCausalLM) -> None:
+    budget = CacheBudget(34)
+    sessions = idle_sessions(llama, budget, max_nodes=8)
+    assert 0 < num_cached(sessions) <= 34
+    working = sessions
+    for _ in range(20):
+        working = [session for session in working if session.prepare()]
+    assert not working
+    assert num_cached(sessions) == budget.num_tokens <= 34
+    # One that was made to forget works ahead again when it was drafted for.
+    first = sessions[0]
+    first.post(Outcome(20, (3,), b"", None))
+    assert first.advance() is not None
+    first.prepare()
+    assert 20 < num_cached([first]) == num_cached(sessions) == budget.num_tokens
+
+
+def test_without_a_tree_to_draft_there_is_no_idle_work(llama: LlamaForCausalLM) -> None:
+    budget = CacheBudget(34)
+    sessions = idle_sessions(llama, budget, max_nodes=0)
+    assert not any(session.prepare() for session in sessions)
+    assert num_cached(sessions) == budget.num_tokens == 0
+    for session in sessions:
+        session.post(Outcome(20, (3,), b"", 8))
+        assert session.advance() is not None
+    assert 20 < num_cached(sessions) == budget.num_tokens <= 34

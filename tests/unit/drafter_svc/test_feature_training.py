@@ -29,6 +29,7 @@ from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from training import held_out_text
 from training.block_layout import BlockLayout
 from training.corpus import read_corpus
+from training.state import ForeignStateError
 from training.target_samples import SampleShape
 from training.target_states import committed_states, states_of
 from training.teacher import TaughtRows, teach
@@ -284,3 +285,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     train(workshop, tmp_path / "killed", monkeypatch)
     for name in ("features.safetensors", "drafter.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    write_tiny_block_drafter(tmp_path / "later", workshop / "target", "semi-ar", noise=0.06)
+    with pytest.raises(ForeignStateError, match="another trunk "):
+        train(workshop, tmp_path / "killed", monkeypatch, trunk=str(tmp_path / "later"))

@@ -130,6 +130,26 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, llama:
     assert np.abs(TreeCache(LlamaForward(llama)).extend(prompt) - whole).max() < 2e-4
 
 
+def test_a_pass_that_fails_leaves_no_rows(monkeypatch: pytest.MonkeyPatch, llama: LlamaForCausalLM) -> None:
+    forward = LlamaForward(llama)
+    cache = TreeCache(forward)
+    cache.extend([3, 1, 4])
+    expected = cache.grow([5, 9], [-1, -1], [1, 1])
+
+    def fails(store: object, rows: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forward, "run", fails)
+        with pytest.raises(MemoryError):
+            cache.grow([2, 6], [0, 1], [2, 2])
+    assert (cache.num_rows, cache.find(0, 2), cache.find(1, 6)) == (2, None, None)
+    again = TreeCache(forward)
+    again.extend([3, 1, 4])
+    assert np.array_equal(again.grow([5, 9], [-1, -1], [1, 1]), expected)
+    assert np.array_equal(cache.grow([7], [1], [2]), again.grow([7], [1], [2]))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5], ids="{} rows".format)
 @pytest.mark.parametrize("shape", [(40, 24), (1000, 700)], ids=str)
 def test_packed_weights_multiply_like_plain_ones(shape: tuple[int, int], rows: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
@@ -166,25 +167,57 @@ def test_a_draft_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFix
     assert "of one" in caplog.text
 
 
-def test_what_a_joint_pass_raises_each_of_its_drafts_can_handle() -> None:
-    class Fails(CountingForward):
-        def run_many(self, passes: Sequence[tuple[KvStore, Rows]]) -> list[FloatArray]:
-            if len(passes) > 1:
-                raise MemoryError("too many")
-            return super().run_many(passes)
+class Failing(CountingForward):
+    """Fails late in passes with so many rows of a sequence or more, and in those for more sequences than `most`."""
 
-    joint, caught, done = JointPasses(Fails(), 4), list[str](), list[str]()
+    def __init__(self, num_rows: int, most: int = 4) -> None:
+        super().__init__()
+        self._num_rows, self._most = num_rows, most
+        self._fails = False
+        right = self._head
 
-    def job() -> None:
-        try:
-            TreeCache(joint).extend([1])
-        except MemoryError as error:
-            caught.append(str(error))
-        read(joint, done, "again", 0)()
+        def head(rows: Tensor) -> Tensor:
+            if self._fails:
+                raise MemoryError("no room")
+            return right(rows)
 
-    joint.together([job, job])
-    assert caught == ["too many"] * 2
-    assert done == ["again"] * 2
+        self._head = head
+
+    def run_many(self, passes: Sequence[tuple[KvStore, Rows]]) -> list[FloatArray]:
+        self._fails = len(passes) > self._most or any(len(rows.token_ids) >= self._num_rows for _, rows in passes)
+        return super().run_many(passes)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_pass_that_fails_for_one_sequence_is_made_for_the_others(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    expected = [sequence.draft(NODES) for sequence in opened(DRAFTERS[kind](CountingForward()))]
+    joint = JointPasses(Failing(len(PROMPTS[2])), 4)
+    sequences = opened(DRAFTERS[kind](joint))
+    found: dict[int, TokenTree] = {}
+    failed: list[int] = []
+
+    def draft(index: int) -> Callable[[], None]:
+        def job() -> None:
+            try:
+                found[index] = sequences[index].draft(NODES)
+            except MemoryError:
+                failed.append(index)
+
+        return job
+
+    joint.together([draft(index) for index in range(len(sequences))])
+    assert failed == [2]
+    assert sorted(found) == [0, 1, 3]
+    assert "a pass for 4 drafts failed" in caplog.text
+    for index, tree in found.items():
+        assert (tree.token_ids, tree.parents) == (expected[index].token_ids, expected[index].parents)
+
+
+def test_a_joint_pass_that_is_too_much_is_made_for_each_alone() -> None:
+    joint, done = JointPasses(Failing(100, most=1), 4), list[str]()
+    joint.together([read(joint, done, "first", 3), read(joint, done, "last", 2)])
+    assert done == ["last", "first"]
+    assert joint.num_joint == 0
     # And it is usable afterwards.
     TreeCache(joint).extend([1])
 

@@ -144,6 +144,12 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # The state of one recipe is not that of another.
     with pytest.raises(ForeignStateError, match="other settings"):
         small_lm.train_small_lm([corpus], tmp_path / "target", tmp_path / "out", replace(recipe, steps=5))
+    # Nor is it that of another target or corpus.
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    (corpus / "module_0.py").write_text("print('something else')\n" * 50)
+    with pytest.raises(ForeignStateError, match="another corpus and target "):
+        small_lm.train_small_lm([corpus], tmp_path / "target", tmp_path / "out", recipe)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "bits per byte" in card
     assert "k=4" in card

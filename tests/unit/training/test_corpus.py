@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from coppice.errors import IncompatibleError
 from training import corpus
-from training.corpus import HELD_OUT_ONE_IN, SourceFile, name_hash, read_corpus
+from training.corpus import HELD_OUT_ONE_IN, SourceFile, corpus_digest, name_hash, read_corpus
 from training.token_store import TokenStore
 from training.tokenizer import train_tokenizer
 
@@ -51,6 +52,17 @@ def test_the_split_does_not_depend_on_where_or_with_what_a_file_lies(tmp_path: P
     many = {file.name: file.is_held_out for file in read_corpus([tmp_path / "one"])}
     few = {file.name: file.is_held_out for file in read_corpus([tmp_path / "two" / "deeper"])}
     assert few.items() <= many.items()
+
+
+def test_a_corpus_has_a_digest_of_names_and_texts() -> None:
+    files = [SourceFile("a.py", "one"), SourceFile("b.py", "two")]
+    others = [
+        files[:1],
+        [SourceFile("a.py", "one"), SourceFile("b.py", "2")],
+        [SourceFile("a.py", "one"), SourceFile("c.py", "two")],
+    ]
+    assert corpus_digest(files) == corpus_digest(list(files))
+    assert len({corpus_digest(each) for each in (files, *others)}) == 4
 
 
 def test_reading_twice_gives_the_same_files_in_the_same_order(tmp_path: Path) -> None:
@@ -138,6 +150,26 @@ def test_held_out_windows_are_the_same_every_time(store: tuple[TokenStore, PreTr
     first, second = (tokens.held_out_batches(windows=6, rows=4, length=16) for _ in range(2))
     assert [len(batch) for batch in first] == [4, 2]
     assert all(one.equal(two) for one, two in zip(first, second, strict=True))
+
+
+def test_a_corpus_of_one_split_alone_is_told(
+    files: list[SourceFile], store: tuple[TokenStore, PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    for is_held_out in (False, True):
+        half = [file for file in files if file.is_held_out == is_held_out]
+        with pytest.raises(IncompatibleError, match="the corpus is too small: of"):
+            TokenStore.build(half, store[1], tmp_path / "half")
+
+
+def test_a_vocabulary_that_ids_do_not_fit_is_told(
+    files: list[SourceFile], store: tuple[TokenStore, PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    tokenizer = store[1]
+    tokenizer.add_tokens([f"<{number}>" for number in range(2**16 - len(tokenizer))])
+    TokenStore.build(files, tokenizer, tmp_path / "largest")
+    tokenizer.add_tokens(["<one more>"])
+    with pytest.raises(IncompatibleError, match="65537 tokens"):
+        TokenStore.build(files, tokenizer, tmp_path / "larger")
 
 
 def test_a_second_run_reads_the_cached_tokens(
