@@ -50,10 +50,10 @@ class OracleSequence(PatientSequence):
             case "no outcome":
                 assumed = ()
             case "huge":
-                wide = TokenTree((*rest[:1], *range(40)) if rest[:1] != (0,) else (0,), (ROOT,) * 41, (0.0,) * 41)
-                return tuple(AheadDraft((*assumed, number), 0.0, chain([1] * 50)) for number in range(50)) + (
-                    (AheadDraft(assumed, 0.0, wide),) if len(set(wide.token_ids)) == len(wide.token_ids) else ()
-                )
+                children = (*rest[:1], *(token for token in range(40) if token not in rest[:1]))
+                wide = TokenTree(children, (ROOT,) * len(children), (0.0,) * len(children))
+                deep = (AheadDraft((*assumed, number), 0.0, chain([1] * 50)) for number in range(50))
+                return (*deep, AheadDraft(assumed, 0.0, wide))
         return (AheadDraft(assumed, -0.1, chain(rest)),)
 
 

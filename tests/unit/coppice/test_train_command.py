@@ -13,6 +13,7 @@ from coppice.cli.train import app
 
 def test_the_state_of_another_recipe_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "module.py").write_text("".join(f"value_{n} = {n}\n" for n in range(200)))
     (tmp_path / "model.state").mkdir()
     (tmp_path / "model.state" / "recipe.json").write_text("{}")
     (tmp_path / "model.state" / "state.pt").touch()
