@@ -60,11 +60,11 @@ class InMemoryChannel(grpc.aio.Channel):
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Not offered: nothing of ours asks for it."""
-        raise NotImplementedError
+        raise NotImplementedError("a channel in memory tells its state when it is asked, not when it changes")
 
     async def channel_ready(self) -> None:
         """Not offered: calls are what shows it."""
-        raise NotImplementedError
+        raise NotImplementedError("a channel in memory is ready or not: calls show it at once")
 
     def unary_unary(self, method: str, *serializers: object, **options: object) -> Any:
         """A method of one message each way."""
@@ -76,11 +76,11 @@ class InMemoryChannel(grpc.aio.Channel):
 
     def unary_stream(self, method: str, *serializers: object, **options: object) -> NoReturn:
         """Not offered: back ends have no such method."""
-        raise NotImplementedError(method)
+        raise NotImplementedError(f"{method}: a channel in memory has unary methods and streams both ways alone")
 
     def stream_unary(self, method: str, *serializers: object, **options: object) -> Any:
         """Not offered: back ends have no such method."""
-        raise NotImplementedError(method)
+        raise NotImplementedError(f"{method}: a channel in memory has unary methods and streams both ways alone")
 
     def _begin(self, method: str, timeout: float | None, metadata: Metadata | None) -> Exchange:
         # What has ended by now would otherwise stay.

@@ -52,7 +52,7 @@ class CacheBudget:
 
     def has_forgotten(self, sequence: object) -> bool:
         """Whether this sequence was made to forget, and nothing was read or drafted for it since."""
-        return isinstance(sequence, CachingSequence) and sequence in self._forgetful
+        return sequence in self._forgetful
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

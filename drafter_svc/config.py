@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.metrics_tls import OFF, check_metrics_tls
 from coppice.tls import ServerTls, server_tls
 from drafter_svc.draft_context import LEAST_CONTEXT
@@ -131,9 +132,11 @@ class DrafterConfig:
         _require("COUPLING", self.coupling in SWITCHES, "on or off", self.coupling)
         _require("ONLINE_CALIBRATION", self.online_calibration in SWITCHES, "on or off", self.online_calibration)
         _require("SEMI_AR_MASKS", 0 <= self.semi_ar_masks <= 64, "in 0..64", self.semi_ar_masks)
-        _require("DIFFUSION_STEPS", 1 <= self.diffusion_steps <= 64, "in 1..64", self.diffusion_steps)
-        _require("DIFFUSION_BLOCK", 0 <= self.diffusion_block <= 64, "in 0..64", self.diffusion_block)
-        _require("DIFFUSION_MAX_STEPS", 1 <= self.diffusion_max_steps <= 64, "in 1..64", self.diffusion_max_steps)
+        for name, steps in (("STEPS", self.diffusion_steps), ("MAX_STEPS", self.diffusion_max_steps)):
+            is_possible = 1 <= steps <= MAX_DENOISING_STEPS
+            _require(f"DIFFUSION_{name}", is_possible, f"in 1..{MAX_DENOISING_STEPS}", steps)
+        is_block = 0 <= self.diffusion_block <= MAX_BLOCK_TOKENS
+        _require("DIFFUSION_BLOCK", is_block, f"in 0..{MAX_BLOCK_TOKENS}", self.diffusion_block)
         _require("NICENESS", 0 <= self.niceness <= 19, "in 0..19", self.niceness)
         _require("MAX_CACHED_TOKENS", self.max_cached_tokens >= 0, "at least 0", self.max_cached_tokens)
         _require("PREFIX_MIB", 0 <= self.prefix_mib <= MAX_PREFIX_MIB, f"in 0..{MAX_PREFIX_MIB}", self.prefix_mib)

@@ -21,8 +21,7 @@ from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.engine_counts import EngineCounts
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, LoadEvent, OutcomeEvent
 from verifier_svc.grammar_compiler import GrammarCompiler
-from verifier_svc.outbox import Outbox
-from verifier_svc.outbox import Sink as Sink
+from verifier_svc.outbox import Outbox, Sink
 from verifier_svc.pass_runner import PassPart, PassRunner
 from verifier_svc.redraft import redraft_tree
 from verifier_svc.round_outcome import RoundOutcome

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coppice.denoising import MAX_BLOCK_TOKENS
 from coppice.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
 from coppice.errors import IncompatibleError
 from drafter_svc.drafters.checkpoint import CALIBRATION_FILE
 
 FloatArray = npt.NDArray[np.float32]
-# More tokens than any target pays for in one round.
-MAX_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,10 @@ class BlockCalibration:
     context: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_masks < MAX_BLOCK:
-            raise ValueError(f"num_masks must be in 1..{MAX_BLOCK - 1}, got {self.num_masks}")
-        if not 1 <= self.block <= MAX_BLOCK:
-            raise ValueError(f"block must be in 1..{MAX_BLOCK}, got {self.block}")
+        if not 1 <= self.num_masks < MAX_BLOCK_TOKENS:
+            raise ValueError(f"num_masks must be in 1..{MAX_BLOCK_TOKENS - 1}, got {self.num_masks}")
+        if not 1 <= self.block <= MAX_BLOCK_TOKENS:
+            raise ValueError(f"block must be in 1..{MAX_BLOCK_TOKENS}, got {self.block}")
         if self.context < 0:
             raise ValueError(f"context must be at least 0, got {self.context}")
         check_error_scales(self.sigmas)
