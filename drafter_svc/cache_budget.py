@@ -52,7 +52,8 @@ class CacheBudget:
 
     def has_forgotten(self, sequence: object) -> bool:
         """Whether this sequence was made to forget, and nothing was read or drafted for it since."""
-        return sequence in self._forgetful
+        # What keeps nothing may well not be hashable, either.
+        return isinstance(sequence, CachingSequence) and sequence in self._forgetful
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

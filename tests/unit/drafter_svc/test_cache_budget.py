@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -70,6 +71,17 @@ def test_without_a_limit_nothing_is_forgotten_and_others_have_nothing_to_forget(
     assert DrafterConfig("model").max_cached_tokens > 0
     with pytest.raises(ConfigError, match="MAX_CACHED_TOKENS"):
         DrafterConfig("model", max_cached_tokens=-1)
+
+
+@dataclass
+class Forgetful:
+    """Keeps nothing. It compares by value, so it is not hashable."""
+
+
+def test_one_that_keeps_nothing_has_not_forgotten_and_need_not_be_hashable() -> None:
+    budget = CacheBudget(1)
+    budget.note(Forgetful())
+    assert not budget.has_forgotten(Forgetful())
 
 
 @pytest.mark.parametrize(("kind", "temperature"), CASES)
