@@ -313,16 +313,19 @@ class Drafting:
         if self._cache is None or self._send is None or not plan.max_nodes:
             return
         nodes, batch_size = BUDGETS_SENT * plan.max_nodes, self.load.batch_size
+        if self.synchronous and (self._followers.asked or self._sent):
+            return
         if not self._followers.asked:
             tree = self._cache.draft(nodes, batch_size, plan.row_price)
-        elif self.synchronous or self._in_time or self._has_drafters_tree():
+        elif self._in_time or self._has_drafters_tree():
             return
         else:
             tree = self._cache.draft_before(nodes, batch_size, plan.row_price)
         if len(tree) and len(self._redraft):
             tree = merge([tree, self._redraft])
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
-        if len(tree) and (not self._sent or tree != self._sent[-1]):
+        # A synchronous round waits for it, whatever there is.
+        if self.synchronous or (len(tree) and (not self._sent or tree != self._sent[-1])):
             self._sent.append(tree)
             self._forward(tree)
 
@@ -349,6 +352,8 @@ class Drafting:
         if self.synchronous and self._trees and not self._sent and len(self._trees) >= len(self._followers.asked):
             # They had waited for the one that is gone.
             self._send_drafted()
+        elif self.synchronous:
+            self._draft_alone()
         self._sync_linger()
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
@@ -365,7 +370,7 @@ class Drafting:
         self._plan = self._planner.plan(
             # By position, in the order of its fields, which is quicker: every round makes one.
             Situation(
-                has_drafter,
+                has_drafter or (self.synchronous and self._cache is not None),
                 self._requested_nodes,
                 # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
                 self._forced or self._samples,

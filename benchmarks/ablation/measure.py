@@ -86,7 +86,7 @@ def _measure_group(
                 variant.contender,
                 channel,
                 Mode.MODE_FORCED,
-                variant.max_nodes,
+                None,
                 note,
                 variant.sources,
                 rule,

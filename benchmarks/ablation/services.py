@@ -41,23 +41,27 @@ def front_of(variant: Variant) -> Front:
 
 
 async def measure_on_services(
-    measure: Callable[[Services], dict[str, Any]], spec: TopologySpec, groups: Sequence[Group], rounds: str
+    measure: Callable[[Services], dict[str, Any]],
+    spec: TopologySpec,
+    groups: Sequence[Group],
+    rounds: str,
+    max_nodes: int,
 ) -> dict[str, Any]:
     """Start everything, measure in a thread, and stop everything; a service that dies ends the measurement.
 
-    `rounds` is what orchestrators have in `ROUNDS`.
+    `rounds` is what orchestrators have in `ROUNDS`, `max_nodes` what they have in `MAX_NODES`.
 
     Raises:
         BenchmarkError: the measurement cannot go on.
         ChildError: a service did not start, or ended.
     """
-    async with _started(spec, groups, rounds) as (topology, services):
+    async with _started(spec, groups, {"ROUNDS": rounds, "MAX_NODES": str(max_nodes)}) as (topology, services):
         return await unless_one_fails(topology, asyncio.to_thread(measure, services))
 
 
 @contextlib.asynccontextmanager
 async def _started(
-    spec: TopologySpec, groups: Sequence[Group], rounds: str
+    spec: TopologySpec, groups: Sequence[Group], orchestrators_env: Mapping[str, str]
 ) -> AsyncIterator[tuple[Topology, Services]]:
     variants = [variant for group in groups for variant in group.variants]
     topology = Topology(spec)
@@ -77,7 +81,7 @@ async def _started(
             env = {
                 "DRAFTER_ADDRESSES": ",".join(addresses[drafter] for drafter in drafters),
                 "CACHE_DRAFTER": "true" if has_cache else "false",
-                "ROUNDS": rounds,
+                **orchestrators_env,
             }
             fronts[front] = await topology.add_orchestrator(f"orchestrator {len(fronts) + 1}", env)
         yield topology, Services(topology.address, fronts, metrics)

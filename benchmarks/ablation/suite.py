@@ -79,7 +79,7 @@ class AblationSuite:
             "max_tokens": self.plan.max_tokens,
             "temperatures": list(self.plan.temperatures),
             "seed": self.plan.seed,
-            # Of trees and of chains that are compared.
+            # Of a round's tree, or chain, at most.
             "num_nodes": self.num_nodes,
             "prompts": [
                 {"origin": prompt.origin, "tokens": len(token_ids)}

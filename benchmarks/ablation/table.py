@@ -35,7 +35,7 @@ def print_ablation(report: Mapping[str, Any], console: Console | None = None) ->
     settings = report["settings"]
     sizes = (
         f"{len(settings['prompts'])} prompts x {settings['max_tokens']} tokens x {settings['num_runs']} runs, "
-        f"{settings['threads']} threads, {settings['rounds']} rounds; trees and chains of {settings['num_nodes']} "
-        "nodes."
+        f"{settings['threads']} threads, {settings['rounds']} rounds; at most {settings['num_nodes']} nodes "
+        "a round."
     )
     TABLES.show(report, sizes, console)

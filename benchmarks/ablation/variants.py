@@ -48,8 +48,6 @@ class Variant:
     drafters: tuple[DrafterSetting, ...]
     sources: tuple[str, ...]
     has_cache: bool = False
-    # None leaves it to the server.
-    max_nodes: int | None = None
     # Draws its trees and accepts by traversal, which keeps the law of the output and not its tokens.
     traversal: bool = False
     # Named by its requests, one drafter for all.
@@ -129,7 +127,6 @@ def uncalibrated_name(kind: str) -> str:
 def make_groups(
     drafters: Sequence[DrafterSpec],
     temperatures: tuple[float, ...],
-    num_nodes: int,
     grids: Grids,
     parts: Collection[str] = PARTS,
 ) -> tuple[Group, ...]:
@@ -138,9 +135,9 @@ def make_groups(
     hot = tuple(value for value in temperatures if value > 0)
     groups = [
         Group(SOURCES, tuple(_combinations(plain)), temperatures),
-        Group(SHAPE, tuple(_shapes(drafters, num_nodes)), temperatures),
+        Group(SHAPE, tuple(_shapes(drafters)), temperatures),
         Group(COUPLING, tuple(_switched(drafters, "COUPLING", uncoupled_name)), hot),
-        Group(ACCEPTANCE, tuple(_acceptance(drafters, num_nodes)), hot),
+        Group(ACCEPTANCE, tuple(_acceptance(drafters)), hot),
         Group(CALIBRATION, tuple(_switched(drafters, "ONLINE_CALIBRATION", uncalibrated_name)), temperatures),
         Group(MASKS, tuple(_masks(drafters, grids.masks)), temperatures),
         Group(GAMMA, tuple(_gammas(drafters, grids)), temperatures),
@@ -162,11 +159,11 @@ def _combinations(plain: tuple[DrafterSetting, ...]) -> Iterator[Variant]:
         yield Variant(combined(sources), plain, sources, has_cache=True)
 
 
-def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:
+def _shapes(drafters: Sequence[DrafterSpec]) -> Iterator[Variant]:
     for spec in drafters:
         tree, chain = DrafterSetting(spec, FULL_TREES), DrafterSetting(spec, (*FULL_TREES, ("DRAFT_CHILDREN", "1")))
-        yield Variant(tree_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes)
-        yield Variant(chain_name(spec.kind), (chain,), (spec.kind,), max_nodes=num_nodes)
+        yield Variant(tree_name(spec.kind), (tree,), (spec.kind,))
+        yield Variant(chain_name(spec.kind), (chain,), (spec.kind,))
 
 
 def _switched(drafters: Sequence[DrafterSpec], variable: str, name_without: Callable[[str], str]) -> Iterator[Variant]:
@@ -176,12 +173,12 @@ def _switched(drafters: Sequence[DrafterSpec], variable: str, name_without: Call
         yield Variant(name_without(spec.kind), (off,), (spec.kind,))
 
 
-def _acceptance(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:
+def _acceptance(drafters: Sequence[DrafterSpec]) -> Iterator[Variant]:
     for spec in drafters:
         if spec.kind in SMALL_LMS:
             tree = DrafterSetting(spec, FULL_TREES)
-            yield Variant(tree_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes)
-            yield Variant(traversal_name(spec.kind), (tree,), (spec.kind,), max_nodes=num_nodes, traversal=True)
+            yield Variant(tree_name(spec.kind), (tree,), (spec.kind,))
+            yield Variant(traversal_name(spec.kind), (tree,), (spec.kind,), traversal=True)
 
 
 def _masks(drafters: Sequence[DrafterSpec], values: Sequence[int]) -> Iterator[Variant]:

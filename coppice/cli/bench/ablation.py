@@ -27,6 +27,7 @@ from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.openmp import set_spin_count
+from orchestrator.config import Config
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 DRAFTERS, IN_PASS = "drafters", "in-pass"
@@ -64,7 +65,13 @@ def ablation(
         list[float] | None, typer.Option(help="Repeatable. Default: 0, 0.7 and 1; in-pass: 0 and 1.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=64, help="drafters: of trees and of chains that are compared. Default: 8.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="drafters: most nodes of a round's tree, all sources together; the orchestrator's MAX_NODES. "
+            "Default: 15, its own.",
+        ),
     ] = None,
     masks: Annotated[
         str | None, typer.Option(metavar="K,K,…", help="drafters: masks of semi-ar drafters to try. Default: 2,4.")
@@ -172,9 +179,9 @@ def ablation(
     from benchmarks.latency import Plan
     from benchmarks.report import write_json
 
-    num_nodes = nodes or 8
+    num_nodes = nodes or Config.max_nodes
     grids = Grids() if quick else Grids(*tried)
-    groups = make_groups(drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS))
+    groups = make_groups(drafters, temperatures, grids, choose_parts(parts, PARTS))
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     plan = Plan(num_runs, length, temperatures, seed)
@@ -182,7 +189,7 @@ def ablation(
         target, drafters, groups, tuple(chosen), plan, num_nodes, form, threads or os.cpu_count() or 1
     )
     spec = TopologySpec(str(target), (), threads=threads)
-    report = run_or_exit(measure_on_services(ablation_suite.run, spec, groups, form))
+    report = run_or_exit(measure_on_services(ablation_suite.run, spec, groups, form, num_nodes))
     write_json(report, out / "ablation.json")
     plot_ablation(report, out / "ablation.png")
     print_ablation(report)

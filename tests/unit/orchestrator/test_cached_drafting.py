@@ -36,6 +36,7 @@ class Follower:
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
+        self.is_gone = False
 
     def join(self, handler: object) -> int:
         return 1
@@ -44,7 +45,7 @@ class Follower:
         pass
 
     def follows(self, sequence_id: int) -> bool:
-        return True
+        return not self.is_gone
 
     def outcome(self, *told: object) -> None:
         self._events.append("drafter told")
@@ -72,6 +73,7 @@ class Cached:
         max_tokens: int = 40,
         prompt: Sequence[int] = (1, 2, 3, 4, 5, 6) * 4,
         planner: FixedPlanner | None = None,
+        synchronous: bool = False,
     ) -> None:
         self.events: list[str] = []
         self.transcript = Transcript(list(prompt), (), max_tokens, 200, (), ())
@@ -85,7 +87,8 @@ class Cached:
         self.cache = CacheDrafter(
             HitRates(), UsualPromise(), recall, shown.append, self.transcript.tokens, len(prompt), False
         )
-        clients = (Follower(self.events),) if drafter else ()
+        self.follower = Follower(self.events)
+        clients = (self.follower,) if drafter else ()
         self.drafting = Drafting(
             clients,  # type: ignore[arg-type]
             planner or FixedPlanner(max_nodes, linger_us=1000),
@@ -95,9 +98,10 @@ class Cached:
             False,
             VOCAB,
             cache=self.cache,
+            synchronous=synchronous,
         )
         self.drafting.open()
-        self.drafting.opening_linger_us()
+        self.linger_us = self.drafting.opening_linger_us()
         self.sent: list[tuple[int, TokenTree, int | None]] = []
         self.drafting.opened(self.send)
 
@@ -122,6 +126,31 @@ def test_where_no_drafter_follows_the_cache_drafts_at_once_and_nobody_is_told_to
     assert (3, 4, 5, 6, 1, 2) in set(later.paths())
     assert not any(linger for _, _, linger in one.sent)
     assert all(len(tree) <= BUDGETS_SENT * 6 for _, tree, _ in one.sent)
+
+
+def test_synchronous_rounds_wait_for_the_cache_where_it_is_alone_and_have_one_message_each() -> None:
+    one = Cached(drafter=False, synchronous=True)
+    assert one.linger_us == 1000
+    one.commit(1, 2)
+    # It knows nothing behind these tokens, and says so: the round waits for that.
+    one.commit(9, 8, 7)
+    assert [(base, len(tree) > 0) for base, tree, _ in one.sent] == [(24, True), (26, True), (29, False)]
+    # What came from elsewhere is for the next round.
+    one.cache.on_news()
+    assert len(one.sent) == 3
+    # The verifier was told to wait once and for all.
+    assert {linger for _, _, linger in one.sent} == {None}
+
+
+def test_synchronous_rounds_wait_for_the_cache_alone_once_the_drafter_is_gone() -> None:
+    one = Cached(drafter=True, synchronous=True)
+    assert one.sent == []
+    one.follower.is_gone = True
+    one.drafting.on_drafters_changed()
+    [(base, tree, _)] = one.sent
+    assert (base, tree.source_names) == (24, ("cache",))
+    one.commit(1, 2)
+    assert [base for base, _, _ in one.sent] == [24, 26]
 
 
 def test_where_a_drafter_follows_in_time_the_cache_sends_nothing_by_itself() -> None:

@@ -52,7 +52,7 @@ def metrics_url() -> Iterator[str]:
 
 def make_suite(target: Path) -> AblationSuite:
     prompts = (Prompt("def f(x):", "a"), Prompt("import os" * 20, "b"))
-    groups = make_groups([SMALL_LM], TEMPERATURES, 4, Grids())
+    groups = make_groups([SMALL_LM], TEMPERATURES, Grids())
     return AblationSuite(
         target, (SMALL_LM,), groups, prompts, Plan(2, 8, TEMPERATURES, seed=3), 4, "asynchronous", threads=1
     )
@@ -100,10 +100,19 @@ def test_a_drafter_without_metrics_ends_the_benchmark(tiny_target: Path, server:
 
 
 def invoke(
-    monkeypatch: pytest.MonkeyPatch, target: Path, directory: Path, running: Any, *options: str
+    monkeypatch: pytest.MonkeyPatch,
+    target: Path,
+    directory: Path,
+    running: Any,
+    *options: str,
+    orchestrators: list[dict[str, str]] | None = None,
 ) -> tuple[int, str]:
+    """`orchestrators` gets the environment that they would be started with."""
+
     @contextlib.asynccontextmanager
-    async def started(spec: object, groups: tuple[Group, ...], rounds: str) -> Any:
+    async def started(spec: object, groups: tuple[Group, ...], env: dict[str, str]) -> Any:
+        if orchestrators is not None:
+            orchestrators.append(env)
         yield StandingTopology(), running(groups)
 
     monkeypatch.setattr(ablation_services, "_started", started)
@@ -127,12 +136,20 @@ class StandingTopology:
 def test_the_command_writes_json_and_plot_and_prints_a_table(
     tiny_target: Path, server: str, metrics_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    orchestrators: list[dict[str, str]] = []
     code, output = invoke(
-        monkeypatch, tiny_target, tmp_path, lambda groups: served(groups, server, metrics_url), "--temperature", "0"
+        monkeypatch,
+        tiny_target,
+        tmp_path,
+        lambda groups: served(groups, server, metrics_url),
+        *("--temperature", "0", "--nodes", "31", "--rounds", "synchronous"),
+        orchestrators=orchestrators,
     )
     assert code == 0, output
+    assert orchestrators == [{"ROUNDS": "synchronous", "MAX_NODES": "31"}]
     report = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert (report["settings"]["max_tokens"], report["settings"]["num_runs"]) == (4, 1)
+    assert (report["settings"]["num_nodes"], report["settings"]["rounds"]) == (31, "synchronous")
     assert (tmp_path / "out" / "ablation.png").is_file()
     assert "small-lm+cache" in output
 
