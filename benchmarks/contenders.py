@@ -51,9 +51,11 @@ class Speculation:
     sources: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Of rounds with a draft, by when that was made: `DraftOrigin` of the contracts, in a word.
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
-    # Rounds whose tree a drafter was told to expect, and those whose outcome was drafted for, by its rank.
+    # Rounds whose tree a drafter was told to expect; those whose outcome left it and was drafted for, by its rank; and
+    # those that verified another tree and ended inside the expected one, where it goes on.
     expected_outcomes: int = 0
     draft_ahead_hits_by_rank: tuple[int, ...] = ()
+    outcomes_inside_expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,5 +133,6 @@ def _completion(
             },
             expected_outcomes=stats.expected_outcomes,
             draft_ahead_hits_by_rank=tuple(stats.draft_ahead_hits_by_rank),
+            outcomes_inside_expected=stats.outcomes_inside_expected,
         ),
     )

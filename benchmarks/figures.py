@@ -49,10 +49,20 @@ def bubble_ms(completions: Iterable[Completion]) -> float:
 
 
 def draft_ahead_hits(completions: Iterable[Completion]) -> float:
-    """Share of rounds whose outcome was drafted for before it was known, of those that a drafter was told to expect."""
+    """Share of expected rounds with a draft behind their outcome before it was known.
+
+    Drafted ahead for outcomes that left the expected tree, or that tree itself where a round ended inside it.
+    """
+    speculations = [item.speculation for item in completions if item.speculation is not None]
+    hits = sum(sum(item.draft_ahead_hits_by_rank) + item.outcomes_inside_expected for item in speculations)
+    return _ratio(hits, sum(item.expected_outcomes for item in speculations))
+
+
+def guessed_outcomes(completions: Iterable[Completion]) -> float:
+    """Share of the outcomes that left an expected tree that were drafted for before they were known."""
     speculations = [item.speculation for item in completions if item.speculation is not None]
     hits = sum(sum(item.draft_ahead_hits_by_rank) for item in speculations)
-    return _ratio(hits, sum(item.expected_outcomes for item in speculations))
+    return _ratio(hits, sum(item.expected_outcomes - item.outcomes_inside_expected for item in speculations))
 
 
 def early_drafts(completions: Iterable[Completion]) -> float:
@@ -130,6 +140,7 @@ def draft_counts(completions: Iterable[Completion]) -> dict[str, Any]:
         name: {"proposed": proposed, "accepted": accepted} for name, (proposed, accepted) in sources.items()
     }
     counts["expected_outcomes"] = sum(item.expected_outcomes for item in speculations)
+    counts["outcomes_inside_expected"] = sum(item.outcomes_inside_expected for item in speculations)
     counts["draft_ahead_hits_by_rank"] = sum_columns(item.draft_ahead_hits_by_rank for item in speculations)
     counts["origins"] = {
         name: {"rounds": one.rounds, "accepted": one.accepted_tokens} for name, one in _by_origin(completions).items()

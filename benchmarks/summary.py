@@ -139,6 +139,7 @@ def _row(samples: Samples, contender: Contender, temperature: float) -> dict[str
         "linger_share": round(figures.linger_share(completions), 4),
         "bubble_ms": round(figures.bubble_ms(completions), 4),
         "draft_ahead_hits": round(figures.draft_ahead_hits(completions), 4),
+        "guessed_outcomes": round(figures.guessed_outcomes(completions), 4),
         "early_drafts": round(figures.early_drafts(completions), 4),
         "ttft_ms": round(figures.median_ttft_ms(completions), 3),
         "repeated_4grams": round(figures.repeated_4grams(item.token_ids for item in completions), 4),

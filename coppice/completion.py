@@ -57,9 +57,11 @@ class Speculation:
     near_ties: int = 0
     # By when drafts were made: "fresh", "left_over", "rerooted", "ahead" or "redraft".
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
-    # Rounds whose tree a drafter was told to expect, and those whose outcome was drafted for, by its rank.
+    # Rounds whose tree a drafter was told to expect; those whose outcome left it and was drafted for, by its rank; and
+    # those that verified another tree and ended inside the expected one, where it goes on.
     expected_outcomes: int = 0
     draft_ahead_hits_by_rank: tuple[int, ...] = ()
+    outcomes_inside_expected: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) 
         },
         expected_outcomes=stats.expected_outcomes,
         draft_ahead_hits_by_rank=tuple(stats.draft_ahead_hits_by_rank),
+        outcomes_inside_expected=stats.outcomes_inside_expected,
     )
 
 

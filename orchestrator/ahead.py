@@ -50,13 +50,15 @@ class AheadDraft:
 
 @dataclass
 class AheadCounts:
-    """Rounds whose tree a drafter was told to expect, and those whose outcome was drafted for, by its rank from 0.
+    """Rounds whose tree a drafter was told to expect, and those with a draft behind their outcome before it was known.
 
-    Rounds that verified another tree and ended inside the expected one count as neither.
+    Of outcomes that left the expected tree, those drafted for, by their rank from 0. Rounds that verified another tree
+    may end `inside` the expected one: where it goes on, it is the draft that was there.
     """
 
     expected: int = 0
     hits_by_rank: list[int] = field(default_factory=list)
+    inside: int = 0
 
     def count(self, rank: int | None) -> None:
         """A round is over; None where its outcome was not drafted for."""
@@ -68,6 +70,7 @@ class AheadCounts:
     def add(self, other: AheadCounts) -> None:
         """Add the counts of another output."""
         self.expected += other.expected
+        self.inside += other.inside
         self.hits_by_rank.extend([0] * (len(other.hits_by_rank) - len(self.hits_by_rank)))
         for rank, hits in enumerate(other.hits_by_rank):
             self.hits_by_rank[rank] += hits
@@ -129,8 +132,12 @@ class AheadDrafting:
     def behind(self, token_ids: tuple[int, ...]) -> TokenTree:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
         behind = self._tree.descend(token_ids)
-        if self._told and self._expected.find(token_ids) is None:
-            self.counts.count(self._rank(token_ids) if len(behind) else None)
+        if self._told:
+            if len(self._expected.descend(token_ids)):
+                self.counts.expected += 1
+                self.counts.inside += 1
+            else:
+                self.counts.count(self._rank(token_ids) if len(behind) else None)
         return behind
 
     def _rank(self, token_ids: tuple[int, ...]) -> int | None:

@@ -58,8 +58,10 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
     hits = dict.fromkeys(map(str, range(MOST_POSITIONS)), 0)
     for rank, count in enumerate(total.ahead.hits_by_rank):
         hits[str(min(rank, MOST_POSITIONS - 1))] += count
-    text = "Those of them whose outcome was drafted for, by its rank from 0; the last is that and beyond."
+    text = "Those of them whose outcome left that tree and was drafted for, by its rank from 0; the last: and beyond."
     yield from _OWN.counters("draft_ahead_hits", text, "rank", hits)
+    text = "Those of them that verified another tree and ended inside the expected one, where it goes on."
+    yield _OWN.counter("outcomes_inside_expected", text, total.ahead.inside)
     yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", total.linger_us / 1e6)
     yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", total.near_ties)
     plans = [generation.planned_nodes for generation in tally.generations()]

@@ -79,6 +79,7 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
         ],
         expected_outcomes=statistics.ahead.expected,
         draft_ahead_hits_by_rank=statistics.ahead.hits_by_rank,
+        outcomes_inside_expected=statistics.ahead.inside,
     )
 
 

@@ -4,8 +4,9 @@
 alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes, `coupling-recovered.KIND` how much of what
 a temperature costs in τ without coupling it wins back: (with - without) / (greedy - without).
 `coupled/traversal.KIND` is the τ of trees with the request's noise over that of drawn trees of as many nodes.
-`draft-ahead-hits.KIND.N` is the share of the outcomes that a drafter was told to expect, with so many steps ahead, that
-it had drafted for before they were known.
+`draft-ahead-hits.KIND.N` is the share of the rounds that a drafter was told to expect, with so many steps ahead, that
+had a draft behind their outcome before it was known, `guessed-outcomes.KIND.N` that of the outcomes drafted for among
+those that left the expected tree.
 `calibration-error.KIND` is the mean difference of expected and observed acceptance, and ends in `-off` where trees are
 sent with the drafter's own probabilities, in `-by-chance` where it is what so few nodes would show of none.
 Without a kind: of the first drafter, and for the error the worst of all.
@@ -41,7 +42,8 @@ RATIO_NOTE = (
     "merged/best-single: τ of all sources merged over that of the best one alone; tree/chain: τ at equal nodes; "
     "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
     "(greedy τ - τ without); coupled/traversal: τ of trees with the request's noise over that of drawn trees of as "
-    "many nodes; draft-ahead-hits: outcomes that were drafted for before they were known, with so many steps; "
+    "many nodes; draft-ahead-hits: expected rounds with a draft behind their outcome before it was known, with "
+    "so many steps; guessed-outcomes: of the outcomes that left the expected tree, those drafted for; "
     "calibration-error: mean |expected - observed| acceptance of nodes whose parent was "
     "committed, over tenths of probability, all runs and temperatures together, -off: with the drafter's own "
     "probabilities, -by-chance: about what so many nodes would show if there were none. "
@@ -131,8 +133,12 @@ def _ahead_hits(measured: Measured) -> ByRun:
     for temperature in measured.samples.temperatures:
         for variant in measured.group.variants:
             samples = measured.samples.of(variant.contender, temperature)
-            name = f"draft-ahead-hits.{variant.name.replace(' ahead=', '.')}"
-            found[ratio_name(name, temperature)] = figures.by_run(samples, figures.draft_ahead_hits)
+            name = variant.name.replace(" ahead=", ".")
+            for label, figure in (
+                ("draft-ahead-hits", figures.draft_ahead_hits),
+                ("guessed-outcomes", figures.guessed_outcomes),
+            ):
+                found[ratio_name(f"{label}.{name}", temperature)] = figures.by_run(samples, figure)
     return found
 
 

@@ -4,8 +4,8 @@
 `forward-share-async`, `-sync` and `-ahead` shares of the wall time inside the target's forward; `early-drafts` of the
 asynchronous rounds, those that began with a draft that was there when the outcome before was known, and
 `early-drafts-ahead` the same where drafters draft ahead; `draft-ahead-hits` of the rounds that those were told to
-expect, the ones whose outcome was drafted for; `rerooted-tokens` of the asynchronous tokens, those accepted from
-re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
+expect, the ones with a draft behind their outcome before it was known; `rerooted-tokens` of the asynchronous tokens,
+those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NOTES = (
     "draft (FORCED); all other forms leave it to the planner (AUTO). In the form draft-ahead drafters draft behind "
     "likely outcomes while the verifier is busy; in the others only where DRAFT_AHEAD=auto says so.",
     "early-drafts: rounds whose draft was there when the outcome before was known (left over from the last tree, late "
-    "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: outcomes that were drafted for before they were "
-    "known, of those of trees that a drafter was told to expect; 0 where none was. bubble: time per round between two "
-    "passes.",
+    "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: rounds with a draft behind their outcome before "
+    "it was known, of those whose tree a drafter was told to expect; 0 where none was. bubble: time per round between "
+    "two passes.",
 )
 SHARES: Mapping[str, tuple[Kind, Callable[[list[Completion]], float]]] = {
     "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),

@@ -139,7 +139,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties", "origins", "expected_outcomes", "draft_ahead_hits_by_rank")
+    __slots__ = ("rounds", "draft_tokens", "accepted_tokens", "redraft_tokens", "sources", "rounds_drafted_by_depth", "rounds_accepted_by_depth", "stale_drafts", "near_ties", "origins", "expected_outcomes", "draft_ahead_hits_by_rank", "outcomes_inside_expected")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class SpeculationStats(_message.Message):
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_HITS_BY_RANK_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_INSIDE_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     draft_tokens: int
     accepted_tokens: int
@@ -164,7 +165,8 @@ class SpeculationStats(_message.Message):
     origins: _containers.RepeatedCompositeFieldContainer[OriginStats]
     expected_outcomes: int
     draft_ahead_hits_by_rank: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[OriginStats, _Mapping]]] = ..., expected_outcomes: _Optional[int] = ..., draft_ahead_hits_by_rank: _Optional[_Iterable[int]] = ...) -> None: ...
+    outcomes_inside_expected: int
+    def __init__(self, rounds: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., redraft_tokens: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStats, _Mapping]]] = ..., rounds_drafted_by_depth: _Optional[_Iterable[int]] = ..., rounds_accepted_by_depth: _Optional[_Iterable[int]] = ..., stale_drafts: _Optional[int] = ..., near_ties: _Optional[int] = ..., origins: _Optional[_Iterable[_Union[OriginStats, _Mapping]]] = ..., expected_outcomes: _Optional[int] = ..., draft_ahead_hits_by_rank: _Optional[_Iterable[int]] = ..., outcomes_inside_expected: _Optional[int] = ...) -> None: ...
 
 class OriginStats(_message.Message):
     __slots__ = ("origin", "rounds", "draft_tokens", "accepted_tokens")

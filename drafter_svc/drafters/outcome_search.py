@@ -13,6 +13,7 @@ from coppice.tree import ROOT, TokenTree
 from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.drafters.base import AheadDraft
+from drafter_svc.drafters.known_tree import KnownRows
 from drafter_svc.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes, own_path_log_probs
 
 # Nodes of the expected tree that are accepted less often than this are not read: nothing behind them is likely.
@@ -21,7 +22,7 @@ USUAL_FAN_OUT = FanOut()
 # Least likelihood of a row, compared with the likeliest of its step: eight rows take four times as long as one.
 _LEAST_SHARE = math.log(0.1)
 # Trees that are put together per step.
-_TREES_PER_STEP = 2
+_TREES_PER_STEP = 4
 # Most outcomes that are drafted for.
 MOST_OUTCOMES = 24
 
@@ -34,16 +35,8 @@ class Row(NamedTuple):
     depth: int
 
 
-class Reader(Protocol):
+class Reader(KnownRows, Protocol):
     """What has been read behind the committed tokens, and how more is."""
-
-    def find(self, parent_row: int, token_id: int) -> int | None:
-        """The row of a node that was read."""
-        ...
-
-    def children(self, row: int) -> Children:
-        """What is expected behind a row; -1 is the end of the committed tokens."""
-        ...
 
     def read_rows(self, rows: Sequence[Row]) -> None:
         """Read nodes whose parents were read, in one forward pass."""
@@ -189,7 +182,8 @@ class OutcomeSearch:
     def _put_together(self) -> None:
         """Make the trees behind the next few outcomes; those that there is no time for are left out."""
         for _ in range(_TREES_PER_STEP):
-            room = self._ahead.max_nodes - self._num_nodes
+            # Each of the others has at least one node.
+            room = self._ahead.max_nodes - self._num_nodes - len(self._left) + 1
             if not self._left or room <= 0 or (self._drafts and not self._pace.may_make):
                 self.is_over = True
                 return

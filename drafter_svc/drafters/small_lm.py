@@ -18,7 +18,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.tree_builder import Frontier, build_tree
 from coppice.tree_limits import Children, TreeLimits
-from drafter_svc.ahead_pace import AheadPace
+from drafter_svc.ahead_pace import AheadPace, RoundLengths
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.draft_context import DraftContext
@@ -32,6 +32,7 @@ from drafter_svc.drafters.checkpoint import (
     load_model,
 )
 from drafter_svc.drafters.joint_passes import JointPasses, joined
+from drafter_svc.drafters.known_tree import known_tree
 from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 from drafter_svc.drafters.packed_linear import ROW_STEP
 from drafter_svc.drafters.read_context import ReadContext
@@ -118,6 +119,7 @@ class SmallLm:
         self._limits = limits
         self._choice = choice
         self._max_context = max_context
+        self._rounds = RoundLengths()
 
     def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SmallLmSequence:
         """Start a sequence; nothing is computed before the first draft."""
@@ -128,7 +130,7 @@ class SmallLm:
         max_children = self._choice.max_children
         context = DraftContext(prompt, self._max_context)
         parts = (self.info.kind, self._forward, coupling, self._limits, context, self._ahead, beginning)
-        return SmallLmSequence(*parts, max_children=max_children)
+        return SmallLmSequence(*parts, max_children=max_children, rounds=self._rounds)
 
     def open_sampled(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> SampledLmSequence:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
@@ -156,6 +158,8 @@ class SmallLm:
             self.open([0] * length, SamplingParams(temperature=0.0)).draft(1)
         if self.joint is not None:
             self.joint.measure(self._limits.width)
+        # No target took part in these rounds.
+        self._rounds = RoundLengths()
 
 
 class SmallLmSequence(ReadContext):
@@ -176,7 +180,9 @@ class SmallLmSequence(ReadContext):
         ahead: DraftAhead = NO_DRAFT_AHEAD,
         beginning: Beginning | None = None,
         max_children: int = COUPLED.max_children,
+        rounds: RoundLengths | None = None,
     ) -> None:
+        """`rounds` are those of all sequences, which share them."""
         self._source = source
         super().__init__(forward, context, beginning)
         self._max_positions = forward.max_positions
@@ -187,7 +193,7 @@ class SmallLmSequence(ReadContext):
         # Those of the last draft: budgets seldom change.
         self._limits = limits
         self._ahead = ahead
-        self._pace = AheadPace(ahead.clock)
+        self._pace = AheadPace(ahead.clock, rounds)
         self._outcomes: OutcomeSearch | None = None
         # Children of the last committed token, once it was read.
         self._root: Children | None = None
@@ -273,7 +279,7 @@ class SmallLmSequence(ReadContext):
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
         """The best tree behind a row at this depth, of what has been read."""
-        return self._search(replace(limits, max_depth=limits.max_depth - depth), 0, row)
+        return known_tree(self, row, replace(limits, max_depth=limits.max_depth - depth), self._source)
 
     def _whole_search(self, limits: TreeLimits) -> TokenTree | None:
         """The best tree in one call, where the forward can; the same tree as `_search` finds."""
@@ -307,17 +313,14 @@ class SmallLmSequence(ReadContext):
         # A node at depth d is read at position length + d - 1; its children need no reading.
         return self._max_positions - self._context.size + 1
 
-    def _search(self, limits: TreeLimits, max_forwards: int, top: int = ROOT) -> TokenTree:
-        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes.
-
-        It hangs behind the row `top`, where nothing more is read unless that is the end of the committed tokens.
-        """
+    def _search(self, limits: TreeLimits, max_forwards: int) -> TokenTree:
+        """The best tree within `limits`, from what the cache knows and at most `max_forwards` further passes."""
         rows: list[int] = []
         forwards_left = max_forwards
 
         def expand(frontier: Frontier) -> Sequence[Children]:
             nonlocal forwards_left
-            parents = [top if parent == ROOT else rows[parent] for parent in frontier.parent_rows]
+            parents = [ROOT if parent == ROOT else rows[parent] for parent in frontier.parent_rows]
             nodes = list(zip(parents, frontier.token_ids, strict=True))
             missing = [index for index, node in enumerate(nodes) if self._cache.find(*node) is None]
             if missing and forwards_left > 0:
@@ -329,7 +332,7 @@ class SmallLmSequence(ReadContext):
             return [NO_CHILDREN if row is None else self._cache.children(row) for row in found]
 
         limits = replace(limits, max_steps=sys.maxsize, max_depth=min(limits.max_depth, self._deepest))
-        return build_tree(self.children(top), expand, limits, self._source)
+        return build_tree(self.children(ROOT), expand, limits, self._source)
 
     def _grow(self, frontier: Frontier, parents: Sequence[int], missing: Sequence[int]) -> None:
         """One forward pass over the frontier's missing nodes."""

@@ -80,13 +80,15 @@ def test_draft_counts_are_summed_by_source_and_absent_without_speculation() -> N
     assert figures.draft_counts([_completion()]) == {}
 
 
-def test_hits_are_outcomes_that_were_drafted_for_of_all_that_a_drafter_was_told_to_expect() -> None:
+def test_hits_are_outcomes_with_a_draft_of_all_that_a_drafter_was_told_to_expect() -> None:
     ahead = [
-        Speculation(9, 6, 0, 0, expected_outcomes=7, draft_ahead_hits_by_rank=(3, 0, 1)),
+        Speculation(9, 6, 0, 0, expected_outcomes=9, draft_ahead_hits_by_rank=(3, 0, 1), outcomes_inside_expected=2),
         Speculation(1, 1, 0, 0, expected_outcomes=1, draft_ahead_hits_by_rank=(1,)),
     ]
     completions = [_completion(num_rounds=20, speculation=one) for one in ahead]
-    assert figures.draft_ahead_hits(completions) == 5 / 8
+    assert figures.draft_ahead_hits(completions) == 7 / 10
+    assert figures.guessed_outcomes(completions) == 5 / 8
+    assert figures.draft_counts(completions)["outcomes_inside_expected"] == 2
     assert figures.draft_counts(completions)["draft_ahead_hits_by_rank"] == [4, 0, 1]
 
 
@@ -98,7 +100,7 @@ def test_early_drafts_are_rounds_whose_draft_was_there_before_the_outcome() -> N
     ]
     assert figures.early_drafts(drafted) == 0.4
     # Nobody was told to expect anything.
-    assert figures.draft_ahead_hits(drafted) == 0.0
+    assert figures.draft_ahead_hits(drafted) == figures.guessed_outcomes(drafted) == 0.0
     assert figures.draft_counts(drafted)["origins"]["rerooted"] == {"rounds": 1, "accepted": 2}
     assert figures.early_drafts([_completion(num_rounds=3)]) == figures.draft_ahead_hits([_completion()]) == 0.0
     apart = [replace(item, bubble_s=0.02) for item in drafted]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from drafter_svc.ahead_pace import MAKING_SHARE, READING_SHARE, AheadPace
+from drafter_svc.ahead_pace import MAKING_SHARE, READING_SHARE, AheadPace, RoundLengths
 
 
 class Rounds:
     """Rounds of a sequence, one after another, on a clock of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_rounds: RoundLengths | None = None) -> None:
         self.now_s = 100.0
-        self.pace = AheadPace(lambda: self.now_s)
+        self.pace = AheadPace(lambda: self.now_s, all_rounds)
 
     def take(self, *lengths_s: float) -> None:
         for length_s in lengths_s:
@@ -67,3 +67,15 @@ def test_an_outcome_that_nobody_expected_says_nothing() -> None:
     rounds.now_s += 50.0
     rounds.pace.outcome_came()
     assert rounds.times_s()[0] == pytest.approx(2.0 * READING_SHARE, abs=0.02)
+
+
+def test_a_sequence_whose_first_round_read_its_prompt_goes_by_the_rounds_of_others() -> None:
+    all_rounds = RoundLengths()
+    Rounds(all_rounds).take(*[2.0] * 8)
+    one = Rounds(all_rounds)
+    assert one.times_s()[0] == pytest.approx(2.0 * READING_SHARE, abs=0.02)
+    one.take(50.0)
+    assert one.times_s()[0] == pytest.approx(2.0 * READING_SHARE, abs=0.02)
+    # Its own count alone once there are some.
+    one.take(*[4.0] * 3)
+    assert one.times_s()[0] == pytest.approx(4.0 * READING_SHARE, abs=0.02)

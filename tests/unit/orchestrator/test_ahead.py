@@ -11,7 +11,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import ROOT, TokenTree, chain
 from coppice.v1 import drafter_pb2
 from coppice.wire import tree_to_proto
-from orchestrator.ahead import MOST_NODES, AheadDraft, hung
+from orchestrator.ahead import MOST_NODES, AheadCounts, AheadDraft, hung
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
 from orchestrator.planner import FixedPlanner
@@ -59,8 +59,9 @@ class Request:
         return [(one.base_length, tuple(one.tree.token_ids)) for one in messages]
 
     @property
-    def counts(self) -> tuple[int, list[int]]:
-        return self.drafting.ahead.counts.expected, self.drafting.ahead.counts.hits_by_rank
+    def counts(self) -> tuple[int, list[int], int]:
+        counts = self.drafting.ahead.counts
+        return counts.expected, counts.hits_by_rank, counts.inside
 
 
 DRAFTS = [AheadDraft((7, 9), -0.5, chain([4, 5])), AheadDraft((7, 8, 6), -1.0, chain([2], [-0.1]))]
@@ -96,7 +97,7 @@ async def test_nobody_expects_anything_where_rounds_wait_or_nothing_is_drafted(s
     assert one.expected("a") == []
     assert one.ahead == []
     one.commit(7, 9)
-    assert one.counts == (0, [])
+    assert one.counts == (0, [], 0)
 
 
 async def test_trees_drafted_ahead_go_to_the_verifier_at_once_as_one_tree_of_outcomes() -> None:
@@ -116,16 +117,19 @@ async def test_trees_drafted_ahead_go_to_the_verifier_at_once_as_one_tree_of_out
 
 async def test_hits_count_by_rank_of_all_outcomes_that_somebody_expected() -> None:
     one = Request()
-    rounds = [(7, 8, 6), (7, 9), (5,), (7,)]
+    # The last two ended inside the expected tree: another one was verified. It goes on behind the first of them.
+    rounds = [(7, 8, 6), (7, 9), (5,), (7,), (7, 8)]
     for outcome in rounds:
         base = one.transcript.length
         one.drafting.on_tree("a", base, (), chain([7, 8]))
         one.drafting.on_ahead("a", base, DRAFTS)
         one.commit(*outcome)
-    # The last one ended inside the expected tree: another tree was verified.
-    assert one.counts == (3, [1, 1])
+    assert one.counts == (5, [1, 2], 1)
     one.commit(3)
-    assert one.counts == (3, [1, 1])
+    assert one.counts == (5, [1, 2], 1)
+    total = AheadCounts(1, [0, 0, 1], 1)
+    total.add(one.drafting.ahead.counts)
+    assert total == AheadCounts(6, [1, 2, 1], 2)
 
 
 async def test_an_outcome_that_was_drafted_for_leaves_its_tree_as_the_next_draft() -> None:
@@ -151,7 +155,7 @@ async def test_trees_that_come_late_are_passed_on_for_the_outcome_that_came_and_
     # Nobody was told what to expect of this round.
     one.drafting.on_ahead("a", 5, DRAFTS)
     assert one.drafting.stale == {"left": 2, "unasked": 1}
-    assert one.counts == (1, [])
+    assert one.counts == (1, [], 0)
 
 
 async def test_huge_and_many_trees_are_bounded_in_their_order() -> None:

@@ -42,7 +42,11 @@ def measured(
             tokens = ((outputs or {}).get(name, 1),) * NUM_TOKENS
             ahead = (hits or {}).get(name)
             speculation = (
-                Speculation(0, 0, 0, 0, draft_ahead_hits_by_rank=ahead, expected_outcomes=10) if ahead else None
+                Speculation(
+                    0, 0, 0, 0, draft_ahead_hits_by_rank=ahead, expected_outcomes=10, outcomes_inside_expected=1
+                )
+                if ahead
+                else None
             )
             completion = Completion(tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1, speculation=speculation)
             samples.append(Sample(name, temperature, run, 0, completion))

@@ -136,9 +136,14 @@ def test_hits_of_drafts_ahead_are_named_by_their_steps() -> None:
     hits = {"coppice-on small-lm ahead=8": (1, 2), "coppice-on small-lm ahead=32": (5, 2)}
     one = measured(variants.AHEAD, taus, hits=hits)
     values, _ = ratios([one], ["small-lm"])
-    assert values == {"draft-ahead-hits.small-lm.8": 0.3, "draft-ahead-hits.small-lm.32": 0.7}
+    assert values == {
+        "draft-ahead-hits.small-lm.8": 0.4,
+        "guessed-outcomes.small-lm.8": 0.3333,
+        "draft-ahead-hits.small-lm.32": 0.8,
+        "guessed-outcomes.small-lm.32": 0.7778,
+    }
     by_name = {row["name"]: row["draft_ahead_hits"] for row in rows([one])}
-    assert by_name["ahead: coppice-on small-lm ahead=32 T=0"] == 0.7
+    assert by_name["ahead: coppice-on small-lm ahead=32 T=0"] == 0.8
     assert by_name["ahead: coppice-off T=0"] is None
 
 
