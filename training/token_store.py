@@ -57,16 +57,33 @@ class TokenStore:
         return cls(loaded["train"], loaded["held_out"], int(loaded["held_out_bytes"]))
 
     def training_batch(self, seed: int, step: int, rows: int, length: int) -> torch.Tensor:
-        """Random windows [rows, length]; a function of (seed, step), so that a resumed run repeats none."""
+        """Random windows [rows, length]; a function of (seed, step), so that a resumed run repeats none.
+
+        Raises:
+            IncompatibleError: there is too little text for a row.
+        """
+        _check_room("training", self.train, length)
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self.train) - length, rows)
         return torch.from_numpy(np.stack([self.train[s : s + length] for s in starts]).astype(np.int64))
 
     def held_out_batches(self, windows: int, rows: int, length: int) -> list[torch.Tensor]:
-        """The same evenly spaced held-out windows every time, as batches [rows, length]."""
+        """The same evenly spaced held-out windows every time, as batches [rows, length].
+
+        Raises:
+            IncompatibleError: there is too little text for a row.
+        """
+        _check_room("held-out", self.held_out, length)
         starts = np.linspace(0, len(self.held_out) - length - 1, windows).astype(int)
         data = np.stack([self.held_out[s : s + length] for s in starts]).astype(np.int64)
         return list(torch.split(torch.from_numpy(data), rows))
+
+
+def _check_room(split: str, tokens: TokenArray, length: int) -> None:
+    if len(tokens) <= length:
+        raise IncompatibleError(
+            f"the corpus is too small: its {split} text has {len(tokens)} tokens, and a row is {length}"
+        )
 
 
 def _check(files: Sequence[SourceFile], vocab_size: int) -> None:

@@ -24,6 +24,7 @@ Corpus = Annotated[
 ]
 Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
 # The target is sampled in batches of so many, of which there has to be one.
+Steps = Annotated[int, typer.Option(min=1)]
 Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target to train on, in batches of 64.")]
 
 
@@ -42,7 +43,7 @@ def target(
     corpus: Corpus = None,
     out: Path = MODELS / "target",
     tokenizer_dir: Annotated[Path, typer.Option("--tokenizer")] = MODELS / "tokenizer",
-    steps: int = 2000,
+    steps: Steps = 2000,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:
@@ -60,9 +61,9 @@ def small_lm(
     corpus: Corpus = None,
     out: Path = MODELS / "small-lm",
     target_dir: Annotated[Path, typer.Option("--target")] = MODELS / "target",
-    steps: Annotated[int, typer.Option(help="Steps over rows that the target looks at once.")] = 9000,
-    fresh_cycles: Annotated[int, typer.Option(help="Cycles after them over rows drawn anew in every step.")] = 2,
-    fresh_steps: Annotated[int, typer.Option(help="Steps of each of these cycles.")] = 4500,
+    steps: Annotated[int, typer.Option(min=1, help="Steps over rows that the target looks at once.")] = 9000,
+    fresh_cycles: Annotated[int, typer.Option(min=0, help="Cycles after them over rows drawn anew in every step.")] = 2,
+    fresh_steps: Annotated[int, typer.Option(min=1, help="Steps of each of these cycles.")] = 4500,
     samples: Samples = 3072,
     seed: int = 0,
     threads: Threads = 0,
@@ -95,7 +96,7 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         out: Path = MODELS / kind,
         target_dir: TargetDir = MODELS / "target",
         start: Start = MODELS / "small-lm",
-        steps: int = 3000,
+        steps: Steps = 3000,
         samples: Samples = 768,
         corpus_rows: CorpusRows = 1536,
         layers_alone: LayersAlone = False,
@@ -139,7 +140,7 @@ def semi_ar_features(
     out: Path = MODELS / "semi-ar-features",
     target_dir: TargetDir = MODELS / "target",
     trunk: Annotated[Path, typer.Option(help="The semi-ar drafter, which stays as it is.")] = MODELS / "semi-ar",
-    steps: Annotated[int, typer.Option(help="Each is made from all of the text.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Each is made from all of the text.")] = 5,
     samples: Samples = 512,
     corpus_rows: CorpusRows = 256,
     seed: int = 0,
@@ -162,7 +163,7 @@ def boost(
     target_dir: TargetDir = MODELS / "target",
     start: Start = MODELS / "small-lm",
     num: Annotated[int, typer.Option(min=1, help="How many, one after another.")] = 1,
-    steps: Annotated[int, typer.Option(help="Of each.")] = 2000,
+    steps: Annotated[int, typer.Option(min=1, help="Of each.")] = 2000,
     samples: Samples = 768,
     corpus_rows: CorpusRows = 1536,
     seed: int = 0,
@@ -190,7 +191,7 @@ def space(
     full: Annotated[
         bool, typer.Option("--full", help="Tune the target itself, as published: it becomes another model.")
     ] = False,
-    steps: int = 1000,
+    steps: Steps = 1000,
     masks: Annotated[int, typer.Option(min=1, max=16, help="Masks of a group: tokens that a re-draft is deep.")] = 5,
     rank: Annotated[int, typer.Option(min=1, help="Of the additions to the target's layers; not with --full.")] = 16,
     module: Annotated[
@@ -233,9 +234,9 @@ def early_exit(
     corpus: Corpus = None,
     out: Path = MODELS / "early-head",
     target_dir: TargetDir = MODELS / "target",
-    layer: Annotated[int, typer.Option(help="Layers of the target that come before the head.")] = 4,
-    rank: Annotated[int, typer.Option(help="Of the head's addition to the norm.")] = 128,
-    steps: int = 400,
+    layer: Annotated[int, typer.Option(min=1, help="Layers of the target that come before the head.")] = 4,
+    rank: Annotated[int, typer.Option(min=1, help="Of the head's addition to the norm.")] = 128,
+    steps: Steps = 400,
     seed: int = 0,
     threads: Threads = 0,
 ) -> None:

@@ -85,7 +85,7 @@ def ablation(
     ahead_steps: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N,…", help="drafters: most steps of a small LM behind likely outcomes. Default: 4,16,64."
+            metavar="N,N,…", help="drafters: most steps of a small LM behind likely outcomes. Default: 2,8,32."
         ),
     ] = None,
     contexts: Annotated[
@@ -164,7 +164,7 @@ def ablation(
         numbers(masks or "2,4", "--masks"),
         numbers(gammas or "4,8", "--gammas", MAX_BLOCK_TOKENS),
         numbers(denoising_steps or "1,2", "--denoising-steps", MAX_DENOISING_STEPS),
-        numbers(ahead_steps or "4,16,64", "--ahead-steps"),
+        numbers(ahead_steps or "2,8,32", "--ahead-steps"),
         numbers(contexts or "128,512,2048", "--contexts"),
     )
     temperatures = choose_temperatures(temperature or (QUICK_TEMPERATURES if quick else TEMPERATURES))

@@ -100,6 +100,28 @@ def test_files_that_are_not_there_are_told_in_one_line_whatever_is_trained(tmp_p
     one_line(["target", *arguments])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["target", "--steps", "0"],
+        ["small-lm", "--steps", "0"],
+        ["small-lm", "--fresh-steps", "0"],
+        ["small-lm", "--fresh-cycles", "-1"],
+        ["semi-ar", "--steps", "0"],
+        ["semi-ar-features", "--steps", "0"],
+        ["boost", "--steps", "-3"],
+        ["space", "--steps", "0"],
+        ["early-exit", "--layer", "0"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_mean_nothing_are_usage_errors(options: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert options[1] in result.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("kind", ["small-lm", "semi-ar", "diffusion", "semi-ar-features", "boost", "space"])
 def test_fewer_samples_than_a_batch_are_a_bad_option(kind: str, tmp_path: Path) -> None:
     directories = ["--corpus", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]

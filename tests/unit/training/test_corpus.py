@@ -161,6 +161,20 @@ def test_a_corpus_of_one_split_alone_is_told(
             TokenStore.build(half, store[1], tmp_path / "half")
 
 
+def test_too_little_text_for_a_row_is_told(store: tuple[TokenStore, PreTrainedTokenizerFast]) -> None:
+    tokens, _ = store
+    for split, text in (("training", tokens.train), ("held-out", tokens.held_out)):
+        draw = {
+            "training": lambda length: tokens.training_batch(seed=0, step=0, rows=2, length=length)[0],
+            "held-out": lambda length: tokens.held_out_batches(windows=2, rows=2, length=length)[0][0],
+        }[split]
+        assert len(draw(len(text) - 1)) == len(text) - 1
+        with pytest.raises(
+            IncompatibleError, match=f"its {split} text has {len(text)} tokens, and a row is {len(text)}"
+        ):
+            draw(len(text))
+
+
 def test_a_vocabulary_that_ids_do_not_fit_is_told(
     files: list[SourceFile], store: tuple[TokenStore, PreTrainedTokenizerFast], tmp_path: Path
 ) -> None:
