@@ -127,15 +127,19 @@ def uncalibrated_name(kind: str) -> str:
 def make_groups(
     drafters: Sequence[DrafterSpec],
     temperatures: tuple[float, ...],
+    num_nodes: int,
     grids: Grids,
     parts: Collection[str] = PARTS,
 ) -> tuple[Group, ...]:
-    """Those `parts` that these drafters, one of each kind, give to compare; none without temperatures."""
+    """Those `parts` that these drafters, one of each kind, give to compare; none without temperatures.
+
+    Rounds have at most `num_nodes` nodes.
+    """
     plain = tuple(DrafterSetting(spec) for spec in drafters)
     hot = tuple(value for value in temperatures if value > 0)
     groups = [
         Group(SOURCES, tuple(_combinations(plain)), temperatures),
-        Group(SHAPE, tuple(_shapes(drafters)), temperatures),
+        Group(SHAPE, tuple(_shapes(drafters, num_nodes)), temperatures),
         Group(COUPLING, tuple(_switched(drafters, "COUPLING", uncoupled_name)), hot),
         Group(ACCEPTANCE, tuple(_acceptance(drafters)), hot),
         Group(CALIBRATION, tuple(_switched(drafters, "ONLINE_CALIBRATION", uncalibrated_name)), temperatures),
@@ -159,9 +163,11 @@ def _combinations(plain: tuple[DrafterSetting, ...]) -> Iterator[Variant]:
         yield Variant(combined(sources), plain, sources, has_cache=True)
 
 
-def _shapes(drafters: Sequence[DrafterSpec]) -> Iterator[Variant]:
+def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:
     for spec in drafters:
-        tree, chain = DrafterSetting(spec, FULL_TREES), DrafterSetting(spec, (*FULL_TREES, ("DRAFT_CHILDREN", "1")))
+        # As deep as a chain of all nodes, where a drafter can.
+        deep = (*FULL_TREES, ("DRAFT_STEPS", str(num_nodes)))
+        tree, chain = DrafterSetting(spec, deep), DrafterSetting(spec, (*deep, ("DRAFT_CHILDREN", "1")))
         yield Variant(tree_name(spec.kind), (tree,), (spec.kind,))
         yield Variant(chain_name(spec.kind), (chain,), (spec.kind,))
 

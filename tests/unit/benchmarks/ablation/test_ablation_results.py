@@ -23,15 +23,15 @@ def test_sources_stand_alone_in_pairs_and_all_together() -> None:
 
 
 def test_one_drafter_has_no_grids_and_greedy_requests_no_coupling() -> None:
-    groups = make_groups([SMALL_LM], (0.0, 1.0), Grids((2, 4), (4, 8)))
+    groups = make_groups([SMALL_LM], (0.0, 1.0), 8, Grids((2, 4), (4, 8)))
     assert [group.name for group in groups] == ["sources", "shape", "coupling", "acceptance", "calibration"]
     temperatures = {group.name: group.temperatures for group in groups}
     assert temperatures["coupling"] == temperatures["acceptance"] == (1.0,)
-    assert "coupling" not in [group.name for group in make_groups([SMALL_LM], (0.0,), Grids())]
+    assert "coupling" not in [group.name for group in make_groups([SMALL_LM], (0.0,), 8, Grids())]
 
 
 def test_kinds_that_there_are_join_with_their_grids() -> None:
-    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), Grids((2, 4), (4,), (1, 3), (8, 32), (64,)))
+    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,), (1, 3), (8, 32), (64,)))
     by_name = {group.name: group for group in groups}
     assert [one.name for one in by_name["masks"].variants] == ["semi-ar k=2", "semi-ar k=4"]
     assert [one.name for one in by_name["gamma"].variants] == [f"diffusion gamma=4 steps={n}" for n in (1, 3)]
@@ -49,15 +49,16 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
 
 
 def test_trees_and_chains_differ_in_their_children_alone() -> None:
-    [shape] = [group for group in make_groups([SMALL_LM], (0.0,), Grids()) if group.name == "shape"]
+    [shape] = [group for group in make_groups([SMALL_LM], (0.0,), 8, Grids()) if group.name == "shape"]
     tree, chain = shape.variants
     difference = set(chain.drafters[0].settings) ^ set(tree.drafters[0].settings)
+    assert ("DRAFT_STEPS", "8") in tree.drafters[0].settings
     assert difference == {("DRAFT_CHILDREN", "1")}
 
 
 def test_drawn_trees_are_those_of_small_lms_and_of_the_drafters_of_coupled_ones() -> None:
     drafters = [SMALL_LM, SEMI_AR, DrafterSpec("boost-1", "models/boost-1")]
-    [group] = make_groups(drafters, (0.0, 0.7), Grids(), ["acceptance"])
+    [group] = make_groups(drafters, (0.0, 0.7), 8, Grids(), ["acceptance"])
     assert group.temperatures == (0.7,)
     names = ["small-lm tree", "small-lm traversal", "boost-1 tree", "boost-1 traversal"]
     assert [(one.name, one.traversal) for one in group.variants] == [(name, "traversal" in name) for name in names]
@@ -66,7 +67,7 @@ def test_drawn_trees_are_those_of_small_lms_and_of_the_drafters_of_coupled_ones(
 
 
 def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name() -> None:
-    sources = make_groups([SMALL_LM, SEMI_AR], (0.0,), Grids())[0]
+    sources = make_groups([SMALL_LM, SEMI_AR], (0.0,), 8, Grids())[0]
     assert len({front_of(variant) for variant in sources.variants}) == 1
     asked = {variant.name: [one.spec.kind for one in variant.asked] for variant in sources.variants}
     assert asked["cache"] == []

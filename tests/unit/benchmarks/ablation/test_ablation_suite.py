@@ -52,7 +52,7 @@ def metrics_url() -> Iterator[str]:
 
 def make_suite(target: Path) -> AblationSuite:
     prompts = (Prompt("def f(x):", "a"), Prompt("import os" * 20, "b"))
-    groups = make_groups([SMALL_LM], TEMPERATURES, Grids())
+    groups = make_groups([SMALL_LM], TEMPERATURES, 4, Grids())
     return AblationSuite(
         target, (SMALL_LM,), groups, prompts, Plan(2, 8, TEMPERATURES, seed=3), 4, "asynchronous", threads=1
     )
