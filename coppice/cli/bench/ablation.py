@@ -27,7 +27,6 @@ from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.openmp import set_spin_count
-from orchestrator.config import Config
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 DRAFTERS, IN_PASS = "drafters", "in-pass"
@@ -157,9 +156,7 @@ def ablation(
         run_in_pass(options, prompts, sizes, temperature, seed, out)
         return
     drafters = _drafters(drafter)
-    form = rounds or ASYNCHRONOUS
-    if form not in (ASYNCHRONOUS, SYNCHRONOUS):
-        raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {form!r}")
+    form = _form(rounds or ASYNCHRONOUS)
     tried = (
         numbers(masks or "2,4", "--masks"),
         numbers(gammas or "4,8", "--gammas", MAX_BLOCK_TOKENS),
@@ -178,6 +175,7 @@ def ablation(
     from benchmarks.ablation.variants import PARTS, Grids, make_groups
     from benchmarks.latency import Plan
     from benchmarks.report import write_json
+    from orchestrator.config import Config
 
     num_nodes = nodes or Config.max_nodes
     grids = Grids() if quick else Grids(*tried)
@@ -205,6 +203,13 @@ def _refuse(suite: str, others: Mapping[str, object]) -> None:
     for option, value in others.items():
         if value is not None:
             raise typer.BadParameter(f"{option}: means nothing to --suite {suite}")
+
+
+def _form(rounds: str) -> str:
+    """Raises typer.BadParameter where there is no such form of rounds."""
+    if rounds not in (ASYNCHRONOUS, SYNCHRONOUS):
+        raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {rounds!r}")
+    return rounds
 
 
 def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
