@@ -67,6 +67,11 @@ class AheadCounts:
             self.hits_by_rank.extend([0] * (rank + 1 - len(self.hits_by_rank)))
             self.hits_by_rank[rank] += 1
 
+    def count_inside(self) -> None:
+        """A round is over that ended inside the expected tree, where it goes on."""
+        self.expected += 1
+        self.inside += 1
+
     def add(self, other: AheadCounts) -> None:
         """Add the counts of another output."""
         self.expected += other.expected
@@ -133,9 +138,9 @@ class AheadDrafting:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
         behind = self._tree.descend(token_ids)
         if self._told:
-            if len(self._expected.descend(token_ids)):
-                self.counts.expected += 1
-                self.counts.inside += 1
+            end = self._expected.find(token_ids)
+            if end is not None and end in self._expected.parents:
+                self.counts.count_inside()
             else:
                 self.counts.count(self._rank(token_ids) if len(behind) else None)
         return behind

@@ -86,11 +86,10 @@ def _measure_group(
                 variant.contender,
                 channel,
                 Mode.MODE_FORCED,
-                None,
-                note,
-                variant.sources,
-                rule,
-                variant.denoising,
+                setting=note,
+                sources=variant.sources,
+                acceptance=rule,
+                denoising=variant.denoising,
             )
             metered.append(MeteredContender(forced, services.metrics_urls(variant)))
         contenders: tuple[Contender, ...] = (CoppiceContender(OFF, plain, Mode.MODE_OFF), *metered)

@@ -23,8 +23,8 @@ Corpus = Annotated[
     typer.Option(help="Directory of Python sources; repeatable. Default: standard library and installed packages."),
 ]
 Threads = Annotated[int, typer.Option(help="Threads for torch; 0 means every core.")]
-# The target is sampled in batches of so many, of which there has to be one.
 Steps = Annotated[int, typer.Option(min=1)]
+# The target is sampled in batches of so many, of which there has to be one.
 Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target to train on, in batches of 64.")]
 
 

@@ -64,3 +64,20 @@ def test_a_sure_thing_is_followed_row_by_row_and_even_odds_many_rows_at_a_time()
     sure, even = search((0.97, 0.02, 0.01), chain([0, 0])), search((0.26, 0.25, 0.25, 0.24), chain([0, 0]))
     assert max(map(len, sure.steps[:4])) == 1
     assert max(map(len, even.steps)) == DraftAhead().width
+
+
+def test_a_large_tree_leaves_a_node_to_each_further_outcome() -> None:
+    class Generous(WrittenReader):
+        def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
+            return chain([0] * 30)
+
+    reader = Generous((0.26, 0.25, 0.25, 0.24))
+    ahead = DraftAhead(max_steps=12, max_nodes=30)
+    one = OutcomeSearch(chain([0, 0]), reader, LIMITS, ahead, AheadPace(lambda: 0.0))
+    while one.step():
+        pass
+    sizes = [len(draft.tree) for draft in one.take()]
+    assert len(sizes) > 5
+    assert sizes[0] > 1
+    assert min(sizes) == 1
+    assert sum(sizes) <= ahead.max_nodes
