@@ -169,14 +169,15 @@ class TokenTree:
     def first(self, count: int) -> TokenTree:
         """The first `count` nodes: parents come before children, so that they are a tree."""
         tree = object.__new__(TokenTree)
-        # Every draft that is cut comes by here: `_valid_tree`, without the call.
+        # Every draft that is cut comes by here: `_valid_tree`, without the call, and without the fields that are empty,
+        # which the class has.
         fields = tree.__dict__
         fields["token_ids"] = self.token_ids[:count]
         fields["parents"] = self.parents[:count]
         fields["log_probs"] = self.log_probs[:count]
         fields["source_names"] = self.source_names
-        fields["sources"] = self.sources[:count]
-        fields["distributions"] = ()
+        if self.sources:
+            fields["sources"] = self.sources[:count]
         return tree
 
     def up_to_depth(self, depth: int) -> TokenTree:

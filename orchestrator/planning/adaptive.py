@@ -32,9 +32,11 @@ from orchestrator.rounds import Outcome
 logger = logging.getLogger(__name__)
 
 # Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many draft;
-# one where more than so many do, whose nodes take the time: a look costs as much as choosing among a dozen trees.
+# one in two passes where more than so many do, whose nodes take the time: a look costs as much as choosing among a
+# dozen trees, and where so many draft, fewer looks show as much.
 LOOKED_AT_PER_PASS = 2
 MANY_ASKING = 32
+PASSES_PER_LOOK_OF_MANY = 2
 # Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
 # dearest work of drafters.
 NEWCOMERS = 4
@@ -274,8 +276,13 @@ class AdaptivePlanner:
             self._check(self._borrowed, record)
         if not self.values.has_seen_trees:
             self._num_in_vain += record.num_asked
-        self.looks_left = LOOKED_AT_PER_PASS if record.num_asked <= MANY_ASKING else 1
-        self.rounds_per_look = max(1, -(-record.num_asked // self.looks_left))
+        if record.num_asked <= MANY_ASKING:
+            self.looks_left = LOOKED_AT_PER_PASS
+            self.rounds_per_look = max(1, -(-record.num_asked // LOOKED_AT_PER_PASS))
+        else:
+            # A turn comes to nobody in about every other pass.
+            self.looks_left = 1
+            self.rounds_per_look = PASSES_PER_LOOK_OF_MANY * record.num_asked
         self._context += _RATE * (record.context / record.num_rounds - self._context)
         self._asked += _RATE * (record.num_asked - self._asked)
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)

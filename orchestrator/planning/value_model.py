@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ FEWEST_IN_ORDER = 16
 _NO_DIFFERENCE = 1e-3
 # The mask of every source there may be: that of all nodes of a tree without masks.
 _EVERY_SOURCE = -1
+# Numbers of nodes, for whoever stops where the tree does.
+_NUMBERS = range(sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class ValueModel:
         corrections = self._corrections_of(tree)
         highest = corrections.highest
         if not tree.sources:
-            relative = corrections[_EVERY_SOURCE]
+            relative = corrections.of_every_source
             return [
                 path + highest + relative[depth] for path, depth in zip(tree.path_log_probs, tree.depths, strict=True)
             ]
@@ -170,9 +173,9 @@ class ValueModel:
         least[-1] = least_log - corrections.highest
         if tree.sources:
             return _among_sources(tree, corrections)
-        relative = corrections[_EVERY_SOURCE]
+        relative = corrections.of_every_source
         # Strictness would take longer than the walk.
-        nodes = zip(range(len(tree.parents)), tree.parents, tree.log_probs)  # noqa: B905
+        nodes = zip(_NUMBERS, tree.parents, tree.log_probs)  # noqa: B905
         for node, parent, log_prob in nodes:
             least[node] = left = least[parent] - log_prob
             depth = depths[parent]
@@ -245,7 +248,7 @@ def _further(nodes: Iterable[tuple[int, int, float]], corrections: _TreeCorrecti
     `nodes` are the places of nodes, their parents and log-probabilities.
     """
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
-    relative = corrections[_EVERY_SOURCE]
+    relative = corrections.of_every_source
     least[num_first] = math.inf
     kept: list[int] | None = None
     for node, parent, log_prob in nodes:
@@ -268,7 +271,7 @@ def _among_sources(tree: TokenTree, corrections: _TreeCorrections) -> int | list
     least, depths, is_in_order = corrections.least, corrections.child_depths, corrections.is_in_order
     kept: list[int] = []
     # Strictness would take longer than the walk.
-    nodes = zip(range(len(tree.parents)), tree.parents, tree.log_probs, tree.sources)  # noqa: B905
+    nodes = zip(_NUMBERS, tree.parents, tree.log_probs, tree.sources)  # noqa: B905
     for node, parent, log_prob, mask in nodes:
         least[node] = left = least[parent] - log_prob
         depth = depths[parent]
@@ -288,11 +291,12 @@ class _TreeCorrections(dict[int, list[float]]):
     """By the mask of a node's sources and its depth, what corrections come to: the best of those of its sources.
 
     They are relative to the highest of all, which is that of the first depth, and reach to a depth of `deepest`.
+    `of_every_source` are those of nodes that all sources proposed, as in trees without masks.
     `is_in_order` says whether these trees name their nodes from the likeliest down. `least` and `child_depths` are
     scratch space for trees of up to `deepest` nodes, and the root.
     """
 
-    __slots__ = ("_of_sources", "child_depths", "deepest", "highest", "is_in_order", "least")
+    __slots__ = ("_of_sources", "child_depths", "deepest", "highest", "is_in_order", "least", "of_every_source")
 
     def __init__(self, of_sources: Sequence[Sequence[float] | None], deepest: int, is_in_order: bool) -> None:
         """`of_sources` are the logarithms by depth for each bit of a mask, None for sources not known yet."""
@@ -303,6 +307,7 @@ class _TreeCorrections(dict[int, list[float]]):
         self.highest = max((0.0 if logs is None else logs[1] for logs in of_sources), default=0.0)
         self.least = [math.inf] * (deepest + 1)
         self.child_depths = [1] * (deepest + 1)
+        self.of_every_source = self[_EVERY_SOURCE]
 
     def __missing__(self, mask: int) -> list[float]:
         named = [logs for bit, logs in enumerate(self._of_sources) if mask >> bit & 1]
