@@ -19,6 +19,7 @@ class Task:
     max_tokens: int
     temperature: float
     seed: int
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ class CoppiceContender:
     def _request(self, task: Task) -> inference_pb2.GenerateRequest:
         return inference_pb2.GenerateRequest(
             token_ids=inference_pb2.TokenIds(ids=task.prompt_ids),
-            sampling=sampling_to_proto(SamplingParams(temperature=task.temperature, seed=task.seed)),
+            sampling=sampling_to_proto(
+                SamplingParams(temperature=task.temperature, seed=task.seed, repetition_penalty=task.repetition_penalty)
+            ),
             stopping=stopping_to_proto(StoppingOptions(max_tokens=task.max_tokens, ignore_eos=True)),
             speculation=self._policy,
             # Prompts come again, run after run and group after group: none may find what an earlier call has computed.

@@ -20,10 +20,12 @@ class Plan:
     max_tokens: int
     temperatures: tuple[float, ...]
     seed: int
+    # Of our own server's requests; transformers is not asked for any.
+    repetition_penalty: float = 1.0
 
     def task(self, prompt_ids: Sequence[int], prompt: int, temperature: float) -> Task:
         """The same task in every run, so that runs differ by the machine's noise alone."""
-        return Task(tuple(prompt_ids), self.max_tokens, temperature, self.seed + prompt)
+        return Task(tuple(prompt_ids), self.max_tokens, temperature, self.seed + prompt, self.repetition_penalty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ FloatArray = npt.NDArray[np.float32]
 NUCLEUS_TOKENS = 256
 _NEVER = np.float32(-np.inf)
 
+# Of each row the drafted tokens that lead to it, its own last.
+Paths = Sequence[Sequence[int]]
+UNKNOWN_PATHS: Paths = ()
+
 
 # Least scale of what is uncertain where noise is left out: a temperature next to nothing would be none.
 _LEAST_SIGMA = 1e-3
@@ -46,7 +50,8 @@ class ChildChoice:
 class Coupling:
     """One request's way from logits to candidate children.
 
-    Penalties look at the committed tokens only, not at the drafted ones: what is skipped costs acceptance alone.
+    Penalties look at the committed tokens and, where a row says which they are, at the drafted ones that lead to it.
+    Whoever does not know them leaves them out: what is skipped costs acceptance alone.
     """
 
     def __init__(
@@ -105,14 +110,24 @@ class Coupling:
         if self._adds_noise:
             self._noise.at(first_position, num_positions)
 
-    def children(self, logits: FloatArray, positions: Sequence[int], limit: int) -> list[Children]:
-        """The `limit` likeliest tokens at each position, from logits [rows, vocab]."""
-        scores = self.scores(logits, positions)
+    @property
+    def asks_for_paths(self) -> bool:
+        """Whether it makes a difference which drafted tokens lead to a row."""
+        return self._sampling.has_penalties
+
+    def children(
+        self, logits: FloatArray, positions: Sequence[int], limit: int, paths: Paths = UNKNOWN_PATHS
+    ) -> list[Children]:
+        """The `limit` likeliest tokens at each position, from logits [rows, vocab]; `paths` as in `scores`."""
+        scores = self.scores(logits, positions, paths)
         return top_children(scores, self._sigma, limit)
 
-    def scores(self, logits: FloatArray, positions: Sequence[int]) -> FloatArray:
-        """Processed logits plus noise, [rows, vocab], up to a constant per row."""
-        scores = self.processed(logits)
+    def scores(self, logits: FloatArray, positions: Sequence[int], paths: Paths = UNKNOWN_PATHS) -> FloatArray:
+        """Processed logits plus noise, [rows, vocab], up to a constant per row.
+
+        `paths` are each row's drafted tokens, its own among them; none where these are not known.
+        """
+        scores = self.processed(logits, paths)
         if not self._adds_noise:
             return scores
         first = min(positions)
@@ -120,23 +135,37 @@ class Coupling:
         noisy: FloatArray = scores + noise[np.asarray(positions) - first]
         return noisy
 
-    def processed(self, logits: FloatArray) -> FloatArray:
+    def processed(self, logits: FloatArray, paths: Paths = UNKNOWN_PATHS) -> FloatArray:
         """Logits [rows, vocab] with penalties, bias and, with a temperature, truncation; not divided by it."""
-        scores = self._penalised(logits)
+        scores = self._penalised(logits, paths)
         if self._bias is not None:
             scores = scores + self._bias
         return scores if self._sampling.temperature == 0 else _truncated(scores, self._sampling)
 
-    def _penalised(self, logits: FloatArray) -> FloatArray:
+    def _penalised(self, logits: FloatArray, paths: Paths) -> FloatArray:
         sampling = self._sampling
         if not sampling.has_penalties:
             return logits
-        factor = np.float32(sampling.repetition_penalty)
-        repeated = np.where(logits > 0, logits / factor, logits * factor)
+        repeated = _repeated(logits, sampling)
         penalised: FloatArray = np.where(self._seen, repeated, logits)
         penalised -= np.float32(sampling.frequency_penalty) * self._output_counts
         penalised -= np.float32(sampling.presence_penalty) * (self._output_counts > 0)
+        for row, path in enumerate(paths):
+            tokens, counts = np.unique(np.asarray(path, np.int64), return_counts=True)
+            times = self._output_counts[tokens] + counts.astype(np.float32)
+            penalised[row, tokens] = (
+                repeated[row, tokens]
+                - np.float32(sampling.frequency_penalty) * times
+                - np.float32(sampling.presence_penalty)
+            )
         return penalised
+
+
+def _repeated(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
+    """Logits of tokens that have been there before."""
+    factor = np.float32(sampling.repetition_penalty)
+    repeated: FloatArray = np.where(logits > 0, logits / factor, logits * factor)
+    return repeated
 
 
 def _bias(sampling: SamplingParams, vocab_size: int) -> FloatArray | None:

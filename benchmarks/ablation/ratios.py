@@ -1,8 +1,10 @@
 """Named ratios of an ablation, each within a run where it compares, then the median over runs.
 
 `SOURCES.tau` is τ of each combination, `merged/best-single` the τ of all sources together over the best of those
-alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes, `coupling-recovered.KIND` how much of what
-a temperature costs in τ without coupling it wins back: (with - without) / (greedy - without).
+alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes. `sampled/greedy.KIND` is the τ at a
+temperature over that at 0, `sampled/greedy.KIND.full` the same of trees that are filled up, and
+`coupling-recovered.KIND` how much of what a temperature costs in τ without coupling it wins back: (with - without) /
+(greedy - without).
 `coupled/traversal.KIND` is the τ of trees with the request's noise over that of drawn trees of as many nodes.
 `draft-ahead-hits.KIND.N` is the share of the rounds that a drafter was told to expect, with so many steps ahead, that
 had a draft behind their outcome before it was known, `guessed-outcomes.KIND.N` that of the outcomes drafted for among
@@ -40,6 +42,7 @@ from drafter_svc.drafters.registry import SMALL_LMS
 RATIO_NOTE = (
     "medians over runs; plain names are T=0, '@T1' marks temperature 1. SOURCES.tau: tokens per round; "
     "merged/best-single: τ of all sources merged over that of the best one alone; tree/chain: τ at equal nodes; "
+    "sampled/greedy: τ at a temperature over τ at 0, .full: of trees that are filled up; "
     "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
     "(greedy τ - τ without); coupled/traversal: τ of trees with the request's noise over that of drawn trees of as "
     "many nodes; draft-ahead-hits: expected rounds with a draft behind their outcome before it was known, with "
@@ -66,6 +69,9 @@ def ratios(measured: Sequence[Measured], kinds: Sequence[str]) -> tuple[dict[str
         by_run |= _of_sources(sources, kinds)
     if (shape := groups.get(SHAPE)) is not None:
         by_run |= _shapes(shape, kinds)
+    for group, name_of, ending in ((sources, str, ""), (shape, tree_name, ".full")):
+        if group is not None:
+            by_run |= _over_greedy(group, {kind: name_of(kind) for kind in kinds}, ending)
     if sources is not None and (coupling := groups.get(COUPLING)) is not None:
         by_run |= _recovered(sources, coupling, kinds)
     if (acceptance := groups.get(ACCEPTANCE)) is not None:
@@ -102,6 +108,16 @@ def _shapes(measured: Measured, kinds: Sequence[str]) -> ByRun:
                 found[ratio_name(label.format(f".{kind}"), temperature)] = _over(*pair)
             first = found[ratio_name(label.format(f".{kinds[0]}"), temperature)]
             found[ratio_name(label.format(""), temperature)] = first
+    return found
+
+
+def _over_greedy(measured: Measured, variants: Mapping[str, str], ending: str) -> ByRun:
+    found: ByRun = {}
+    for temperature in measured.samples.temperatures:
+        for kind, variant in variants.items():
+            if temperature > 0:
+                pair = _tau(measured, variant, temperature), _tau(measured, variant, 0.0)
+                found[ratio_name(f"sampled/greedy.{kind}{ending}", temperature)] = _over(*pair)
     return found
 
 

@@ -79,6 +79,7 @@ class AblationSuite:
             "max_tokens": self.plan.max_tokens,
             "temperatures": list(self.plan.temperatures),
             "seed": self.plan.seed,
+            "repetition_penalty": self.plan.repetition_penalty,
             # Of a round's tree, or chain, at most.
             "num_nodes": self.num_nodes,
             "prompts": [

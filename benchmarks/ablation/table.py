@@ -38,4 +38,6 @@ def print_ablation(report: Mapping[str, Any], console: Console | None = None) ->
         f"{settings['threads']} threads, {settings['rounds']} rounds; at most {settings['num_nodes']} nodes "
         "a round."
     )
+    if settings["repetition_penalty"] != 1:
+        sizes += f" Repetition penalty {settings['repetition_penalty']:g}."
     TABLES.show(report, sizes, console)

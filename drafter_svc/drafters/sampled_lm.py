@@ -120,9 +120,9 @@ class SampledLmSequence(ReadContext):
             )
             for offset, path in enumerate(missing):
                 self._rows[path] = first + offset
-                self._behind[path] = self._distribution(logits[offset])
+                self._behind[path] = self._distribution(logits[offset], path)
         return [self._behind[path] for path in paths]
 
-    def _distribution(self, logits: FloatArray) -> DraftDistribution:
-        [scores] = self._coupling.processed(logits[None])
+    def _distribution(self, logits: FloatArray, path: Path = ()) -> DraftDistribution:
+        [scores] = self._coupling.processed(logits[None], [path])
         return truncated(scores, self._sampling.temperature, MAX_TOKENS, min_tokens=MAX_WIDTH)

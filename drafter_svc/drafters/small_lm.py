@@ -275,7 +275,9 @@ class SmallLmSequence(ReadContext):
         depths = [row.depth for row in rows]
         logits = self._cache.grow([row.token_id for row in rows], [row.parent_row for row in rows], depths)
         positions = [self._context.length + depth for depth in depths]
-        self._cache.note(self._coupling.children(logits, positions, self._max_children))
+        new = range(self._cache.num_rows - len(rows), self._cache.num_rows)
+        paths = [self._cache.path(row) for row in new] if self._coupling.asks_for_paths else ()
+        self._cache.note(self._coupling.children(logits, positions, self._max_children, paths))
 
     def tree(self, row: int, depth: int, limits: TreeLimits) -> TokenTree:
         """The best tree behind a row at this depth, of what has been read."""

@@ -92,6 +92,7 @@ class TreeCache(Generic[Store]):
         self._store = forward.new_store()
         self.trunk_length = 0
         self._parents: list[int] = []
+        self._tokens: list[int] = []
         self._children: dict[int, Children] = {}
         # The last search, while tree rows are its own: their children are read off it when they are asked for.
         self._found: Found | None = None
@@ -236,7 +237,16 @@ class TreeCache(Generic[Store]):
         # Not before: a pass that fails leaves no rows.
         self._row_of.update((key, old + offset) for offset, key in enumerate(zip(parent_rows, token_ids, strict=True)))
         self._parents.extend(parent_rows)
+        self._tokens.extend(token_ids)
         return logits
+
+    def path(self, row: int) -> list[int]:
+        """The tokens that lead from the end of the trunk to a row, its own last."""
+        tokens: list[int] = []
+        while row != ROOT:
+            tokens.append(self._tokens[row])
+            row = self._parents[row]
+        return tokens[::-1]
 
     def search(self, search: WholeSearch) -> Found | None:
         """A whole search by the forward itself, its rows and children noted; None where it has none for this case.
@@ -248,8 +258,8 @@ class TreeCache(Generic[Store]):
             return None
         self.trunk_length += len(search.unread)
         self._parents = found.row_parents.tolist()
-        tokens = found.row_token_ids.tolist()
-        self._row_of = {key: row for row, key in enumerate(zip(self._parents, tokens, strict=True))}
+        self._tokens = found.row_token_ids.tolist()
+        self._row_of = {key: row for row, key in enumerate(zip(self._parents, self._tokens, strict=True))}
         self._found = found
         return found
 
@@ -297,7 +307,7 @@ class TreeCache(Generic[Store]):
         self._forward.keep(self._store, self.trunk_length, [self.trunk_length + row for row in (*path, *tree_rows)])
         self.trunk_length += len(path)
         if not tree_rows:
-            self._parents, self._row_of, self._children, self._found = [], {}, {}, None
+            self._parents, self._tokens, self._row_of, self._children, self._found = [], [], {}, {}, None
             return
         renumbered = {row: number for number, row in enumerate(tree_rows)}
         self._row_of = {
@@ -306,6 +316,7 @@ class TreeCache(Generic[Store]):
             if row in renumbered
         }
         self._parents = [renumbered.get(self._parents[row], ROOT) for row in tree_rows]
+        self._tokens = [self._tokens[row] for row in tree_rows]
         noted = {number: self._noted(row) for row, number in renumbered.items()}
         self._children = {number: children for number, children in noted.items() if children is not None}
         self._found = None

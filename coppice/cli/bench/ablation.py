@@ -101,6 +101,15 @@ def ablation(
             "counts, τ among them, do not depend on how busy the machine is, and speed is not what it could be.",
         ),
     ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=100.0,
+            help="drafters: of every request. Greedy outputs of small models loop, which flatters T=0; with 1.3 they "
+            "hardly do. Default: 1, none.",
+        ),
+    ] = None,
     space: Annotated[
         Path | None, typer.Option(help="in-pass: the target's adapter. Default: models/space where there is one.")
     ] = None,
@@ -147,6 +156,7 @@ def ablation(
         "--ahead-steps": ahead_steps,
         "--contexts": contexts,
         "--rounds": rounds,
+        "--repetition-penalty": repetition_penalty,
     }
     _refuse(suite, theirs if suite == DRAFTERS else ours)
     if suite == IN_PASS:
@@ -182,7 +192,7 @@ def ablation(
     groups = make_groups(drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS))
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
-    plan = Plan(num_runs, length, temperatures, seed)
+    plan = Plan(num_runs, length, temperatures, seed, repetition_penalty or 1.0)
     ablation_suite = AblationSuite(
         target, drafters, groups, tuple(chosen), plan, num_nodes, form, threads or os.cpu_count() or 1
     )

@@ -123,6 +123,32 @@ def test_penalties_act_on_prompt_and_output_tokens() -> None:
 
 
 @settings(deadline=None, max_examples=50)
+@given(
+    committed=st.lists(st.integers(0, 20), max_size=12),
+    paths=st.lists(st.lists(st.integers(0, 20), max_size=6), min_size=1, max_size=4),
+    sampling=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 1.0]),
+        top_k=st.sampled_from([0, 30]),
+        repetition_penalty=st.sampled_from([0.5, 1.0, 1.7]),
+        presence_penalty=st.sampled_from([-1.0, 0.0, 1.5]),
+        frequency_penalty=st.sampled_from([-0.5, 0.0, 0.8]),
+    ),
+)
+def test_penalties_of_drafted_tokens_are_those_that_they_have_once_they_are_committed(
+    committed: list[int], paths: list[list[int]], sampling: SamplingParams
+) -> None:
+    logits = random_logits(len(committed), len(paths))
+    coupling = Coupling(sampling, VOCAB, 1.0, [1, 2])
+    coupling.commit(committed)
+    together = coupling.children(logits, [40] * len(paths), 9, paths)
+    for row, path, children in zip(logits, paths, together, strict=True):
+        later = Coupling(sampling, VOCAB, 1.0, [1, 2])
+        later.commit([*committed, *path])
+        assert [children] == later.children(row[None], [40], 9)
+
+
+@settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([1, 2, 7, VOCAB]), excluded=st.sampled_from([0, VOCAB - 3]))
 def test_compiled_and_library_code_find_the_same_children(seed: int, limit: int, excluded: int) -> None:
     rng = np.random.default_rng(seed)

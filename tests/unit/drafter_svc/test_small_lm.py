@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from coppice.errors import IncompatibleError
@@ -43,23 +44,48 @@ def assert_same(tree: TokenTree, expected: TokenTree) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("repetition_penalty", [1.0, 3.0], ids="repetition {}".format)
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids="temperature {}".format)
 def test_a_draft_after_outcomes_is_that_of_a_fresh_sequence(
-    llama: LlamaForCausalLM, route: str, temperature: float
+    llama: LlamaForCausalLM, route: str, temperature: float, repetition_penalty: float
 ) -> None:
     drafter = make_drafter(llama, route)
-    sampling = SamplingParams(temperature=temperature, seed=7)
+    sampling = SamplingParams(temperature=temperature, seed=7, repetition_penalty=repetition_penalty)
     rng = np.random.default_rng(3)
     committed, sequence = list(PROMPT), drafter.open(PROMPT, sampling)
     for _ in range(6):
         tree = sequence.draft(12)
         assert_same(tree, drafter.open(committed, sampling).draft(12))
         accepted = tree.path(int(rng.integers(-1, len(tree))))
-        outcome = [*(tree.token_ids[node] for node in accepted), int(rng.integers(0, VOCAB))]
+        outcome = [tree.token_ids[node] for node in accepted]
+        if not outcome or rng.random() < 0.5:
+            # Else the last of them is the target's own, and what was read behind it is used again.
+            outcome.append(int(rng.integers(0, VOCAB)))
         sequence.extend(outcome)
         committed += outcome
         if rng.random() < 0.5:
             sequence.prepare()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_greedy_chain_is_what_transformers_generates_with_the_same_penalty(
+    llama: LlamaForCausalLM, route: str
+) -> None:
+    drafter = make_drafter(llama, route, max_steps=11)
+    one = SmallLm(drafter._forward, drafter.info, drafter._calibration, drafter._limits, choice=ChildChoice(1))
+    for penalty in (1.0, 1.3, 3.0):
+        prompt = torch.tensor([PROMPT])
+        generated = llama.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            do_sample=False,
+            # No token ends it.
+            eos_token_id=VOCAB,
+            repetition_penalty=penalty,
+        )
+        chain = one.open(PROMPT, SamplingParams(repetition_penalty=penalty)).draft(12)
+        assert list(chain.token_ids) == generated[0, len(PROMPT) :].tolist()
 
 
 def test_outcomes_that_queue_up_count_together(llama: LlamaForCausalLM) -> None:

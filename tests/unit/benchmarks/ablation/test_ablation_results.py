@@ -115,6 +115,37 @@ def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
     assert spread["tree/chain.small-lm.tokens_per_s"] == [1.3333, 2.0]
 
 
+def test_what_is_left_at_a_temperature_is_of_greedy_rounds_in_the_same_run() -> None:
+    sources = measured(
+        variants.SOURCES,
+        {
+            (name, temperature): taus
+            for name in ("small-lm", "cache", "small-lm+cache")
+            for temperature, taus in ((0.0, (4.0, 6.0)), (1.0, (3.0, 3.0)))
+        },
+    )
+    shape = measured(
+        variants.SHAPE,
+        {
+            ("small-lm tree", 0.0): (5.0,),
+            ("small-lm chain", 0.0): (3.0,),
+            ("small-lm tree", 1.0): (4.0,),
+            ("small-lm chain", 1.0): (2.0,),
+        },
+    )
+    values, spread = ratios([sources, shape], ["small-lm"])
+    assert spread["sampled/greedy.small-lm@T1"] == [0.5, 0.75]
+    assert values["sampled/greedy.small-lm.full@T1"] == 0.8
+    assert "sampled/greedy.small-lm" not in values
+    assert (
+        "sampled/greedy.small-lm@T1"
+        not in ratios(
+            [measured(variants.SOURCES, {(name, 1.0): (4.0,) for name in ("small-lm", "cache", "small-lm+cache")})],
+            ["small-lm"],
+        )[0]
+    )
+
+
 def test_coupling_recovers_a_share_of_what_temperature_costs() -> None:
     sources = measured(variants.SOURCES, dict.fromkeys((("small-lm", 0.0), ("cache", 0.0)), (4.0, 4.0)))
     taus = {("small-lm", 1.0): (3.0, 4.0), ("small-lm uncoupled", 1.0): (2.0, 2.0)}
