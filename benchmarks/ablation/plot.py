@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from benchmarks.ablation.variants import SOURCES
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, draw_depth
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, draw_depth, save
 from benchmarks.summary import OFF, ON
 
 Row = Mapping[str, Any]
@@ -20,7 +20,6 @@ Row = Mapping[str, Any]
 
 def plot_ablation(report: Mapping[str, Any], path: Path) -> None:
     """Draw the report of an ablation."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {**row, "contender": row["contender"].removeprefix(f"{ON} ")}
         for row in report["rows"]
@@ -31,8 +30,7 @@ def plot_ablation(report: Mapping[str, Any], path: Path) -> None:
     alone = [row for row in rows if row["group"] == SOURCES and "+" not in row["contender"]]
     draw_depth(depth, [{**row, "name": f"{row['contender']} T={row['temperature']:g}"} for row in alone])
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw_tau(axes: Axes, rows: Sequence[Row]) -> None:

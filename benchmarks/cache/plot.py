@@ -12,14 +12,13 @@ from matplotlib.axes import Axes
 from benchmarks.cache.phases import OFF
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, save
 
 Row = Mapping[str, Any]
 
 
 def plot_cache(report: Mapping[str, Any], path: Path) -> None:
     """Draw the report of a cache benchmark."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure, (tau, ttft) = plt.subplots(1, 2, figsize=FIGURE_INCHES, dpi=DPI)
     rows = [row for row in report["rows"] if row["phase"] != OFF]
     _draw_bars(tau, rows, "mean_acceptance_length")
@@ -28,8 +27,7 @@ def plot_cache(report: Mapping[str, Any], path: Path) -> None:
     ttft.set(ylabel="ms", title="Time to the first token: median")
     tau.legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw_bars(axes: Axes, rows: Sequence[Row], name: str) -> None:

@@ -10,12 +10,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES
+from benchmarks.plot import DPI, FIGURE_INCHES, save
 
 
 def plot_forms(report: Mapping[str, Any], path: Path) -> None:
     """Draw a panel per temperature."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temperatures = list(dict.fromkeys(row["temperature"] for row in report["rows"]))
     figure, panels = plt.subplots(
         1, len(temperatures), figsize=FIGURE_INCHES, dpi=DPI, sharey=True, squeeze=False, layout="tight"
@@ -26,8 +25,7 @@ def plot_forms(report: Mapping[str, Any], path: Path) -> None:
         _label(axes, temperature)
     panels[0][0].set_ylabel("tokens/s, plain decoding = 1")
     panels[0][0].legend()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def lines(report: Mapping[str, Any], temperature: float) -> dict[str, list[tuple[int, float]]]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from benchmarks.in_pass.variants import DRAFTING
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, save
 from benchmarks.summary import OFF, ON
 
 Row = Mapping[str, Any]
@@ -20,7 +20,6 @@ Row = Mapping[str, Any]
 
 def plot_in_pass(report: Mapping[str, Any], path: Path) -> None:
     """Draw the report of the in-pass suite."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {**row, "contender": row["contender"].removeprefix(f"{ON} ")}
         for row in report["rows"]
@@ -36,8 +35,7 @@ def plot_in_pass(report: Mapping[str, Any], path: Path) -> None:
     title = f"Early pruning, {most} requests at once" if pruning else "Early pruning: not measured"
     passes.set(ylabel="ms per pass", title=title)
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw_bars(axes: Axes, rows: Sequence[Row], field: str) -> None:

@@ -10,14 +10,13 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES
+from benchmarks.plot import DPI, FIGURE_INCHES, save
 
 Row = Mapping[str, Any]
 
 
 def plot_load(report: Mapping[str, Any], path: Path) -> None:
     """Draw the report of a load benchmark."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     width, height = FIGURE_INCHES
     figure, panels = plt.subplots(2, 2, figsize=(width, 2 * height), dpi=DPI)
     closed = [row for row in report["rows"] if row["part"] == "closed"]
@@ -31,8 +30,7 @@ def plot_load(report: Mapping[str, Any], path: Path) -> None:
     panels[1][0].set(xlabel="rate, of saturation without speculation", ylabel="ms", title="TTFT p99, open loop")
     _draw_step(panels[1][1], report["step_series"])
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw_lines(axes: Axes, rows: Sequence[Row], across: str, up: str) -> None:

@@ -10,14 +10,13 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES
+from benchmarks.plot import DPI, FIGURE_INCHES, save
 
 FATES = ("completed", "refused", "left", "failed", "cut")
 
 
 def plot_overload(report: Mapping[str, Any], path: Path) -> None:
     """Draw the report of an overload benchmark."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     width, height = FIGURE_INCHES
     figure, panels = plt.subplots(2, 2, figsize=(width, 2 * height), dpi=DPI)
     rows = report["rows"]
@@ -26,8 +25,7 @@ def plot_overload(report: Mapping[str, Any], path: Path) -> None:
     _draw_fates(panels[1][0], rows)
     _draw_course(panels[1][1], report["course"])
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw_latency(axes: Axes, rows: list[Mapping[str, Any]], name: str, title: str) -> None:

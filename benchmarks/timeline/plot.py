@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 # Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES
+from benchmarks.plot import DPI, FIGURE_INCHES, save
 from benchmarks.timeline.rounds import Round
 from coppice.timeline import TimelineEvent
 
@@ -35,7 +35,6 @@ Message = tuple[str, str, float, str, float]
 
 def plot_timeline(rounds: Sequence[Round], ahead: Sequence[TimelineEvent], path: Path) -> None:
     """Draw rounds; `ahead` is what the drafter computed besides."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(figsize=FIGURE_INCHES, dpi=DPI)
     zero = rounds[0].outcome_left
     for lane, kind, start, end in bars(rounds, ahead):
@@ -48,8 +47,7 @@ def plot_timeline(rounds: Sequence[Round], ahead: Sequence[TimelineEvent], path:
         axes.plot(times[1], lanes[1], color=MESSAGES[what], marker="o", markersize=2.5)
     _label(axes, len(rounds))
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)
 
 
 def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[Bar]:
