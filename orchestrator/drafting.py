@@ -82,12 +82,11 @@ class Drafting:
         self._transcript = transcript
         # Drafters do not read the grammar, whose text may be long.
         self._sampling = sampling if sampling.grammar is None else replace(sampling, grammar=None)
-        self._requested_nodes = requested_nodes
-        self._forced = forced
         self._vocab_size = vocab_size
-        self._row_multiple = row_multiple
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
+        # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
+        self._situation = Situation(False, requested_nodes, forced or self._samples, row_multiple)
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -367,18 +366,12 @@ class Drafting:
 
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
         has_drafter = has_drafter or self._followers.has_any
-        self._plan = self._planner.plan(
-            # By position, in the order of its fields, which is quicker: every round makes one.
-            Situation(
-                has_drafter or (self.synchronous and self._cache is not None),
-                self._requested_nodes,
-                # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
-                self._forced or self._samples,
-                self.load,
-                self._row_multiple,
-                self._followers.choice,
-            )
-        )
+        may_draft = has_drafter or (self.synchronous and self._cache is not None)
+        situation, choice = self._situation, self._followers.choice
+        if situation.has_drafter != may_draft or situation.sources != choice:
+            # Few rounds differ in it from the one before.
+            situation = self._situation = situation._replace(has_drafter=may_draft, sources=choice)
+        self._plan = self._planner.plan(situation, self.load)
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
 

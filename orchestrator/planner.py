@@ -23,7 +23,7 @@ class Load:
 
 
 class Situation(NamedTuple):
-    """What is known about a request when its next round is planned: there is one for every round."""
+    """What is known about a request, load aside, when a round of it is planned: few rounds have another one."""
 
     # Whether a drafter is connected that works for this request.
     has_drafter: bool
@@ -31,11 +31,14 @@ class Situation(NamedTuple):
     requested_nodes: int | None = None
     # Speculate whatever the load.
     forced: bool = False
-    load: Load = Load()
     # A pass computes its rows in multiples of this.
     row_multiple: int = 1
     # Kinds of the drafters that are there, where there are several of which some may be left out.
     sources: tuple[str, ...] = ()
+
+
+# The load of a verifier that has not told it yet.
+UNKNOWN_LOAD = Load()
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ class RequestPlanner(Protocol):
     def runs_on(self, verifier: str) -> None:
         """The request was opened on the verifier at this address, for the first time or anew."""
 
-    def plan(self, situation: Situation) -> RoundPlan:
-        """The next round's limits."""
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+        """The next round's limits; `load` is the verifier's."""
 
     def tree_arrived(self, took_s: float | None = None) -> None:
         """A draft has come, in time or late, so long after its drafter was told of the outcome that it hangs behind."""
@@ -118,18 +121,18 @@ class FixedPlanner:
     def runs_on(self, verifier: str) -> None:
         """Every verifier is planned alike."""
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""
-        nodes, multiple = self.limits(situation)
+        nodes, multiple = self.limits(situation, load)
         waits = situation.has_drafter and nodes > 0
         return round_plan(nodes, self.linger_us if waits else 0, multiple)
 
-    def limits(self, situation: Situation) -> tuple[int, int]:
+    def limits(self, situation: Situation, load: Load) -> tuple[int, int]:
         """The most nodes of a round, and the multiple in which its rows are computed."""
         requested = situation.requested_nodes
         nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)
         # In company a sequence shares its multiple with others, and what fills it is not free.
-        return nodes, situation.row_multiple if situation.load.batch_size <= 1 else 1
+        return nodes, situation.row_multiple if load.batch_size <= 1 else 1
 
     def tree_arrived(self, took_s: float | None = None) -> None:
         """Nothing is learned."""

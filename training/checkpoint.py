@@ -86,6 +86,19 @@ def write_card(
     record = {**facts, "recipe": asdict(recipe), "curve": loop.curve}
     (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")
     plot_curve(loop.curve, out / "validation_curve.png", title)
+    make_readable(out)
+
+
+def make_readable(directory: Path) -> None:
+    """Give files the permissions of any new one: services that load weights seldom run as the user who trained them.
+
+    The safetensors library makes files that nobody but their owner can read, whatever the umask.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in directory.iterdir():
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coppice.tree import TokenTree
-from orchestrator.planner import DraftGain, RoundPlan, Situation, round_plan
+from orchestrator.planner import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation, round_plan
 from orchestrator.planning.common_plans import HYSTERESIS
 from orchestrator.planning.draft_plans import STEPS_PER_GAIN
 from orchestrator.planning.exploration import TRIAL_ROUNDS
@@ -117,7 +117,7 @@ class AdaptiveRequest:
             # As many as this verifier's drafters can take begin to draft there already: its turn comes later.
             self._is_drafting = False
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
         planner = self._planner
         if (
@@ -127,8 +127,8 @@ class AdaptiveRequest:
             and situation.requested_nodes is None
         ):
             # As most do most of the time.
-            if situation.load is not planner.load:
-                planner.hear(situation.load)
+            if load is not planner.load:
+                planner.hear(load)
             common = planner.common
             if common is None or common.stance is not planner.stance:
                 common = planner.find_common()
@@ -138,24 +138,24 @@ class AdaptiveRequest:
                 self._sources, self._left_out_next = (), NONE_LEFT_OUT
                 steps = math.ceil(STEPS_PER_GAIN * gain) if gain > 1 else STEPS_PER_GAIN
                 return common.known.get((weight, steps)) or common.plan(weight, gain, steps)
-        return self._plan_anew(situation)
+        return self._plan_anew(situation, load)
 
-    def _plan_anew(self, situation: Situation) -> RoundPlan:
+    def _plan_anew(self, situation: Situation, load: Load) -> RoundPlan:
         """The next round's limits, whatever the request does."""
         planner = self._planner
         if not self._number:
             self._number = planner.begins(self._weight)
-        nodes, self._row_multiple = planner.fixed.limits(situation)
+        nodes, self._row_multiple = planner.fixed.limits(situation, load)
         if situation.forced or nodes == 0:
-            return planner.fixed.plan(situation)
+            return planner.fixed.plan(situation, load)
         if not situation.has_drafter:
             # A drafter that has dropped the request, or is gone, owes it nothing.
             self.tree_arrived()
-            fixed = planner.fixed.plan(situation)
+            fixed = planner.fixed.plan(situation, load)
             # The cache may have something.
             return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed
-        if situation.load is not planner.load:
-            planner.hear(situation.load)
+        if load is not planner.load:
+            planner.hear(load)
         if not self._drafts():
             return round_plan(0, 0)
         is_trial = self._alone_left > 0 or planner.exploration.is_trying
@@ -165,7 +165,7 @@ class AdaptiveRequest:
             self._left_out_next = planner.sources.left_out(self._number, situation.sources)
         plans = planner.draft_plans
         if not plans.stance.is_known:
-            fixed = planner.fixed.plan(situation)
+            fixed = planner.fixed.plan(situation, load)
             if plans.is_vain(fixed.linger_us, is_trial=False):
                 fixed = replace(fixed, linger_us=0)
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed

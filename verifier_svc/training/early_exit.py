@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from training.checkpoint import make_readable
 from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.state import open_state, weights_digest
@@ -178,6 +179,7 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     save_head(head.head(recipe.layer, thresholds), out)
     write_target(out, model)
     write_card(out, recipe, store, loop, head, measure(reported, thresholds))
+    make_readable(out)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree, chain
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.merge import labelled
-from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.planner import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.prefix_cache.keys import Realm, TenantKeys
@@ -58,8 +58,8 @@ class PricedPlanner(FixedPlanner):
         super().__init__(max_nodes, linger_us=1000)
         self._row_price, self._row_multiple = row_price, row_multiple
 
-    def plan(self, situation: Situation) -> RoundPlan:
-        return replace(super().plan(situation), row_price=self._row_price, row_multiple=self._row_multiple)
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+        return replace(super().plan(situation, load), row_price=self._row_price, row_multiple=self._row_multiple)
 
 
 class Cached:
@@ -305,8 +305,8 @@ class NowAndThen(FixedPlanner):
 
     wants = True
 
-    def plan(self, situation: Situation) -> RoundPlan:
-        return super().plan(situation) if self.wants else RoundPlan(0, 0)
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+        return super().plan(situation, load) if self.wants else RoundPlan(0, 0)
 
 
 def test_while_no_draft_is_wanted_nothing_is_looked_for_and_the_next_one_is_as_if_it_had_been(

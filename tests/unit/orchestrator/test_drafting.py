@@ -13,7 +13,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
-from orchestrator.planner import FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.planner import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.statistics import Statistics, verified_tree
 from orchestrator.transcript import Transcript
@@ -156,22 +156,22 @@ def test_a_tree_that_was_cut_is_one_that_had_more_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("situation", "plan"),
+    ("situation", "load", "plan"),
     [
-        (Situation(has_drafter=True), RoundPlan(12, 1000)),
-        (Situation(has_drafter=True, requested_nodes=5), RoundPlan(5, 1000)),
-        (Situation(has_drafter=True, requested_nodes=99), RoundPlan(12, 1000)),
-        (Situation(has_drafter=True, requested_nodes=0), RoundPlan(0, 0)),
-        (Situation(has_drafter=False), RoundPlan(12, 0)),
-        (Situation(has_drafter=True, row_multiple=4), RoundPlan(12, 1000, row_multiple=4)),
-        (Situation(has_drafter=True, row_multiple=4, load=Load(batch_size=1)), RoundPlan(12, 1000, row_multiple=4)),
-        (Situation(has_drafter=True, row_multiple=4, load=Load(batch_size=2)), RoundPlan(12, 1000)),
+        (Situation(has_drafter=True), UNKNOWN_LOAD, RoundPlan(12, 1000)),
+        (Situation(has_drafter=True, requested_nodes=5), UNKNOWN_LOAD, RoundPlan(5, 1000)),
+        (Situation(has_drafter=True, requested_nodes=99), UNKNOWN_LOAD, RoundPlan(12, 1000)),
+        (Situation(has_drafter=True, requested_nodes=0), UNKNOWN_LOAD, RoundPlan(0, 0)),
+        (Situation(has_drafter=False), UNKNOWN_LOAD, RoundPlan(12, 0)),
+        (Situation(has_drafter=True, row_multiple=4), UNKNOWN_LOAD, RoundPlan(12, 1000, row_multiple=4)),
+        (Situation(has_drafter=True, row_multiple=4), Load(batch_size=1), RoundPlan(12, 1000, row_multiple=4)),
+        (Situation(has_drafter=True, row_multiple=4), Load(batch_size=2), RoundPlan(12, 1000)),
     ],
 )
 def test_the_fixed_plan_waits_only_where_a_draft_can_come_and_fills_rows_only_alone(
-    situation: Situation, plan: RoundPlan
+    situation: Situation, load: Load, plan: RoundPlan
 ) -> None:
-    assert FixedPlanner(12, 1000).plan(situation) == plan
+    assert FixedPlanner(12, 1000).plan(situation, load) == plan
 
 
 DRAWN_FROM = DraftDistribution((7, 8, 9), (1.0, 2.0, 5.0))
@@ -256,7 +256,7 @@ async def test_what_is_left_over_for_a_round_without_drafts_is_verified_as_far_a
     """A budget of 0 would leave that to the verifier."""
 
     class Stops(FixedPlanner):
-        def plan(self, situation: Situation) -> RoundPlan:
+        def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
             return RoundPlan(self.max_nodes, self.linger_us)
 
     planner, sent = Stops(4, linger_us=1000), []

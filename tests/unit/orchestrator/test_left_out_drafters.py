@@ -11,7 +11,7 @@ from coppice.sampling import SamplingParams
 from coppice.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
-from orchestrator.planner import RoundPlan, Situation
+from orchestrator.planner import UNKNOWN_LOAD, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.transcript import Transcript
 
@@ -26,7 +26,7 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
         self.sources = situation.sources
         return RoundPlan(self.max_nodes, 1000, left_out=self.left_out)
 

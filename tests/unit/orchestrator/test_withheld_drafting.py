@@ -12,7 +12,7 @@ from coppice.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
-from orchestrator.planner import DraftGain, RoundPlan, Situation
+from orchestrator.planner import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation
 from orchestrator.rounds import Outcome
 from orchestrator.transcript import Transcript
 
@@ -26,7 +26,7 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 
     def tree_arrived(self, took_s: float | None = None) -> None: ...

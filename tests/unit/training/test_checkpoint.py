@@ -90,3 +90,11 @@ def test_a_checkpoint_loads_again_and_its_card_has_the_facts(checkpoint: Path) -
     assert record["held_out_loss"] == last["held_out"]
     assert bytes_per_token > 1
     assert record["recipe"] == {"steps": 3, "seed": 11}
+
+
+def test_whoever_may_read_new_files_may_read_the_weights(checkpoint: Path) -> None:
+    other = checkpoint.parent / "another file"
+    other.write_text("")
+    modes = {path.name: path.stat().st_mode for path in checkpoint.iterdir()}
+    assert "model.safetensors" in modes
+    assert set(modes.values()) == {other.stat().st_mode}

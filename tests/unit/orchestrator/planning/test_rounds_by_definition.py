@@ -12,7 +12,7 @@ import pytest
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.tree import EMPTY_TREE, TokenTree
 from orchestrator.merge import labelled, merge
-from orchestrator.planner import Load, RoundPlan, Situation
+from orchestrator.planner import UNKNOWN_LOAD, Load, RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.draft_plans import DraftPlans
 from orchestrator.planning.request import FLOOR_SHARE, AdaptiveRequest
@@ -61,9 +61,9 @@ class PlainPlanner(AdaptivePlanner):
 class PlainRequest(AdaptiveRequest):
     """Plans as if every plan were the first, looks at every node, and learns by the formulas."""
 
-    def plan(self, situation: Situation) -> RoundPlan:
+    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
         self._planner.load = None
-        return self._plan_anew(situation)
+        return self._plan_anew(situation, load)
 
     def select(self, tree: TokenTree) -> TokenTree:
         stance, values = self._planner.stance, self._planner.values
@@ -91,9 +91,9 @@ class Twins:
         self.requested = rng.choice([None, None, None, 6])
         self.asked = False
 
-    def plan(self, situation: Situation) -> RoundPlan:
-        plan = self.quick.plan(situation)
-        assert plan == self.plain.plan(situation)
+    def plan(self, situation: Situation, load: Load) -> RoundPlan:
+        plan = self.quick.plan(situation, load)
+        assert plan == self.plain.plan(situation, load)
         return plan
 
     def select(self, tree: TokenTree) -> TokenTree:
@@ -145,7 +145,7 @@ def test_plans_and_cuts_of_random_rounds_are_those_of_the_definition(
             path = drawn_path(rng, tree)
             outcome = Outcome(one.length, (*path, 0), len(path), len(tree), tree.depth, 0, b"", rows, pass_us, 0, 0)
             has_drafter, forced, row_multiple = rng.random() < 0.98, rng.random() < 0.01, rng.choice([1, 4])
-            plan = one.plan(Situation(has_drafter, one.requested, forced, load, row_multiple))
+            plan = one.plan(Situation(has_drafter, one.requested, forced, row_multiple), load)
             one.round_over(outcome, [tree] if len(tree) else [])
             one.asked = plan.max_nodes > 0
             seen["asks" if one.asked else "does not"] += 1

@@ -88,8 +88,8 @@ def test_of_many_that_begin_at_once_the_first_few_ask_for_drafts(num_unread: int
 @pytest.mark.parametrize("num_queued", [0, FEW_PROMPTS, FEW_PROMPTS + 1])
 def test_a_queue_of_others_keeps_from_drafting_too(num_queued: int) -> None:
     planner = AdaptivePlanner(MAX_NODES, LINGER_US, clock=itertools.repeat(1.0).__next__)
-    situation = Situation(has_drafter=True, load=Load(batch_size=9, queued_sequences=num_queued))
-    assert (planner.follow(is_greedy=True).plan(situation).max_nodes > 0) == (num_queued <= FEW_PROMPTS)
+    situation, load = Situation(has_drafter=True), Load(batch_size=9, queued_sequences=num_queued)
+    assert (planner.follow(is_greedy=True).plan(situation, load).max_nodes > 0) == (num_queued <= FEW_PROMPTS)
 
 
 def test_sequences_that_wait_for_room_keep_nobody_from_drafting_for_long() -> None:
