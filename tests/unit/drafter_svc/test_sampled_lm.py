@@ -22,6 +22,7 @@ SAMPLING = {
     "T=0.5": SamplingParams(temperature=0.5, seed=8),
     "top-k": SamplingParams(temperature=1.0, top_k=5, seed=9),
     "bias": SamplingParams(temperature=1.0, logit_bias={3: 4.0}, bad_token_ids=(5,), seed=10),
+    "penalty": SamplingParams(temperature=1.0, repetition_penalty=2.0, seed=11),
 }
 
 
@@ -33,6 +34,10 @@ def small(model: LlamaForCausalLM, route: str = "cached") -> SmallLm:
 def plain_row(model: LlamaForCausalLM, tokens: list[int], sampling: SamplingParams) -> np.ndarray:
     """The oracle: probabilities [vocab] by one plain forward, with the request's parameters."""
     row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].double().numpy()
+    seen = list(set(tokens))
+    row[seen] = np.where(
+        row[seen] > 0, row[seen] / sampling.repetition_penalty, row[seen] * sampling.repetition_penalty
+    )
     for token, bias in sampling.logit_bias.items():
         row[token] += bias
     row[list(sampling.bad_token_ids)] = -np.inf

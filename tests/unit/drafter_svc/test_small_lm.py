@@ -13,13 +13,14 @@ from transformers import LlamaForCausalLM
 from coppice.errors import IncompatibleError
 from coppice.sampling import SamplingParams
 from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.tree_limits import Children, TreeLimits
 from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, load_calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
 from drafter_svc.drafters.llama_forward import LlamaForward
 from drafter_svc.drafters.small_lm import SmallLm
+from drafter_svc.drafters.tree_cache import TreeCache
 
 VOCAB = 61
 CONTEXT = 64
@@ -163,6 +164,17 @@ def test_a_calibration_file_that_makes_no_sense_is_refused(tmp_path: Path, conte
     (tmp_path / "drafter.json").write_text(content)
     with pytest.raises(IncompatibleError, match=r"drafter\.json"):
         load_calibration(str(tmp_path))
+
+
+def test_what_leads_to_a_row_is_told_from_the_end_of_the_committed_tokens(llama: LlamaForCausalLM) -> None:
+    cache = TreeCache(CachedForward(llama))
+    cache.extend([5, 9])
+    cache.grow([3, 4], [-1, -1], [1, 1])
+    cache.grow([6, 7, 8], [0, 1, 1], [2, 2, 2])
+    cache.note([Children((1,), (-0.1,))] * 5)
+    assert [cache.path(row) for row in range(cache.num_rows)] == [[3], [4], [3, 6], [4, 7], [4, 8]]
+    assert cache.follow([4]).children is not None
+    assert [cache.path(row) for row in range(cache.num_rows)] == [[7], [8]]
 
 
 def test_one_child_a_node_is_a_chain_of_the_likeliest(llama: LlamaForCausalLM) -> None:

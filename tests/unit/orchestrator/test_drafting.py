@@ -252,6 +252,22 @@ def test_a_round_of_the_targets_own_draft_is_counted_as_that() -> None:
     assert statistics.origins[tree_pb2.DRAFT_ORIGIN_REDRAFT].accepted_tokens == 1
 
 
+async def test_rounds_are_planned_by_the_load_that_was_told_last() -> None:
+    told: list[Load] = []
+
+    class Hears(FixedPlanner):
+        def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+            told.append(load)
+            return super().plan(situation, load)
+
+    transcript = Transcript([1, 2, 3], (), 200, 500, (), ())
+    drafting = Drafting((connected("a"),), Hears(4, linger_us=1000), transcript, SamplingParams(), 4, False, VOCAB)
+    drafting.open()
+    busy = drafting.load = Load(batch_size=7, rows=30)
+    drafting.on_drafters_changed()
+    assert told[-1] is busy
+
+
 async def test_what_is_left_over_for_a_round_without_drafts_is_verified_as_far_as_the_last_plan_went() -> None:
     """A budget of 0 would leave that to the verifier."""
 

@@ -6,9 +6,12 @@ import random
 import statistics
 import sys
 
+import pytest
+
 from coppice.tree import TokenTree
 from orchestrator.planner import Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.rounds import Outcome
 
 NUM_REQUESTS, NUM_NODES = 64, 32
@@ -65,6 +68,32 @@ def test_a_pass_of_64_requests_with_32_nodes_each_costs_few_calls_for_each_reque
         counts.append(calls.count)
     assert statistics.median(counts) / NUM_REQUESTS <= LIMIT_CALLS
     assert max(counts) / NUM_REQUESTS <= 1.5 * LIMIT_CALLS
+
+
+@pytest.mark.parametrize(("num_requests", "looks_per_pass"), [(24, 2.0), (64, 0.5)])
+def test_few_trees_are_looked_at_and_everybodys_in_turn(
+    num_requests: int, looks_per_pass: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    planner = AdaptivePlanner(NUM_NODES, 40_000, clock=lambda: now_s)
+    tree = random_tree(random.Random(5))
+    requests = [planner.follow(is_greedy=True) for _ in range(num_requests)]
+    looked_at: list[AdaptiveRequest] = []
+    look = AdaptiveRequest._look
+    monkeypatch.setattr(
+        AdaptiveRequest, "_look", lambda request, *seen: (looked_at.append(request), look(request, *seen))
+    )
+    num_passes = 4 * num_requests
+    for number in range(num_passes):
+        now_s += 0.03
+        for request in requests:
+            request.plan(Situation(has_drafter=True))
+            request.tree_arrived()
+            request.select(tree)
+            outcome = Outcome(9 + number, (1, 2), 1, 32, tree.depth, 0, b"", 999, 20_000 + number, 0, 0)
+            request.round_over(outcome, [tree], asked=True)
+    assert set(looked_at) == set(requests)
+    assert len(looked_at) / num_passes == pytest.approx(looks_per_pass, rel=0.1)
 
 
 def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
