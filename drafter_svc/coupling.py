@@ -146,7 +146,8 @@ class Coupling:
         sampling = self._sampling
         if not sampling.has_penalties:
             return logits
-        repeated = _repeated(logits, sampling)
+        factor = np.float32(sampling.repetition_penalty)
+        repeated = np.where(logits > 0, logits / factor, logits * factor)
         penalised: FloatArray = np.where(self._seen, repeated, logits)
         penalised -= np.float32(sampling.frequency_penalty) * self._output_counts
         penalised -= np.float32(sampling.presence_penalty) * (self._output_counts > 0)
@@ -159,13 +160,6 @@ class Coupling:
                 - np.float32(sampling.presence_penalty)
             )
         return penalised
-
-
-def _repeated(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
-    """Logits of tokens that have been there before."""
-    factor = np.float32(sampling.repetition_penalty)
-    repeated: FloatArray = np.where(logits > 0, logits / factor, logits * factor)
-    return repeated
 
 
 def _bias(sampling: SamplingParams, vocab_size: int) -> FloatArray | None:
