@@ -1,37 +1,20 @@
-"""Results as pictures: tokens per second, acceptance by depth, time per pass; and how any picture is saved."""
+"""Results as pictures: tokens per second, acceptance by depth, time per pass."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
+
+from coppice.picture import save
 
 FIGURE_INCHES = (11, 4.2)
 DPI = 90
 # What all bars of one contender take of the space between two contenders.
 GROUP_WIDTH = 0.8
-# Pictures of results are committed. Lines, bars and letters have few colours, and take a third of the room so.
-NUM_COLOURS = 128
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file, with its directory, and close it."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
-    plt.close(figure)
-    picture = Image.open(drawn).convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, format="PNG", optimize=True)
 
 
 def plot_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

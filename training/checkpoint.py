@@ -122,10 +122,9 @@ def run_facts(parameters: int, recipe: Any, store: TokenStore, loop: Run) -> dic
 
 def plot_curve(curve: list[dict[str, float]], path: Path, title: str) -> None:
     """Draw held-out and training loss against steps."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from matplotlib import pyplot as plt
+
+    from coppice.picture import save
 
     figure, axes = plt.subplots(figsize=(6, 3.5), dpi=80)
     steps = [entry["step"] for entry in curve]
@@ -136,5 +135,4 @@ def plot_curve(curve: list[dict[str, float]], path: Path, title: str) -> None:
     axes.set_title(title)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    save(figure, path)

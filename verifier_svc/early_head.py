@@ -1,9 +1,9 @@
 """What an early layer's hidden states say of the tokens behind them: a small head, loaded beside the target.
 
-A directory with `early_head.json` and `early_head.safetensors`. The head is a norm and a low-rank addition; its output
-is scored against the rows of the target's own output layer, for the tokens that somebody drafted and for no others. It
-is trained to be normalised by itself, so that such a score is about log P(token). Without the low-rank addition, and
-with the target's own norm, it is what is known as the logit lens.
+A directory with `early_head.json` and, in bfloat16, `early_head.safetensors`. The head is a norm and a low-rank
+addition; its output is scored against the rows of the target's own output layer, for the tokens that somebody drafted
+and for no others. It is trained to be normalised by itself, so that such a score is about log P(token). Without the
+low-rank addition, and with the target's own norm, it is what is known as the logit lens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def load_head(directory: Path) -> EarlyHead:
         content = json.loads((directory / DESCRIPTION_FILE).read_text())
         if content.get("kind") != KIND:
             raise IncompatibleError(f"{directory / DESCRIPTION_FILE} is not that of a head of the kind {KIND!r}")
-        tensors = load_file(directory / TENSOR_FILE)
+        tensors = {name: tensor.float() for name, tensor in load_file(directory / TENSOR_FILE).items()}
         low_rank = LowRank(tensors["down"], tensors["up"]) if "down" in tensors else None
         thresholds = tuple(Threshold(**entry) for entry in content["thresholds"])
         return EarlyHead(
@@ -116,12 +116,13 @@ def load_head(directory: Path) -> EarlyHead:
 
 
 def save_head(head: EarlyHead, directory: Path) -> None:
-    """Write a head into a directory."""
+    """Write a head into a directory, in bfloat16."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {"norm.weight": head.norm_weight, "norm.bias": head.norm_bias}
     if head.low_rank is not None:
         tensors |= {"down": head.low_rank.down, "up": head.low_rank.up}
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, directory / TENSOR_FILE)
+    kept = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    save_file(kept, directory / TENSOR_FILE)
     content = {
         "kind": KIND,
         "layer": head.layer,

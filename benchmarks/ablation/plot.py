@@ -10,10 +10,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.ablation.variants import SOURCES
-
-# Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, draw_depth, save
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, draw_depth
 from benchmarks.summary import OFF, ON
+from coppice.picture import save
 
 Row = Mapping[str, Any]
 

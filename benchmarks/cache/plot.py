@@ -10,9 +10,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.cache.phases import OFF
-
-# Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, save
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH
+from coppice.picture import save
 
 Row = Mapping[str, Any]
 

@@ -10,10 +10,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.in_pass.variants import DRAFTING
-
-# Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, save
+from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH
 from benchmarks.summary import OFF, ON
+from coppice.picture import save
 
 Row = Mapping[str, Any]
 

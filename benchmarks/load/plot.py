@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-# Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, save
+from benchmarks.plot import DPI, FIGURE_INCHES
+from coppice.picture import save
 
 Row = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-# Which sets matplotlib up to draw without a display.
-from benchmarks.plot import DPI, FIGURE_INCHES, save
+from benchmarks.plot import DPI, FIGURE_INCHES
 from benchmarks.timeline.rounds import Round
+from coppice.picture import save
 from coppice.timeline import TimelineEvent
 
 LANES = ("verifier", "drafter", "orchestrator", "client")

@@ -42,7 +42,9 @@ def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
 def target(
     corpus: Corpus = None,
     out: Path = MODELS / "target",
-    tokenizer_dir: Annotated[Path, typer.Option("--tokenizer")] = MODELS / "tokenizer",
+    tokenizer_dir: Annotated[
+        Path, typer.Option("--tokenizer", help="Default: the bundled target's; for a new one what `tokenizer` made.")
+    ] = MODELS / "target",
     steps: Steps = 2000,
     seed: int = 0,
     threads: Threads = 0,

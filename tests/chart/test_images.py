@@ -93,7 +93,7 @@ def test_an_image_has_its_own_service_s_code_and_no_other_s(service: str) -> Non
 
 
 def test_the_images_of_back_ends_have_every_bundled_model_between_them() -> None:
-    bundled = {path.parent.name for path in (ROOT / "models").glob("*/recipe.json")} - {"tokenizer"}
+    bundled = {path.parent.name for path in (ROOT / "models").glob("*/recipe.json")}
     copied = {
         service: {line.removeprefix("COPY ") for line in stages(service)["final"] if line.startswith("COPY models/")}
         for service in PACKAGES

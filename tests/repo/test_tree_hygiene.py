@@ -85,7 +85,7 @@ def test_every_bundled_model_has_a_card_with_its_facts(model: Path) -> None:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
 def test_a_bundled_model_carries_the_bundled_tokenizer(model: Path) -> None:
-    bundled = json.loads((ROOT / "models" / "tokenizer" / "tokenizer.json").read_text())
+    bundled = json.loads((ROOT / "models" / "target" / "tokenizer.json").read_text())
     # A checkpoint of layers alone has that of the model whose embeddings it uses, which is bundled, too.
     home = Path(base_of(str(model))).resolve()
     assert home in MODELS

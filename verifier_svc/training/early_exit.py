@@ -172,6 +172,8 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
     # The head is next to nothing beside the target, which is not compiled.
     loop = TrainingLoop(head, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
     loop.run()
+    # What is calibrated is what is kept.
+    head.to(torch.bfloat16).to(torch.float32)
     calibrating, reported = (
         collect((_look(ids, head, target, output) for ids in held_out[half::2]), recipe.seed + half) for half in (0, 1)
     )

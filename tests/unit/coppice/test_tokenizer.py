@@ -40,7 +40,7 @@ def fallback_tokenizer_json() -> bytes:
 
 
 def bundled_tokenizer_json() -> bytes:
-    return load_tokenizer_json(MODELS / "tokenizer")
+    return load_tokenizer_json(MODELS / "target")
 
 
 TOKENIZERS = {
