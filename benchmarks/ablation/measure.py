@@ -80,18 +80,20 @@ def _measure_group(
             settings = " ".join(f"{name}={value}" for drafter in variant.asked for name, value in drafter.settings)
             law = "traversal" if variant.traversal else ""
             asked = "" if variant.denoising == LEFT_TO_DRAFTER else str(variant.denoising)
-            note = ", ".join(filter(None, (f"sources {'+'.join(variant.sources)}", settings, asked, law)))
+            sources = () if variant.planned else variant.sources
+            named = f"sources {'+'.join(sources)}" if sources else ""
+            note = ", ".join(filter(None, (named, settings, asked, law)))
             rule = AcceptanceRule.ACCEPTANCE_RULE_TRAVERSAL if variant.traversal else None
-            forced = CoppiceContender(
+            drafting = CoppiceContender(
                 variant.contender,
                 channel,
-                Mode.MODE_FORCED,
+                Mode.MODE_AUTO if variant.planned else Mode.MODE_FORCED,
                 setting=note,
-                sources=variant.sources,
+                sources=sources,
                 acceptance=rule,
                 denoising=variant.denoising,
             )
-            metered.append(MeteredContender(forced, services.metrics_urls(variant)))
+            metered.append(MeteredContender(drafting, services.metrics_urls(variant)))
         contenders: tuple[Contender, ...] = (CoppiceContender(OFF, plain, Mode.MODE_OFF), *metered)
         own = replace(plan, temperatures=group.temperatures)
         samples = measure(contenders, prompt_ids, own, on_sample)

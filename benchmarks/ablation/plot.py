@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.ablation.variants import SOURCES
+from benchmarks.ablation.variants import PLANNER, SOURCES
 from benchmarks.plot import DPI, FIGURE_INCHES, GROUP_WIDTH, draw_depth
 from benchmarks.summary import OFF, ON
 from coppice.picture import save
@@ -26,7 +26,8 @@ def plot_ablation(report: Mapping[str, Any], path: Path) -> None:
     ]
     figure, (tau, depth) = plt.subplots(1, 2, figsize=FIGURE_INCHES, dpi=DPI)
     _draw_tau(tau, rows)
-    alone = [row for row in rows if row["group"] == SOURCES and "+" not in row["contender"]]
+    sources = [row for row in rows if row["group"] == SOURCES and row["contender"] != PLANNER]
+    alone = [row for row in sources if "+" not in row["contender"]]
     draw_depth(depth, [{**row, "name": f"{row['contender']} T={row['temperature']:g}"} for row in alone])
     figure.tight_layout()
     save(figure, path)

@@ -1,10 +1,10 @@
 """Named ratios of an ablation, each within a run where it compares, then the median over runs.
 
 `SOURCES.tau` is τ of each combination, `merged/best-single` the τ of all sources together over the best of those
-alone, `tree/chain.KIND` the τ of trees over that of chains of as many nodes. `sampled/greedy.KIND` is the τ at a
-temperature over that at 0, `sampled/greedy.KIND.full` the same of trees that are filled up, and
-`coupling-recovered.KIND` how much of what a temperature costs in τ without coupling it wins back: (with - without) /
-(greedy - without).
+alone, `planner/best-single` that of requests that force nothing, `tree/chain.KIND` the τ of trees over that of chains
+of as many nodes. `sampled/greedy.KIND` is the τ at a temperature over that at 0, `sampled/greedy.KIND.full` the same of
+trees that are filled up, and `coupling-recovered.KIND` how much of what a temperature costs in τ without coupling it
+wins back: (with - without) / (greedy - without).
 `coupled/traversal.KIND` is the τ of trees with the request's noise over that of drawn trees of as many nodes.
 `draft-ahead-hits.KIND.N` is the share of the rounds that a drafter was told to expect, with so many steps ahead, that
 had a draft behind their outcome before it was known, `guessed-outcomes.KIND.N` that of the outcomes drafted for among
@@ -26,6 +26,7 @@ from benchmarks.ablation.variants import (
     AHEAD,
     CALIBRATION,
     COUPLING,
+    PLANNER,
     SHAPE,
     SOURCES,
     chain_name,
@@ -41,7 +42,8 @@ from drafter_svc.drafters.registry import SMALL_LMS
 
 RATIO_NOTE = (
     "medians over runs; plain names are T=0, '@T1' marks temperature 1. SOURCES.tau: tokens per round; "
-    "merged/best-single: τ of all sources merged over that of the best one alone; tree/chain: τ at equal nodes; "
+    "merged/best-single: τ of all sources merged over that of the best one alone; planner/best-single: τ of requests "
+    "that force nothing over it; tree/chain: τ at equal nodes; "
     "sampled/greedy: τ at a temperature over τ at 0, .full: of trees that are filled up; "
     "*.tokens_per_s: the same with tokens/s for τ; coupling-recovered: (τ with the request's noise - τ without) / "
     "(greedy τ - τ without); coupled/traversal: τ of trees with the request's noise over that of drawn trees of as "
@@ -91,11 +93,13 @@ def _of_sources(measured: Measured, kinds: Sequence[str]) -> ByRun:
     for temperature in measured.samples.temperatures:
         for name in names:
             found[ratio_name(f"{name}.tau", temperature)] = _tau(measured, name, temperature)
-        for label, figure in (("merged/best-single", _tau), ("merged/best-single.tokens_per_s", _tokens_per_s)):
+        for ending, figure in (("", _tau), (".tokens_per_s", _tokens_per_s)):
             best = [
                 max(values) for values in zip(*[figure(measured, one, temperature) for one in singles], strict=True)
             ]
-            found[ratio_name(label, temperature)] = _over(figure(measured, names[-1], temperature), best)
+            for label, name in (("merged", names[-1]), (PLANNER, PLANNER)):
+                ratio = _over(figure(measured, name, temperature), best)
+                found[ratio_name(f"{label}/best-single{ending}", temperature)] = ratio
     return found
 
 

@@ -25,8 +25,9 @@ from coppice.cli.topology import DrafterSpec
 from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 
 NOTES = (
-    "One request at a time, each forced to speculate with the sources that it names and the fixed plan. Every call has "
-    "a cache_salt of its own: the cache knows no more than the request's own text.",
+    "One request at a time, each forced to speculate with the sources that it names and the fixed plan, but for those "
+    "of the planner, which force nothing. Every call has a cache_salt of its own: the cache knows no more than the "
+    "request's own text.",
     "draft_ms: of a variant's drafters together, a tree each, prompts included. What a drafter has learned about its "
     "acceptance it keeps from group to group, as it would in service.",
 )

@@ -28,6 +28,9 @@ CONTEXT = "context"
 # Everything that is compared, in order.
 PARTS = (SOURCES, SHAPE, COUPLING, ACCEPTANCE, CALIBRATION, MASKS, GAMMA, AHEAD, CONTEXT)
 
+# The variant that leaves everything to the orchestrator.
+PLANNER = "planner"
+
 # Trees of exactly as many nodes as are asked for, as far as a drafter can reach: no node is too unlikely.
 FULL_TREES = (("DRAFT_MIN_PROBABILITY", "0"), ("DRAFT_MIN_GAIN", "0"))
 
@@ -42,7 +45,7 @@ class DrafterSetting:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to draft: the drafters behind an orchestrator, and those of them that requests name."""
+    """One way to draft: the drafters behind an orchestrator, and those of them that requests are forced to use."""
 
     name: str
     drafters: tuple[DrafterSetting, ...]
@@ -52,6 +55,8 @@ class Variant:
     traversal: bool = False
     # Named by its requests, one drafter for all.
     denoising: Denoising = LEFT_TO_DRAFTER
+    # Requests force nothing: the orchestrator plans who drafts, and whether anybody does.
+    planned: bool = False
 
     @property
     def contender(self) -> str:
@@ -60,7 +65,7 @@ class Variant:
 
     @property
     def asked(self) -> tuple[DrafterSetting, ...]:
-        """Drafters that its requests are sent to."""
+        """Drafters that its requests may be sent to."""
         return tuple(drafter for drafter in self.drafters if drafter.spec.kind in self.sources)
 
 
@@ -161,6 +166,8 @@ def combinations(kinds: Sequence[str]) -> list[tuple[str, ...]]:
 def _combinations(plain: tuple[DrafterSetting, ...]) -> Iterator[Variant]:
     for sources in combinations([one.spec.kind for one in plain]):
         yield Variant(combined(sources), plain, sources, has_cache=True)
+    everybody = (*(one.spec.kind for one in plain), CACHE)
+    yield Variant(PLANNER, plain, everybody, has_cache=True, planned=True)
 
 
 def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:

@@ -72,6 +72,8 @@ def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name
     asked = {variant.name: [one.spec.kind for one in variant.asked] for variant in sources.variants}
     assert asked["cache"] == []
     assert asked["semi-ar+cache"] == ["semi-ar"]
+    assert asked["planner"] == ["small-lm", "semi-ar"]
+    assert [variant.name for variant in sources.variants if variant.planned] == ["planner"]
 
 
 METRICS = """\
@@ -105,12 +107,18 @@ def test_errors_of_two_tenths_do_not_cancel_out() -> None:
 def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
     sources = measured(
         variants.SOURCES,
-        {("small-lm", 0.0): (3.0, 4.0), ("cache", 0.0): (2.0, 5.0), ("small-lm+cache", 0.0): (4.0, 6.0)},
+        {
+            ("small-lm", 0.0): (3.0, 4.0),
+            ("cache", 0.0): (2.0, 5.0),
+            ("small-lm+cache", 0.0): (4.0, 6.0),
+            ("planner", 0.0): (3.0, 5.0),
+        },
     )
     shape = measured(variants.SHAPE, {("small-lm tree", 0.0): (4.0, 4.0), ("small-lm chain", 0.0): (3.0, 2.0)})
     values, spread = ratios([sources, shape], ["small-lm"])
     assert (values["small-lm.tau"], values["cache.tau"]) == (3.5, 3.5)
     assert spread["merged/best-single"] == [1.2, 1.3333]
+    assert spread["planner/best-single"] == [1.0, 1.0]
     assert spread["tree/chain"] == spread["tree/chain.small-lm"] == [1.3333, 2.0]
     assert spread["tree/chain.small-lm.tokens_per_s"] == [1.3333, 2.0]
 

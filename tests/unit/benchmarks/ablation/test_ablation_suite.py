@@ -72,7 +72,7 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     write_json(report, tmp_path / "ablation.json")
     assert json.loads((tmp_path / "ablation.json").read_text()) == report
     names = [row["name"] for row in report["rows"]]
-    assert len(set(names)) == len(names) == 2 * (4 + 3 + 3) + 3 + 3
+    assert len(set(names)) == len(names) == 2 * (5 + 3 + 3) + 3 + 3
     assert "shape: coppice-on small-lm chain T=1" in names
     ratios = report["ratios"]
     assert {"small-lm.tau", "cache.tau@T1", "merged/best-single", "tree/chain", "calibration-error"} <= set(ratios)
@@ -82,6 +82,11 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     observed = {row["name"]: row["observed_nodes"] for row in report["rows"]}
     assert observed["sources: coppice-on small-lm T=0"] == 10 * 2 * 2
     assert observed["sources: coppice-on cache T=0"] == observed["sources: coppice-off T=0"] == 0
+    notes = {row["name"]: row["note"] for row in report["rows"]}
+    assert notes["sources: coppice-on small-lm T=0"].startswith("coppice, MODE_FORCED")
+    assert "sources small-lm" in notes["sources: coppice-on small-lm T=0"]
+    # Requests that leave everything to the orchestrator name nobody.
+    assert notes["sources: coppice-on planner T=0"] == "coppice, MODE_AUTO, node budget: the server's own"
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert report["mismatches"] == []
     assert any("calibration-error is 0.100" in note for note in report["notes"])
