@@ -30,6 +30,7 @@ FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/coppice /opt/coppice
 COPY models/small-lm /models/small-lm
 # Have the embeddings of the one above.
+COPY models/boost-1 /models/boost-1
 COPY models/semi-ar /models/semi-ar
 COPY models/diffusion /models/diffusion
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp coppice
