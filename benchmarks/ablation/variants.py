@@ -135,15 +135,16 @@ def make_groups(
     num_nodes: int,
     grids: Grids,
     parts: Collection[str] = PARTS,
+    has_planner: bool = True,
 ) -> tuple[Group, ...]:
     """Those `parts` that these drafters, one of each kind, give to compare; none without temperatures.
 
-    Rounds have at most `num_nodes` nodes.
+    Rounds have at most `num_nodes` nodes. Synchronous ones have no planner: all of them are drafted for by all.
     """
     plain = tuple(DrafterSetting(spec) for spec in drafters)
     hot = tuple(value for value in temperatures if value > 0)
     groups = [
-        Group(SOURCES, tuple(_combinations(plain)), temperatures),
+        Group(SOURCES, tuple(_combinations(plain, has_planner)), temperatures),
         Group(SHAPE, tuple(_shapes(drafters, num_nodes)), temperatures),
         Group(COUPLING, tuple(_switched(drafters, "COUPLING", uncoupled_name)), hot),
         Group(ACCEPTANCE, tuple(_acceptance(drafters)), hot),
@@ -163,11 +164,12 @@ def combinations(kinds: Sequence[str]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _combinations(plain: tuple[DrafterSetting, ...]) -> Iterator[Variant]:
+def _combinations(plain: tuple[DrafterSetting, ...], has_planner: bool) -> Iterator[Variant]:
     for sources in combinations([one.spec.kind for one in plain]):
         yield Variant(combined(sources), plain, sources, has_cache=True)
-    everybody = (*(one.spec.kind for one in plain), CACHE)
-    yield Variant(PLANNER, plain, everybody, has_cache=True, planned=True)
+    if has_planner:
+        everybody = (*(one.spec.kind for one in plain), CACHE)
+        yield Variant(PLANNER, plain, everybody, has_cache=True, planned=True)
 
 
 def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:

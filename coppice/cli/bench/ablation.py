@@ -189,7 +189,9 @@ def ablation(
 
     num_nodes = nodes or Config.max_nodes
     grids = Grids() if quick else Grids(*tried)
-    groups = make_groups(drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS))
+    groups = make_groups(
+        drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS), has_planner=form == ASYNCHRONOUS
+    )
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     plan = Plan(num_runs, length, temperatures, seed, repetition_penalty or 1.0)
