@@ -103,6 +103,9 @@ class Planner(Protocol):
     def follow(self, is_greedy: bool, priority: int = 0) -> RequestPlanner:
         """The plans of a request that begins now."""
 
+    def follow_apart(self) -> RequestPlanner:
+        """The plans of one that forces speculation with sources of its own choice: no measure of what others gain."""
+
 
 class FixedPlanner:
     """The same budget and linger for every round, as long as there is a drafter to wait for.
@@ -115,6 +118,10 @@ class FixedPlanner:
         self.linger_us = linger_us
 
     def follow(self, is_greedy: bool, priority: int = 0) -> FixedPlanner:
+        """Every request is planned alike."""
+        return self
+
+    def follow_apart(self) -> FixedPlanner:
         """Every request is planned alike."""
         return self
 

@@ -255,10 +255,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: GenerationRequest, clock: Clock, wake: asyncio.Event, trace: OutputTrace | None
     ) -> Generation:
         transcript = self._transcript(request)
+        is_greedy = request.sampling.temperature == 0
         choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
+        if request.forced and request.sources:
+            plans = self._planner.follow_apart()
+        else:
+            plans = self._planner.follow(is_greedy, request.priority)
         drafting = Drafting(
             clients=choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else (),
-            planner=self._planner.follow(request.sampling.temperature == 0, request.priority),
+            planner=plans,
             transcript=transcript,
             sampling=request.sampling,
             requested_nodes=request.max_nodes,
@@ -270,7 +275,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request_id=request.request_id,
             cache_salt=request.cache_salt,
             synchronous=self._limits.synchronous,
-            records=self.tally.records[request.sampling.temperature == 0],
+            records=self.tally.records[is_greedy],
             denoising=request.denoising,
             max_redraft_nodes=self._redraft_nodes(request),
         )

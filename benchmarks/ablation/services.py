@@ -13,9 +13,8 @@ from benchmarks.beside_services import unless_one_fails
 from benchmarks.cache.redis_server import free_port
 from coppice.cli.topology import LOCAL, Topology, TopologySpec
 
-# What an orchestrator is in front of: drafters, whether it has a cache of its own, and whether its planner plans, which
-# learns from nobody's forced rounds then.
-Front = tuple[tuple[DrafterSetting, ...], bool, bool]
+# What an orchestrator is in front of: drafters, and whether it has a cache of its own.
+Front = tuple[tuple[DrafterSetting, ...], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Services:
 
 def front_of(variant: Variant) -> Front:
     """The orchestrator that a variant needs."""
-    return (variant.drafters, variant.has_cache, variant.planned)
+    return (variant.drafters, variant.has_cache)
 
 
 async def measure_on_services(
@@ -78,7 +77,7 @@ async def _started(
             metrics[setting] = f"http://{LOCAL}:{port}/metrics"
         fronts: dict[Front, str] = {}
         for front in dict.fromkeys(map(front_of, variants)):
-            drafters, has_cache, _ = front
+            drafters, has_cache = front
             env = {
                 "DRAFTER_ADDRESSES": ",".join(addresses[drafter] for drafter in drafters),
                 "CACHE_DRAFTER": "true" if has_cache else "false",

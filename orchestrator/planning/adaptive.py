@@ -66,7 +66,8 @@ class AdaptivePlanner:
 
     What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
     second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
-    below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too.
+    below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too, but
+    for those that name their sources: their rounds are to the planner what another orchestrator's are.
 
     Tokens of a higher priority count more (`latency_class.py`): a request's nodes and drafts are worth their tokens
     times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
@@ -189,6 +190,10 @@ class AdaptivePlanner:
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now."""
         return AdaptiveRequest(self, is_greedy, priority)
+
+    def follow_apart(self) -> FixedPlanner:
+        """The fixed plan."""
+        return self.fixed
 
     def begins(self, weight: float) -> int:
         """A request is opened here; returns its number among all that ever were."""

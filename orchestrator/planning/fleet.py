@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.planner import Planner
+from orchestrator.planner import FixedPlanner, Planner
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.request import AdaptiveRequest
 from orchestrator.planning.usual_gains import UsualGains
@@ -41,6 +41,10 @@ class FleetPlanner:
         usable = [planner for address, planner in self.planners.items() if self._is_usable(address)]
         least_busy = min(usable or self.planners.values(), key=lambda planner: planner.num_begun)
         return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
+
+    def follow_apart(self) -> FixedPlanner:
+        """The fixed plan, which all verifiers have."""
+        return next(iter(self.planners.values())).fixed
 
 
 def adaptive_planners(planner: Planner, verifiers: Sequence[str]) -> Mapping[str, AdaptivePlanner]:

@@ -104,6 +104,31 @@ async def test_a_drafter_that_adds_nothing_is_soon_asked_seldom_and_one_that_has
     assert not other.errors
 
 
+@pytest.mark.parametrize("num_verifiers", [1, 2])
+async def test_requests_that_force_sources_of_their_choice_teach_the_planner_nothing(
+    start_fakes: StartFakes, num_verifiers: int
+) -> None:
+    good, bad = FakeDrafter(kind="good", propose=perfect(depth=2)), FakeDrafter(kind="bad", propose=wrong())
+    verifiers = [FakeVerifier(pass_s=0.001) for _ in range(num_verifiers)]
+    async with start_fakes(verifiers, good, bad, linger_ms=20, planner="adaptive") as (client, orchestrator):
+        planner = orchestrator.service._planner
+        plans = list(planner.planners.values()) if isinstance(planner, FleetPlanner) else [planner]
+
+        async def complete(speculation: str) -> None:
+            completion = await client.generate(PROMPT, Options(max_tokens=120, seed=1, speculation=speculation))
+            assert list(completion.token_ids) == plain(babble, PROMPT, 120, seed=1)
+            assert completion.speculation.draft_tokens > 0
+
+        for _ in range(4):
+            await complete("bad")
+        assert isinstance(plans[0], AdaptivePlanner)
+        assert bad.num_trees > 200
+        assert all(one.pass_number == 0 and not one.values.has_seen_trees for one in plans)
+        assert all(one.gains.mean == 1.0 for one in plans)
+        await complete("auto")
+        assert any(one.pass_number > 0 for one in plans)
+
+
 async def test_a_slow_drafter_does_not_keep_a_quick_ones_tree(start_fakes: StartFakes) -> None:
     quick, slow = FakeDrafter(kind="quick"), FakeDrafter(kind="slow", delay_s=0.3)
     async with start_fakes(FakeVerifier(pass_s=0.001), quick, slow, linger_ms=2000) as (client, _):
