@@ -80,16 +80,15 @@ def _measure_group(
             settings = " ".join(f"{name}={value}" for drafter in variant.asked for name, value in drafter.settings)
             law = "traversal" if variant.traversal else ""
             asked = "" if variant.denoising == LEFT_TO_DRAFTER else str(variant.denoising)
-            sources = () if variant.planned else variant.sources
-            named = f"sources {'+'.join(sources)}" if sources else ""
+            named = f"sources {'+'.join(variant.sources)}" if variant.sources else ""
             note = ", ".join(filter(None, (named, settings, asked, law)))
             rule = AcceptanceRule.ACCEPTANCE_RULE_TRAVERSAL if variant.traversal else None
             drafting = CoppiceContender(
                 variant.contender,
                 channel,
-                Mode.MODE_AUTO if variant.planned else Mode.MODE_FORCED,
+                Mode.MODE_FORCED if variant.sources else Mode.MODE_AUTO,
                 setting=note,
-                sources=sources,
+                sources=variant.sources,
                 acceptance=rule,
                 denoising=variant.denoising,
             )

@@ -9,8 +9,8 @@ from benchmarks import figures, summary
 from benchmarks.ablation.measure import Measured
 from benchmarks.ablation.meters import Reading
 
-# What passes of each size took is the latency benchmark's to say, and a third of its row.
-PASS_TIMES = "ms_per_pass_by_rows"
+# A third of a row of the latency benchmark, whose business it is.
+_PASS_TIMES = "ms_per_pass_by_rows"
 # Of outputs that follow the target's law and not its noise.
 _OTHER_TOKENS = {"identical": None, "num_identical": None}
 
@@ -19,7 +19,7 @@ def rows(measured: Iterable[Measured]) -> list[dict[str, Any]]:
     """The rows of all groups; names are unique with the group's in front."""
     return [
         {
-            **{key: value for key, value in row.items() if key != PASS_TIMES},
+            **{key: value for key, value in row.items() if key != _PASS_TIMES},
             "name": f"{one.group.name}: {row['name']}",
             "group": one.group.name,
             "nodes_per_round": _rounded(row.get("draft_tokens", 0) / row["rounds"]) if row["rounds"] else None,

@@ -45,7 +45,10 @@ class DrafterSetting:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to draft: the drafters behind an orchestrator, and those of them that requests are forced to use."""
+    """One way to draft: the drafters behind an orchestrator, and those of them that requests are forced to use.
+
+    Without `sources` they force nothing: the orchestrator plans who drafts, and whether anybody does.
+    """
 
     name: str
     drafters: tuple[DrafterSetting, ...]
@@ -55,8 +58,6 @@ class Variant:
     traversal: bool = False
     # Named by its requests, one drafter for all.
     denoising: Denoising = LEFT_TO_DRAFTER
-    # Requests force nothing: the orchestrator plans who drafts, and whether anybody does.
-    planned: bool = False
 
     @property
     def contender(self) -> str:
@@ -66,7 +67,7 @@ class Variant:
     @property
     def asked(self) -> tuple[DrafterSetting, ...]:
         """Drafters that its requests may be sent to."""
-        return tuple(drafter for drafter in self.drafters if drafter.spec.kind in self.sources)
+        return tuple(one for one in self.drafters if not self.sources or one.spec.kind in self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,7 @@ def _combinations(plain: tuple[DrafterSetting, ...], has_planner: bool) -> Itera
     for sources in combinations([one.spec.kind for one in plain]):
         yield Variant(combined(sources), plain, sources, has_cache=True)
     if has_planner:
-        everybody = (*(one.spec.kind for one in plain), CACHE)
-        yield Variant(PLANNER, plain, everybody, has_cache=True, planned=True)
+        yield Variant(PLANNER, plain, (), has_cache=True)
 
 
 def _shapes(drafters: Sequence[DrafterSpec], num_nodes: int) -> Iterator[Variant]:

@@ -17,11 +17,12 @@ from tests.unit.verifier_svc.conftest import FAMILIES
 from training.corpus import read_corpus
 from training.state import ForeignStateError
 from training.tokenizer import train_tokenizer
-from verifier_svc.early_head import EarlyHead, load_head
+from verifier_svc.early_head import EarlyHead, load_head, save_head
 from verifier_svc.output_layer import output_layer
 from verifier_svc.packed_linear import pack_linears
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.target_model import TargetModel
+from verifier_svc.training import early_exit
 from verifier_svc.training.early_exit import (
     EarlyExitRecipe,
     FrozenTarget,
@@ -109,7 +110,14 @@ def test_values_are_those_of_the_drawn_token_with_its_noise() -> None:
     assert own.std().item() == pytest.approx(1.2825, abs=0.1)
 
 
-def test_a_tiny_run_writes_a_head_that_the_target_takes(tmp_path: Path) -> None:
+def test_a_tiny_run_writes_a_head_that_the_target_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated: list[EarlyHead] = []
+
+    def save_and_keep(head: EarlyHead, directory: Path) -> None:
+        calibrated.append(head)
+        save_head(head, directory)
+
+    monkeypatch.setattr(early_exit, "save_head", save_and_keep)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number in range(100):
@@ -128,6 +136,11 @@ def test_a_tiny_run_writes_a_head_that_the_target_takes(tmp_path: Path) -> None:
     assert f"{curve[-1]:.4f} nats per token" in card
     head = load_head(out)
     assert all(threshold.recall >= RECIPE.recall for threshold in head.thresholds)
+    # Thresholds are those of the head as it is kept, in bfloat16.
+    [before_saving] = calibrated
+    assert head.low_rank is not None
+    assert before_saving.low_rank is not None
+    assert torch.equal(head.low_rank.up, before_saving.low_rank.up)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32).eval()
     before = held_out_loss(model, HeadModule(final_norm(model), RECIPE.rank, RECIPE.seed).head(1, head.thresholds))
     assert held_out_loss(model, head) < before

@@ -73,7 +73,7 @@ def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name
     assert asked["cache"] == []
     assert asked["semi-ar+cache"] == ["semi-ar"]
     assert asked["planner"] == ["small-lm", "semi-ar"]
-    assert [variant.name for variant in sources.variants if variant.planned] == ["planner"]
+    assert [variant.name for variant in sources.variants if not variant.sources] == ["planner"]
     waiting = make_groups([SMALL_LM, SEMI_AR], (0.0,), 8, Grids(), has_planner=False)[0]
     assert waiting.variants == sources.variants[:-1]
 

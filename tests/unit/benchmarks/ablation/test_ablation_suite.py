@@ -89,6 +89,7 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     assert notes["sources: coppice-on planner T=0"] == "coppice, MODE_AUTO, node budget: the server's own"
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert report["mismatches"] == []
+    assert not any("ms_per_pass_by_rows" in row for row in report["rows"])
     assert any("calibration-error is 0.100" in note for note in report["notes"])
     plot_ablation(report, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
@@ -155,6 +156,8 @@ def test_the_command_writes_json_and_plot_and_prints_a_table(
     report = json.loads((tmp_path / "out" / "ablation.json").read_text())
     assert (report["settings"]["max_tokens"], report["settings"]["num_runs"]) == (4, 1)
     assert (report["settings"]["num_nodes"], report["settings"]["rounds"]) == (31, "synchronous")
+    # Rounds that wait for all have no planner.
+    assert not any("planner" in row["name"] for row in report["rows"])
     assert (tmp_path / "out" / "ablation.png").is_file()
     assert "small-lm+cache" in output
 
