@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Distribution:
 
 
 class Histogram:
-    """Counts values by range. One thread observes; any may read."""
+    """Counts values by range, on any thread."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """`bounds` are the upper ends of the ranges, ascending, itself included each; the last range has none."""
@@ -34,12 +35,16 @@ class Histogram:
             raise ValueError(f"the bounds of a histogram have to ascend, got {self._bounds}")
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
+        # A mean is the sum over the counts: neither may be read without the other's last value.
+        self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        with self._lock:
+            self._counts[bisect_left(self._bounds, value)] += 1
+            self._sum += value
 
     def read(self) -> Distribution:
         """What was seen so far."""
-        return Distribution(self._bounds, tuple(self._counts), self._sum)
+        with self._lock:
+            return Distribution(self._bounds, tuple(self._counts), self._sum)

@@ -10,6 +10,8 @@ _PREFIX = "coppice_verifier_"
 PASSES = f"{_PREFIX}pass_seconds_count"
 PASS_S = f"{_PREFIX}pass_seconds_sum"
 ROWS = f"{_PREFIX}pass_rows_sum"
+# The passes that these rows were of: one may end between the reading of its seconds and that of its rows.
+ROW_PASSES = f"{_PREFIX}pass_rows_count"
 NODES = f"{_PREFIX}spec_decode_num_draft_tokens_total"
 MASKS = f"{_PREFIX}masks_total"
 # Only there where the verifier has a head.
@@ -18,7 +20,7 @@ PRUNED_PASSES = f"{_PREFIX}early_pruned_passes_total"
 # Of passes that could be pruned, by whether they were.
 PRUNABLE_ROWS = f"{_PREFIX}prunable_pass_rows_total"
 PRUNABLE_S = f"{_PREFIX}prunable_pass_seconds_total"
-_NAMES = (PASSES, PASS_S, ROWS, NODES, MASKS, PRUNED_NODES, PRUNED_PASSES, PRUNABLE_ROWS, PRUNABLE_S)
+_NAMES = (PASSES, PASS_S, ROWS, ROW_PASSES, NODES, MASKS, PRUNED_NODES, PRUNED_PASSES, PRUNABLE_ROWS, PRUNABLE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class PassCounts(Counters):
     @property
     def rows_per_pass(self) -> float | None:
         """Rows of a pass as it begins, without padding."""
-        return self._per_pass(self.total(ROWS))
+        passes = round(self.total(ROW_PASSES))
+        return self.total(ROWS) / passes if passes else None
 
     @property
     def rows_left(self) -> float | None:

@@ -44,7 +44,8 @@ def test_a_target_that_drafts_for_itself_takes_turns_with_plain_decoding_and_say
         assert plain["rows_per_pass"] == 1
         assert plain["redraft_rounds"] == plain["redraft_tokens"] == plain["masks_per_pass"] == 0
         assert one_group["redraft_rounds"] > 0
-        assert 0 < one_group["masks_per_pass"] <= 2
+        # Of the first and the last pass of a window, the masks may be counted and not the pass.
+        assert 0 < one_group["masks_per_pass"] <= 2 + 2 * 2 * one_group["num_requests"] / one_group["passes"]
         assert one_group["rows_per_pass"] > 1
         # The drafter is the target: what it drafts is right.
         assert rows["small-lm", temperature]["mean_acceptance_length"] > 2

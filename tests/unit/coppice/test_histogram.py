@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -40,6 +42,27 @@ def test_what_was_read_stays_as_it_was() -> None:
     histogram.observe(2.0)
     assert (read.counts, read.sum, read.count) == ((1, 0), 1.0, 1)
     assert histogram.read().counts == (1, 1)
+
+
+def test_a_sum_is_that_of_the_values_counted_whoever_reads_meanwhile() -> None:
+    histogram = Histogram((0.5, 2.0))
+    is_over = threading.Event()
+
+    def observe() -> None:
+        while not is_over.is_set():
+            histogram.observe(1.0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    observer = threading.Thread(target=observe)
+    observer.start()
+    try:
+        torn = [read for read in (histogram.read() for _ in range(20_000)) if read.sum != read.count]
+    finally:
+        is_over.set()
+        observer.join()
+        sys.setswitchinterval(interval)
+    assert not torn
 
 
 @pytest.mark.parametrize("bounds", [(), (1.0, 1.0), (2.0, 1.0)], ids=str)

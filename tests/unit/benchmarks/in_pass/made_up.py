@@ -15,6 +15,7 @@ from benchmarks.in_pass.passes import (
     PRUNABLE_S,
     PRUNED_NODES,
     PRUNED_PASSES,
+    ROW_PASSES,
     ROWS,
     PassCounts,
 )
@@ -42,7 +43,8 @@ def counts(
     passes: float, pass_s: float, rows: float, nodes: float = 0, removed: float = 0, pruned: float = 0
 ) -> PassCounts:
     """What a verifier counted."""
-    values = {PASSES: passes, PASS_S: pass_s, ROWS: rows, NODES: nodes, PRUNED_NODES: removed, PRUNED_PASSES: pruned}
+    values = {PASSES: passes, PASS_S: pass_s, ROWS: rows, ROW_PASSES: passes}
+    values |= {NODES: nodes, PRUNED_NODES: removed, PRUNED_PASSES: pruned}
     return PassCounts({(name, ()): value for name, value in values.items()})
 
 

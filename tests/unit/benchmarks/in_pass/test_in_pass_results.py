@@ -95,8 +95,17 @@ def test_counts_are_read_per_pass_and_those_of_an_older_verifier_have_no_pruning
     assert (reading.rows_left, reading.removed_share, reading.num_pruned_passes) == (7.75, 0.25, 3)
     nothing = reading.plus(reading, -1)
     assert (nothing.ms_per_pass, nothing.rows_left, nothing.removed_share) == (None, None, None)
-    older = PassCounts(parse_counters(f"{passes.PASSES} 2.0\n{passes.ROWS} 8.0\n", (passes.PASSES, passes.ROWS)))
+    names = (passes.PASSES, passes.ROWS, passes.ROW_PASSES)
+    older = PassCounts(
+        parse_counters("".join(f"{name} {n}\n" for name, n in zip(names, (2, 8, 2), strict=True)), names)
+    )
     assert (older.rows_per_pass, older.rows_left, older.num_pruned_passes) == (4.0, 4.0, 0)
+
+
+def test_a_pass_that_ends_while_the_page_is_made_does_not_change_the_rows_of_a_pass() -> None:
+    values = {passes.PASSES: 123, passes.ROWS: 124, passes.ROW_PASSES: 124}
+    reading = PassCounts({(name, ()): value for name, value in values.items()})
+    assert reading.rows_per_pass == 1
 
 
 def test_those_that_draft_for_themselves_are_compared_within_each_run() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from benchmarks.contenders import BenchmarkError
 from benchmarks.in_pass import services as in_pass_services
-from benchmarks.in_pass.passes import MASKS, NODES, PASS_S, PASSES, PRUNED_NODES, PRUNED_PASSES, ROWS
+from benchmarks.in_pass.passes import MASKS, NODES, PASS_S, PASSES, PRUNED_NODES, PRUNED_PASSES, ROW_PASSES, ROWS
 from benchmarks.in_pass.plot import plot_in_pass
 from benchmarks.in_pass.services import Services, front_of, variants_of
 from benchmarks.in_pass.suite import InPassSuite
@@ -36,7 +36,7 @@ from verifier_svc.space_adapter import SpaceAdapter, save_adapter
 TEMPERATURES = (0.0, 1.0)
 WHAT = InPass(SMALL_LM, "/a", 2, "/h", (1, 2), (1,), (4,), (1, 2))
 # By how much each grows between two looks.
-GROWTH = {PASSES: 4, PASS_S: 0.02, ROWS: 24, NODES: 20, MASKS: 8, PRUNED_NODES: 5, PRUNED_PASSES: 3}
+GROWTH = {PASSES: 4, PASS_S: 0.02, ROWS: 24, ROW_PASSES: 4, NODES: 20, MASKS: 8, PRUNED_NODES: 5, PRUNED_PASSES: 3}
 
 
 @pytest.fixture
