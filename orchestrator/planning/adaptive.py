@@ -15,7 +15,7 @@ from orchestrator.planning.common_plans import CommonPlans
 from orchestrator.planning.cost_model import PASSES_PER_FIT, CostModel, PassRecord
 from orchestrator.planning.draft_plans import DraftPlans
 from orchestrator.planning.draft_times import DraftTimes
-from orchestrator.planning.exploration import Exploration
+from orchestrator.planning.exploration import MOST_TOGETHER, Exploration
 from orchestrator.planning.knowledge import Knowledge
 from orchestrator.planning.latency_class import ClassWeights
 from orchestrator.planning.measured_rate import MeasuredRates
@@ -187,6 +187,20 @@ class AdaptivePlanner:
         """Whether requests ask for drafts these days. Turns count for nothing: each would be the reason of the next."""
         return self._asked_anyway >= _FEWEST_ASKING
 
+    @property
+    def compares_sources(self) -> bool:
+        """Whether sources are compared, for which few enough requests run to draft whatever they gain."""
+        return self.sources.is_comparing and self._few_run
+
+    @property
+    def _few_run(self) -> bool:
+        return self.num_running <= MOST_TOGETHER
+
+    def trial_over(self, found_gain: bool) -> None:
+        """Drafting was tried, by all requests or by one."""
+        self.exploration.trial_over(found_gain)
+        self.sources.trial_over(found_gain, self._few_run)
+
     def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
         """The plans of a request that begins now."""
         return AdaptiveRequest(self, is_greedy, priority)
@@ -292,20 +306,27 @@ class AdaptivePlanner:
         self._asked += _RATE * (record.num_asked - self._asked)
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
         self._was_joint = record.is_joint
-        self.sources.pass_over(record, self.num_running)
+        # What other sources cost is no measure of those that are asked.
+        is_experiment = record.num_asked > 0 and (self.sources.is_trying or self.compares_sources)
+        running = self.num_running
+        plain = (self._measured.plain.tokens_per_s(running) or 0.0) / max(1, running)
+        if self.sources.pass_over(record, running, self._few_run, plain):
+            # What was reached so far is that of others, too.
+            self._measured.joint.forget()
+            self.exploration.owe_trial()
         ran_as_planned = self._changeover.pass_over(record, self.draft_times.way_s)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
         # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
         # on and on.
-        is_typical = is_settled or self._unsettled_s > LONGEST_UNSETTLED_S
+        is_typical = (is_settled or self._unsettled_s > LONGEST_UNSETTLED_S) and not is_experiment
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
         if self._is_reading_pass():
             if is_typical:
                 self._costs.add(record)
             return
-        self._measured.add(record, self.num_running, is_settled, ran_as_planned)
+        self._measured.add(record, self.num_running, is_settled and not is_experiment, ran_as_planned)
         trial_is_over = self.exploration.next_pass(
             self.num_running, record.num_asked, record.num_rounds, seconds, is_settled, ran_as_planned
         )
@@ -315,7 +336,7 @@ class AdaptivePlanner:
         if (is_typical and self._costs.add(record)) or trial_is_over:
             self._replan(self.num_running)
         if trial_is_over:
-            self.exploration.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
+            self.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
 
     def _is_reading_pass(self) -> bool:
         """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""

@@ -80,6 +80,10 @@ class Exploration:
         if not self._trial_left and not self._pause_left:
             self._pause_left, self._pause_passes = NEW_LOAD_PAUSE_PASSES, 0
 
+    def owe_trial(self) -> None:
+        """Let the next trial begin at once."""
+        self._owes_trial = True
+
     def next_pass(
         self,
         num_running: int,

@@ -156,12 +156,11 @@ class AdaptiveRequest:
             return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed
         if load is not planner.load:
             planner.hear(load)
-        if not self._drafts():
+        if not self._drafts(has_choice=bool(situation.sources)):
             return round_plan(0, 0)
         is_trial = self._alone_left > 0 or planner.exploration.is_trying
         self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
-        # Whether drafting pays is tried with all of them: those that were asked may be why it does not.
-        if situation.sources and not is_trial:
+        if situation.sources:
             self._left_out_next = planner.sources.left_out(self._number, situation.sources)
         plans = planner.draft_plans
         if not plans.stance.is_known:
@@ -280,7 +279,7 @@ class AdaptiveRequest:
         if self._has_turn:
             self._turn_after = FIRST_TURN_AFTER if found_gain else min(LONGEST_BETWEEN_TURNS, 2 * self._turn_after)
         else:
-            self._planner.exploration.trial_over(found_gain)
+            self._planner.trial_over(found_gain)
         self._give_back_trial()
 
     def _give_back_trial(self) -> None:
@@ -295,8 +294,8 @@ class AdaptiveRequest:
         floor = math.log(FLOOR_SHARE * self._planner.stance.price)
         return [likeliest] if self._planner.values.path_logs(tree)[likeliest] >= floor else []
 
-    def _drafts(self) -> bool:
-        """Whether the next round asks for a draft."""
+    def _drafts(self, has_choice: bool) -> bool:
+        """Whether the next round asks for a draft, of sources among which there is a choice or not."""
         exploration = self._planner.exploration
         if exploration.is_pausing or self._planner.reading.is_crowded():
             return False
@@ -304,7 +303,7 @@ class AdaptiveRequest:
             return True
         if exploration.is_trying:
             self._begin()
-        elif self._pays():
+        elif self._pays() or (has_choice and self._planner.compares_sources):
             if not self._is_drafting and self._planner.may_join():
                 self._begin()
         elif not self._alone_left:
@@ -370,6 +369,7 @@ class AdaptiveRequest:
     def _look(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
         """Learn from a round's trees."""
         values, sources = self._planner.values, self._planner.sources
+        promised = 0.0
         if self._at_hand is not None:
             values.note(self._at_hand)
             self._at_hand = None
@@ -381,4 +381,4 @@ class AdaptiveRequest:
             self._log_worth = math.log(self._weight * self._accepted / self._promised)
         if self._sources and not self._is_newcomer:
             verified = Verified(tree, outcome.token_ids, outcome.num_accepted)
-            sources.learn(self._number, self._sources, left_out, sent, verified)
+            sources.learn(self._number, self._sources, left_out, sent, verified, promised)

@@ -1,13 +1,15 @@
-"""Which of several sources to ask: each as long as what it alone adds is worth the time that it costs. Seeded."""
+"""Which of several sources to ask: the best alone, and each further one whose own tokens are worth its time. Seeded."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from coppice.tree import ROOT, TokenTree
 from orchestrator.planning.cost_model import PassRecord
+from orchestrator.planning.source_comparison import SourceComparison
+from orchestrator.planning.source_value import RATE, SourceValue
 
 # What a source has to add to the tokens of a round, at least: its messages and the merging take time that passes do
 # not show.
@@ -17,32 +19,31 @@ HYSTERESIS = 0.2
 # Passes between two changes of shares, of which one halves or doubles; below the least share a source is dropped.
 PASSES_PER_CHANGE = 8
 LEAST_SHARE = 0.25
-# Rounds that a source is known from before its share changes, and what it is taken to add until then.
-FEWEST_ROUNDS = 16
-_PRIOR_ROUNDS = 2
-_PRIOR_ADDED = 0.5
-# Weight of a round in running means.
-_RATE = 1 / 32
-# A source that is dropped is tried by one request for so many rounds with its trees, as often as this share of all
-# rounds allows; one whose trees do not come within the longest trial has added nothing.
+# A source that is not asked is tried by one request, beside those that are, for so many rounds with its trees; one
+# whose trees do not come within the longest trial has added nothing. The first trial comes behind so many passes, and
+# each further one behind twice as many, until trials take this share of all passes, which wait for all that are asked.
 TRIAL_ROUNDS = 12
 TRIAL_SHARE = 0.03
 LONGEST_TRIAL = 48
+FIRST_TRIAL_AFTER = 128
 # Every source is left out for so many passes in a row now and then, in turns, which shows what it costs: first after so
 # many passes, and when all have had their turn after twice as many.
 PAUSE_PASSES = 4
 FIRST_PAUSE_AFTER = 8
 LONGEST_BETWEEN_PAUSES = 512
-# A number of requests that differs by more than this share is another load; a pass counts as this many usual ones at
-# most.
-_SAME_LOAD = 0.25
-_OUTLIER = 3.0
-_FEWEST_PASSES = 3
-# What is left of the weight of times with each pass without new ones, and how many passes count for no difference.
-_FADE = 1 - 1 / 512
-_DOUBTED_PASSES = 12.0
+# Sources are compared anew where drafting is tried in vain, behind so many passes, and behind twice as many each time
+# until a trial finds a gain; and behind a fourth of that where a round's tokens have changed by this factor since the
+# sources that are asked had so many passes.
+FIRST_BETWEEN_COMPARISONS = 1024
+LONGEST_BETWEEN_COMPARISONS = 16384
+SHARE_WHEN_TOKENS_CHANGE = 0.25
+OTHER_TOKENS = 1.5
+PASSES_TO_KNOW_TOKENS = 64
 # Requests are spread evenly over [0, 1) by multiples of the golden ratio.
 _GOLDEN = 0.6180339887498949
+
+# No request's number.
+_NOBODY = 0
 
 NONE_LEFT_OUT: frozenset[str] = frozenset()
 
@@ -54,31 +55,63 @@ class SourceChoice:
     without it). What it adds is counted: accepted tokens that no other source had proposed, which are the last of an
     accepted path, late trees counting for nothing. What it costs shows in pauses: rows, contention, and whatever else.
 
+    At first sources are compared, each alone and all together: on processors that they share, all may gain nothing
+    where the best one gains much. Then others are tried beside those that are asked.
+
     One source at a time changes its share of the requests, so that of two that say the same one stays; and one is
     always asked. With a single source, none of this is ever called.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, SourceValue] = {}
+        # None before there is a choice, and when it is over.
+        self._comparison: SourceComparison | None = None
+        # All sources, as good as they are alone; empty before they were compared.
+        self._ranked: list[str] = []
+        # Passes since the last comparison, and how many there are before the next one at least.
+        self._since_comparison = 0
+        self._between_comparisons = FIRST_BETWEEN_COMPARISONS
+        # Trials of drafting that found no gain, and led to no comparison.
+        self._num_vain = 0
         self._tokens = 1.0
-        self._num_learned = 0
+        # What they were once the sources that are asked had been for long enough, and the passes since they are.
+        self._usual_tokens: float | None = None
+        self._num_alike = 0
         self._since_change = 0
         self._paused: str | None = None
         self._pause_left = 0
         self._between_pauses = self._until_pause = float(FIRST_PAUSE_AFTER)
         self._trial: _Trial | None = None
-        self._until_trial = 0.0
+        self._between_trials = self._until_trial = float(FIRST_TRIAL_AFTER)
         # Of the pass that goes on: rounds that asked, by source.
         self._asked: dict[str, int] = {}
 
+    @property
+    def is_comparing(self) -> bool:
+        """Whether it is still to be found out which source is best alone."""
+        return self._comparison is not None
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a request tries another source beside those that are asked."""
+        return self._trial is not None
+
     def left_out(self, number: int, sources: Sequence[str]) -> frozenset[str]:
         """The sources that a request, known by its number, does not ask in its next round."""
+        if not self._ranked and self._comparison is None:
+            self._comparison = SourceComparison(sources)
+        if self._comparison is not None:
+            others = frozenset(sources).difference(self._comparison.turn)
+            # Where the one has gone whose turn it is, another one is asked.
+            return others if len(others) < len(sources) else others - {sources[0]}
         place = number * _GOLDEN % 1.0
-        out = [name for name in sources if name == self._paused or place >= self._source(name).share]
-        if self._trial is not None and self._trial.number == number and self._trial.name in out:
-            out.remove(self._trial.name)
-        return frozenset(out) if 0 < len(out) < len(sources) else NONE_LEFT_OUT
+        out = {name for name in sources if name == self._paused or place >= self._source(name).share}
+        if self._trial is not None and self._trial.number == number:
+            out.discard(self._trial.name)
+        if len(out) == len(sources):
+            out.remove(min(out, key=self._ranked.index))
+        return frozenset(out) if out else NONE_LEFT_OUT
 
     def is_tried_by(self, number: int) -> bool:
         """Whether a request tries a source that was dropped, so that all of its rounds have to be learned from."""
@@ -86,14 +119,18 @@ class SourceChoice:
 
     def count(self, number: int, sources: Sequence[str], left_out: frozenset[str]) -> None:
         """A round of a request that had asked for drafts is over."""
-        shares = [self._source(name).share for name in sources]
         for name in sources:
             if name not in left_out:
                 self._asked[name] = self._asked.get(name, 0) + 1
-        if self._trial is None and 0 in shares:
-            self._until_trial -= 1
-            if self._until_trial <= 0:
-                self._begin_trial(number, sources)
+        if self._comparison is not None or not self._ranked:
+            return
+        for name in sources:
+            self._source(name)
+        trial = self._trial
+        if trial is not None and trial.number == _NOBODY and trial.name in left_out:
+            trial.number = number
+        elif trial is None and self._until_trial <= 0:
+            self._begin_trial(number, sources)
 
     def learn(
         self,
@@ -102,9 +139,21 @@ class SourceChoice:
         left_out: frozenset[str],
         trees: Sequence[TokenTree],
         verified: Verified,
+        promised: float,
     ) -> None:
-        """Learn from a round that had asked for drafts; `trees` are those that were sent for it."""
-        self._tokens += _RATE * (verified.num_tokens - self._tokens)
+        """Learn from a round that had asked for drafts.
+
+        `trees` are those that were sent for it, `promised` the tokens that the verified one had promised.
+        """
+        self._tokens += RATE * (verified.num_tokens - self._tokens)
+        if self._comparison is not None:
+            asked = {name for name in sources if name not in left_out}
+            if asked == set(self._comparison.turn):
+                come = {name for tree in trees for name in tree.source_names} & asked
+                self._comparison.learn(promised, verified.num_accepted, come)
+            return
+        if not self._ranked:
+            return
         trial = self._trial if self.is_tried_by(number) else None
         for name in sources:
             if name in left_out:
@@ -116,32 +165,98 @@ class SourceChoice:
                 # Beside one that pauses it adds what that one would have said, too.
                 self._source(name).learn(added)
 
-    def pass_over(self, record: PassRecord, num_running: int) -> None:
-        """A pass has ended: learn its time, and change what is due."""
+    def pass_over(self, record: PassRecord, num_running: int, may_compare: bool, plain: float = 0.0) -> bool:
+        """A pass has ended: learn its time, and change what is due; returns whether a comparison has ended with it.
+
+        `may_compare` says whether few enough requests run for all of them to change their sources; `plain` are the
+        tokens per second of a request without drafts, or 0.
+        """
         asked, self._asked = self._asked, {}
-        if not asked:
-            return
-        if record.gap_s is not None:
+        self._since_comparison += 1
+        if not asked or not (self._ranked or self.is_comparing):
+            return False
+        seconds = None if record.gap_s is None else record.pass_s + record.gap_s
+        if self._comparison is not None:
+            return self._compare(self._comparison, set(asked), None if record.reads_prompt else seconds, plain)
+        if seconds is not None:
             for name, source in self._sources.items():
-                source.took(record.pass_s + record.gap_s, asked.get(name, 0) / max(1, record.num_asked), num_running)
+                source.took(seconds, asked.get(name, 0) / max(1, record.num_asked), num_running, record.is_joint)
         self._pause_or_go_on(asked)
+        self._until_trial -= 1
         self._since_change += 1
         if self._since_change >= PASSES_PER_CHANGE:
             self._change_one(list(asked))
+        if may_compare and self._tokens_have_changed():
+            self._compare_anew(SHARE_WHEN_TOKENS_CHANGE)
+        return False
+
+    def trial_over(self, found_gain: bool, may_compare: bool) -> None:
+        """Drafting was tried with the sources that are asked; `may_compare` as when a pass is over."""
+        if self._comparison is not None or not self._ranked:
+            return
+        if found_gain:
+            self._between_comparisons = FIRST_BETWEEN_COMPARISONS
+        elif not may_compare or not self._compare_anew():
+            # The next trial is another source's, and every other time the best one's.
+            self._num_vain += 1
+            place = 0 if self._num_vain % 2 == 0 else 1 + self._num_vain // 2 % (len(self._ranked) - 1)
+            self._ask((self._ranked[place],))
 
     def request_ended(self, number: int) -> None:
-        """A request that may have had a trial has ended; another may have it soon."""
-        if self.is_tried_by(number):
-            self._trial, self._until_trial = None, TRIAL_ROUNDS
+        """A request that may have had a trial has ended: the next one goes on with it."""
+        if self._trial is not None and self._trial.number == number:
+            self._trial.number = _NOBODY
 
-    def _source(self, name: str) -> _Source:
+    def _source(self, name: str) -> SourceValue:
         source = self._sources.get(name)
         if source is None:
-            source = self._sources[name] = _Source()
+            source = self._sources[name] = SourceValue()
+            if name not in self._ranked:
+                self._ranked.append(name)
         return source
 
+    def _tokens_have_changed(self) -> bool:
+        """Whether rounds have quite other tokens than when these sources were new."""
+        self._num_alike += 1
+        if self._num_alike == PASSES_TO_KNOW_TOKENS:
+            self._usual_tokens = self._tokens
+        usual = self._usual_tokens
+        return usual is not None and not usual / OTHER_TOKENS < self._tokens < usual * OTHER_TOKENS
+
+    def _compare_anew(self, share: float = 1.0) -> bool:
+        """Begin another comparison, unless the last one was only just now, by this share of what is usual."""
+        if self._since_comparison < share * self._between_comparisons:
+            return False
+        self._comparison, self._trial, self._paused = SourceComparison(self._ranked), None, None
+        self._between_comparisons = min(LONGEST_BETWEEN_COMPARISONS, 2 * self._between_comparisons)
+        return True
+
+    def _compare(self, comparison: SourceComparison, asked: set[str], seconds: float | None, plain: float) -> bool:
+        """A pass of the comparison has ended."""
+        comparison.pass_over(seconds if asked == set(comparison.turn) else None, plain)
+        if not comparison.is_over:
+            return False
+        self._comparison, self._since_comparison = None, 0
+        self._ranked = comparison.ranked
+        self._ask(comparison.turn)
+        return True
+
+    def _ask(self, names: Sequence[str]) -> None:
+        for name in self._ranked:
+            self._source(name).share = float(name in names)
+        self._have_changed()
+
+    def _have_changed(self) -> None:
+        """Other sources are asked now."""
+        self._usual_tokens, self._num_alike = None, 0
+
     def _begin_trial(self, number: int, sources: Sequence[str]) -> None:
-        name = self._random.choice([name for name in sources if self._source(name).share == 0])
+        untried = [name for name in sources if self._source(name).share == 0]
+        if not untried:
+            return
+        fewest = min(self._source(name).num_trials for name in untried)
+        name = self._random.choice([name for name in untried if self._source(name).num_trials == fewest])
+        self._source(name).num_trials += 1
         self._trial = _Trial(number, name)
 
     def _learn_in_trial(self, trial: _Trial, added: int, has_come: bool) -> None:
@@ -153,17 +268,20 @@ class SourceChoice:
         if trial.num_with_trees < TRIAL_ROUNDS and trial.num_rounds < LONGEST_TRIAL:
             return
         self._trial = None
-        self._until_trial = trial.num_rounds / TRIAL_SHARE * self._random.uniform(0.75, 1.25)
+        self._between_trials = min(2 * self._between_trials, trial.num_rounds / TRIAL_SHARE)
+        self._until_trial = self._between_trials * self._random.uniform(0.75, 1.25)
         source = self._source(trial.name)
         source.added = trial.added / TRIAL_ROUNDS
         if self._surplus(source) > HYSTERESIS * self._needed(source):
             source.share = LEAST_SHARE
+            self._have_changed()
+            self._between_trials = float(FIRST_TRIAL_AFTER)
 
-    def _needed(self, source: _Source) -> float:
+    def _needed(self, source: SourceValue) -> float:
         """Tokens per round that a source has to add, for what it costs."""
         return max(LEAST_ADDED, source.cost) * max(1.0, self._tokens - source.added * (source.share > 0))
 
-    def _surplus(self, source: _Source) -> float:
+    def _surplus(self, source: SourceValue) -> float:
         return source.added - self._needed(source)
 
     def _pause_or_go_on(self, asked: dict[str, int]) -> None:
@@ -195,19 +313,12 @@ class SourceChoice:
             worst = min(known, key=self._surplus)
             if self._surplus(worst) < -HYSTERESIS * self._needed(worst):
                 self._shift(worst, up=False)
-                return
-        dropped = [source for name in names if (source := self._sources[name]).share == 0]
-        if dropped and not under_way:
-            # Learned where drafting as a whole was tried.
-            best = max(dropped, key=self._surplus)
-            if self._surplus(best) > HYSTERESIS * self._needed(best):
-                best.share = LEAST_SHARE
 
-    def _shift(self, source: _Source, up: bool) -> None:
+    def _shift(self, source: SourceValue, up: bool) -> None:
         source.share = min(1.0, 2 * source.share) if up else source.share / 2
         if source.share < LEAST_SHARE:
             source.share = 0.0
-            self._until_trial = TRIAL_ROUNDS / TRIAL_SHARE
+        self._have_changed()
 
 
 class Verified:
@@ -216,6 +327,7 @@ class Verified:
     def __init__(self, tree: TokenTree | None, token_ids: Sequence[int], num_accepted: int) -> None:
         """`token_ids` are those committed, of which the first `num_accepted` are nodes of the tree."""
         self.num_tokens = len(token_ids)
+        self.num_accepted = num_accepted
         self._proposers: list[tuple[str, ...]] = []
         if tree is None:
             return
@@ -243,70 +355,3 @@ class _Trial:
     num_rounds: int = 0
     num_with_trees: int = 0
     added: int = 0
-
-
-@dataclass
-class _RoundTime:
-    """A running mean of times of rounds, at one load; `weight` is in passes."""
-
-    load: int = 0
-    weight: float = 0.0
-    seconds: float = 0.0
-
-    def is_at(self, load: int) -> bool:
-        """Whether it is of about so many requests."""
-        return abs(load - self.load) <= _SAME_LOAD * self.load
-
-    def add(self, seconds: float, load: int) -> None:
-        """A round took so long while so many requests ran."""
-        if not self.is_at(load):
-            self.load, self.weight = load, 0.0
-        if self.weight >= _FEWEST_PASSES:
-            seconds = min(seconds, _OUTLIER * self.seconds)
-        self.weight += 1
-        self.seconds += max(_RATE, 1 / self.weight) * (seconds - self.seconds)
-
-    def fade(self) -> None:
-        """A pass of the other kind has gone by, since when this is less certain."""
-        self.weight *= _FADE
-
-
-@dataclass
-class _Source:
-    """What is known of one source, and the share of requests that ask it."""
-
-    share: float = 1.0
-    # Accepted tokens per round that it alone had proposed, from so many rounds.
-    added: float = _PRIOR_ADDED
-    num_rounds: int = 0
-    num_pauses: int = 0
-    beside: _RoundTime = field(default_factory=_RoundTime)
-    without: _RoundTime = field(default_factory=_RoundTime)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is enough to judge it by."""
-        return self.num_rounds >= FEWEST_ROUNDS and self.without.weight > 0
-
-    @property
-    def cost(self) -> float:
-        """The share by which it makes rounds longer, as far as that is certain."""
-        beside, without = self.beside, self.without
-        if not beside.weight or not without.weight or not without.is_at(beside.load):
-            return 0.0
-        weight = min(beside.weight, without.weight)
-        return max(0.0, beside.seconds / without.seconds - 1) * weight / (weight + _DOUBTED_PASSES)
-
-    def learn(self, added: int) -> None:
-        """It was asked for a round, and had alone proposed so many of its accepted tokens."""
-        self.num_rounds += 1
-        self.added += max(_RATE, 1 / (_PRIOR_ROUNDS + self.num_rounds)) * (added - self.added)
-
-    def took(self, seconds: float, share: float, load: int) -> None:
-        """A pass took so long, and this share of its rounds that had asked for drafts had asked for its."""
-        if share >= 0.5:
-            self.beside.add(seconds, load)
-            self.without.fade()
-        elif share == 0:
-            self.without.add(seconds, load)
-            self.beside.fade()

@@ -13,6 +13,7 @@ from coppice.tree import ROOT, TokenTree, chain
 from orchestrator.merge import labelled, merge
 from orchestrator.planning.cost_model import PassRecord
 from orchestrator.planning.source_choice import (
+    FIRST_BETWEEN_COMPARISONS,
     LONGEST_BETWEEN_PAUSES,
     NONE_LEFT_OUT,
     PAUSE_PASSES,
@@ -56,11 +57,7 @@ class Rounds:
     def _pass(self) -> None:
         names = tuple(self.qualities)
         seconds = PASS_S * self._random.uniform(0.9, 1.1)
-        seconds += sum(
-            quality.extra_s
-            for name, quality in self.qualities.items()
-            if self._num_asking(name) >= self.num_requests / 2
-        )
+        seconds += sum(quality.extra_s for name, quality in self.qualities.items() if self._num_asking(name))
         record = PassRecord(self.num_requests, self.num_requests, 0, 0, 0, seconds, 0.0)
         for number, left_out in list(self._plans.items()):
             self.num_rounds += 1
@@ -71,9 +68,9 @@ class Rounds:
             accepted = max((path[-1] + 1 for path in tree.paths() if path[-1] != 99), default=0)
             verified = Verified(tree, list(range(accepted + 1)), accepted)
             self.choice.count(number, names, left_out)
-            self.choice.learn(number, names, left_out, [tree], verified)
+            self.choice.learn(number, names, left_out, [tree], verified, accepted)
             self._plans[number] = self.choice.left_out(number, names)
-        self.choice.pass_over(record, self.num_requests)
+        self.choice.pass_over(record, self.num_requests, may_compare=True)
 
     def _num_asking(self, name: str) -> int:
         return sum(name not in left_out for left_out in self._plans.values())
@@ -92,7 +89,7 @@ GOOD, BETTER = Quality(2.0), Quality(3.0)
 def test_a_source_that_adds_nothing_is_soon_tried_only_and_the_other_always_asked(num_requests: int, seed: int) -> None:
     one = Rounds({"good": GOOD, "useless": Quality(-9.0)}, num_requests, seed)
     one.run(150)
-    shares = one.run(1500 if num_requests == 1 else 300)
+    shares = one.run(1500)
     assert shares["good"] == 1.0
     assert 0 < shares["useless"] <= 1.5 * TRIAL_SHARE
 
@@ -118,7 +115,7 @@ def test_of_two_that_say_the_same_the_one_that_costs_less_stays(num_requests: in
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_sources_that_both_add_enough_are_both_asked_save_for_pauses(num_requests: int) -> None:
     one = Rounds({"good": GOOD, "better": BETTER}, num_requests)
-    one.run(400)
+    one.run(1000)
     shares = one.run(800)
     assert min(shares.values()) >= 1 - 3 * PAUSE_PASSES / LONGEST_BETWEEN_PAUSES
     assert min(shares.values()) < 1
@@ -145,11 +142,14 @@ def test_a_source_that_has_become_good_is_asked_again_and_one_that_has_become_ba
 
 
 def test_a_share_changes_by_and_by_and_each_request_keeps_its_own() -> None:
-    one = Rounds({"good": GOOD, "useless": Quality(-9.0)}, 32)
-    seen = [one.run(1)["useless"] for _ in range(60)]
+    one = Rounds({"good": GOOD, "late": Quality(-9.0)}, 32)
+    one.run(100)
+    one.qualities["late"] = BETTER
+    seen = [one.run(1)["late"] for _ in range(400)]
     steps = [share for before, share in itertools.pairwise(seen) if share != before]
-    assert any(0.4 < share < 0.6 for share in steps)
     assert any(0.2 < share < 0.3 for share in steps)
+    assert any(0.4 < share < 0.6 for share in steps)
+    assert 1.0 in steps
 
 
 def test_one_source_is_asked_whatever_is_known_of_those_that_are_there() -> None:
@@ -157,33 +157,58 @@ def test_one_source_is_asked_whatever_is_known_of_those_that_are_there() -> None
     one.run(600)
     number = next(number for number in range(2, 9) if not one.choice.is_tried_by(number))
     assert one.choice.left_out(number, ("good", "useless", "silent")) == {"useless", "silent"}
-    assert one.choice.left_out(number, ("useless", "silent")) == NONE_LEFT_OUT
+    assert len(one.choice.left_out(number, ("useless", "silent"))) == 1
 
 
-def test_one_that_adds_tokens_where_drafting_as_a_whole_is_tried_comes_back_without_a_trial_of_its_own() -> None:
-    one = Rounds({"good": GOOD, "other": Quality(-9.0)}, 1)
-    one.run(150)
-    names = ("good", "other")
-    tree = merge([labelled(chain([99]), "good"), labelled(chain([1, 2]), "other")])
-    while one.choice.is_tried_by(1):
+def test_what_is_tried_in_vain_is_another_source_each_time_and_every_other_time_the_best_until_all_are_compared() -> (
+    None
+):
+    names = ("poor", "good", "better")
+    one = Rounds({"poor": Quality(0.0, SLOW_S), "good": Quality(2.0, SLOW_S), "better": Quality(4.0, SLOW_S)}, 1)
+    while one.num_rounds == 0 or one.choice.is_comparing:
         one.run(1)
-    assert one.choice.left_out(1, names) == {"other"}
-    for _ in range(30):
-        one.choice.count(1, names, NONE_LEFT_OUT)
-        one.choice.learn(1, names, NONE_LEFT_OUT, [tree], Verified(tree, (1, 2, 3), 2))
-        one.choice.pass_over(PassRecord(1, 1, 3, 4, 9, PASS_S, 0.0), 1)
-    assert one.choice.left_out(1, names) != {"other"}
+    asked = []
+    for _ in range(4):
+        [alone] = set(names) - one.choice.left_out(2, names)
+        asked.append(alone)
+        one.choice.trial_over(found_gain=False, may_compare=False)
+    assert asked == ["better", "good", "better", "poor"]
+    one.choice.trial_over(found_gain=False, may_compare=True)
+    # The last comparison was only just now.
+    assert not one.choice.is_comparing
+    one.run(FIRST_BETWEEN_COMPARISONS)
+    one.choice.trial_over(found_gain=True, may_compare=True)
+    assert not one.choice.is_comparing
+    one.choice.trial_over(found_gain=False, may_compare=True)
+    assert one.choice.is_comparing
 
 
-def test_a_trial_ends_with_its_request() -> None:
-    one = Rounds({"good": GOOD, "useless": Quality(-9.0)}, 1)
-    while not one.choice.is_tried_by(1):
+def test_sources_are_compared_anew_when_rounds_have_quite_other_tokens() -> None:
+    one = Rounds({"first": Quality(3.0, SLOW_S), "second": Quality(2.0, SLOW_S)}, 1)
+    one._tree = lambda name: labelled(chain(range(round(one.qualities[name].right))), name)  # type: ignore[method-assign]
+    one.run(FIRST_BETWEEN_COMPARISONS // 2)
+    assert one.choice.left_out(2, ("first", "second")) == {"second"}
+    one.qualities["first"] = Quality(1.0, SLOW_S)
+    num_passes = next(num_passes for num_passes in range(100) if one.choice.is_comparing or not one.run(1))
+    assert num_passes < 60
+    one.run(80)
+    assert one.choice.left_out(2, ("first", "second")) == {"first"}
+
+
+def test_a_trial_whose_request_ends_goes_on_with_the_next_one() -> None:
+    names = ("good", "useless")
+    one = Rounds({"good": GOOD, "useless": Quality(-9.0)}, 2)
+    while not one.choice.is_trying:
         one.run(1)
-    one.choice.request_ended(2)
-    assert one.choice.is_tried_by(1)
-    one.choice.request_ended(1)
-    assert not one.choice.is_tried_by(1)
-    assert "useless" in one.choice.left_out(1, ("good", "useless"))
+    tried, other = (1, 2) if one.choice.is_tried_by(1) else (2, 1)
+    one.choice.request_ended(other)
+    assert one.choice.is_tried_by(tried)
+    one.choice.request_ended(tried)
+    assert not one.choice.is_tried_by(tried)
+    assert one.choice.is_trying
+    assert one.choice.left_out(other, names) == {"useless"}
+    one.choice.count(other, names, frozenset({"useless"}))
+    assert one.choice.left_out(other, names) == NONE_LEFT_OUT
 
 
 def test_what_a_source_adds_are_accepted_nodes_of_its_own_alone() -> None:
@@ -197,12 +222,21 @@ def test_what_a_source_adds_are_accepted_nodes_of_its_own_alone() -> None:
     assert Verified(None, (9,), 0).added_by("a", ("a", "b")) == 0
 
 
-def test_a_source_that_comes_while_another_is_dropped_is_known_from_its_first_round() -> None:
-    """Plans of a trial of all ask nobody which sources to leave out."""
+def test_a_source_that_comes_later_is_tried_beside_the_others() -> None:
+    one = Rounds({"good": GOOD, "useless": Quality(-9.0)}, 1)
+    one.run(100)
+    one.qualities["new"] = Quality(6.0)
+    one.asked["new"] = 0
+    # The round that is planned already knows nothing of it.
+    one.run(1)
+    assert one.run(1)["new"] == 0
+    one.run(700)
+    assert one.run(100)["new"] >= 0.9
+
+
+def test_rounds_of_a_request_that_comes_from_another_verifier_are_no_choice_of_this_one() -> None:
     choice = SourceChoice(0)
-    choice.left_out(1, ("a", "b"))
-    choice._sources["a"].share = 0.0
-    choice._until_trial = 100
-    choice.count(1, ("a", "new"), NONE_LEFT_OUT)
-    choice.pass_over(PassRecord(1, 1, 1, 1, 3, 0.001, 0.001), 1)
-    assert choice.left_out(2, ("a", "new")) == {"a"}
+    choice.count(1, ("a", "b"), frozenset({"b"}))
+    choice.pass_over(PassRecord(1, 1, 1, 1, 3, 0.001, 0.001), 1, may_compare=True)
+    assert not choice.is_comparing
+    assert len(choice.left_out(1, ("a", "b"))) == 1

@@ -1,0 +1,137 @@
+"""Which of several sources is best alone, or whether all together are better: each has turns to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+# A turn lasts for so many rounds that were looked at, and for no more passes than these.
+TURN_ROUNDS = 12
+LONGEST_TURN = 48
+# A turn is over behind so many rounds already if these have less than this share of the tokens per second of the best,
+# or of plain decoding.
+FEWEST_ROUNDS = 6
+HOPELESS_SHARE = 0.75
+# Promised tokens that speak for promises being kept.
+_PRIOR_TOKENS = 16.0
+
+Sources = tuple[str, ...]
+
+
+class SourceComparison:
+    """Gives every source a turn alone, and all of them one together; then the better half another one, and so on.
+
+    They are as good as the tokens of a round over the time of such a round. What rounds accept differs by about as much
+    as they accept: judged is what trees promise, corrected by how that was kept.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Raises ValueError where there are not several."""
+        if len(names) < 2:
+            raise ValueError(f"of {list(names)} none can be better than another")
+        self._ranked: list[Sources] = [*((name,) for name in names), tuple(names)]
+        self._records = {sources: _Record() for sources in self._ranked}
+        # Those that may still be the best, of whom the first so many have had their turn.
+        self._num_left = len(self._ranked)
+        self._num_done = 0
+        # Of the turn: sources whose trees have come, rounds that were looked at, and passes.
+        self._have_come: set[str] = set()
+        self._num_rounds = self._num_passes = 0
+        # Tokens per second of a request that nobody drafts for, as far as they are known.
+        self._plain = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the best is known."""
+        return self._num_left == 1
+
+    @property
+    def turn(self) -> Sources:
+        """The sources that are asked now; the best when it is over."""
+        return self._ranked[self._num_done]
+
+    @property
+    def ranked(self) -> list[str]:
+        """All sources, the best one first, as far as that is known."""
+        return [sources[0] for sources in self._ranked if len(sources) == 1]
+
+    def learn(self, promised: float, accepted: int, come: Collection[str]) -> None:
+        """Learn from a round that had asked these sources; drafters read first what they were not told.
+
+        `come` are the sources whose trees came.
+        """
+        self._have_come.update(come)
+        if self._is_under_way:
+            self._num_rounds += 1
+            self._records[self.turn].add_round(promised, accepted)
+
+    def pass_over(self, seconds: float | None, plain: float = 0.0) -> None:
+        """A pass has ended in which some had asked; None where its time says nothing.
+
+        `plain` are the tokens per second of a request that nobody drafts for; 0 while they are not known. Where the
+        best is no better, it does not matter which one is.
+        """
+        if self.is_over:
+            return
+        self._plain = plain
+        self._num_passes += 1
+        if self._is_under_way and seconds is not None:
+            self._records[self.turn].add_pass(seconds)
+        if self._num_rounds >= TURN_ROUNDS or self._num_passes >= LONGEST_TURN or self._is_hopeless:
+            self._next()
+
+    @property
+    def _is_under_way(self) -> bool:
+        return self._have_come.issuperset(self.turn)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        if self._num_rounds < FEWEST_ROUNDS:
+            return False
+        best = max(self._plain, *(record.tokens_per_s for record in self._records.values()))
+        return self._records[self.turn].tokens_per_s < HOPELESS_SHARE * best
+
+    def _next(self) -> None:
+        self._have_come = set()
+        self._num_rounds = self._num_passes = 0
+        self._num_done += 1
+        if self._num_done == self._num_left:
+            left = self._ranked[: self._num_left]
+            left.sort(key=lambda sources: -self._records[sources].tokens_per_s)
+            self._ranked[: self._num_left] = left
+            self._num_left = self._num_worth_another_turn([self._records[sources].tokens_per_s for sources in left])
+            self._num_done = 0
+
+    def _num_worth_another_turn(self, speeds: Sequence[float]) -> int:
+        """How many of those that had one, best first; one where nothing is left to find out."""
+        if speeds[0] <= self._plain:
+            return 1
+        return min((len(speeds) + 1) // 2, sum(speed >= HOPELESS_SHARE * speeds[0] for speed in speeds))
+
+
+@dataclass
+class _Record:
+    """What became of a source's rounds."""
+
+    num_rounds: int = 0
+    promised: float = 0.0
+    accepted: int = 0
+    num_passes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a request; 0 where nothing was seen."""
+        if not self.num_rounds or not self.seconds:
+            return 0.0
+        kept = (_PRIOR_TOKENS + self.accepted) / (_PRIOR_TOKENS + self.promised)
+        return (1 + kept * self.promised / self.num_rounds) * self.num_passes / self.seconds
+
+    def add_round(self, promised: float, accepted: int) -> None:
+        self.num_rounds += 1
+        self.promised += promised
+        self.accepted += accepted
+
+    def add_pass(self, seconds: float) -> None:
+        self.num_passes += 1
+        self.seconds += seconds
