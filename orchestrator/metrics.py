@@ -135,6 +135,12 @@ def _planner_metrics(planner: AdaptivePlanner, verifier: str) -> Iterator[Metric
     for who, count in (("all", exploration.num_trials), ("alone", exploration.num_trials_alone)):
         text = "Trials of drafting where it does not pay, by who."
         yield _OWN.counter("planner_probes", text, count, verifier=verifier, who=who)
+    sources = planner.sources
+    for source, share in sorted(sources.shares.items()):
+        text = "Share of requests that ask a drafter, where there are several kinds."
+        yield _OWN.gauge("planner_source_share", text, share, verifier=verifier, source=source)
+    text = "Times that drafters were compared, each alone and all together."
+    yield _OWN.counter("planner_source_comparisons", text, sources.num_comparisons, verifier=verifier)
 
 
 def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:

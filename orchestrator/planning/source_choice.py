@@ -19,9 +19,9 @@ HYSTERESIS = 0.2
 # Passes between two changes of shares, of which one halves or doubles; below the least share a source is dropped.
 PASSES_PER_CHANGE = 8
 LEAST_SHARE = 0.25
-# A source that is not asked is tried by one request, beside those that are, for so many rounds with its trees; one
-# whose trees do not come within the longest trial has added nothing. The first trial comes behind so many passes, and
-# each further one behind twice as many, until trials take this share of all passes, which wait for all that are asked.
+# A source that is not asked is tried by one request, beside those that are, for so many rounds with its trees, or so
+# many passes. The first trial comes behind so many passes, and each further one behind twice as many, until trials take
+# this share of all passes, which wait for all that are asked.
 TRIAL_ROUNDS = 12
 TRIAL_SHARE = 0.03
 LONGEST_TRIAL = 48
@@ -84,6 +84,8 @@ class SourceChoice:
         self._between_pauses = self._until_pause = float(FIRST_PAUSE_AFTER)
         self._trial: _Trial | None = None
         self._between_trials = self._until_trial = float(FIRST_TRIAL_AFTER)
+        # Comparisons that were begun.
+        self.num_comparisons = 0
         # Of the pass that goes on: rounds that asked, by source.
         self._asked: dict[str, int] = {}
 
@@ -97,10 +99,17 @@ class SourceChoice:
         """Whether a request tries another source beside those that are asked."""
         return self._trial is not None
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of requests that ask each source, trials and pauses aside; nothing before there is a choice."""
+        if self._comparison is not None:
+            return {name: float(name in self._comparison.turn) for name in self._comparison.ranked}
+        return {name: self._source(name).share for name in self._ranked}
+
     def left_out(self, number: int, sources: Sequence[str]) -> frozenset[str]:
         """The sources that a request, known by its number, does not ask in its next round."""
         if not self._ranked and self._comparison is None:
-            self._comparison = SourceComparison(sources)
+            self._begin_comparison(sources)
         if self._comparison is not None:
             others = frozenset(sources).difference(self._comparison.turn)
             # Where the one has gone whose turn it is, another one is asked.
@@ -173,6 +182,10 @@ class SourceChoice:
         """
         asked, self._asked = self._asked, {}
         self._since_comparison += 1
+        if self._trial is not None:
+            self._trial.num_passes += 1
+            if self._trial.num_passes >= LONGEST_TRIAL:
+                self._end_trial(self._trial)
         if not asked or not (self._ranked or self.is_comparing):
             return False
         seconds = None if record.gap_s is None else record.pass_s + record.gap_s
@@ -227,9 +240,13 @@ class SourceChoice:
         """Begin another comparison, unless the last one was only just now, by this share of what is usual."""
         if self._since_comparison < share * self._between_comparisons:
             return False
-        self._comparison, self._trial, self._paused = SourceComparison(self._ranked), None, None
+        self._begin_comparison(self._ranked)
         self._between_comparisons = min(LONGEST_BETWEEN_COMPARISONS, 2 * self._between_comparisons)
         return True
+
+    def _begin_comparison(self, names: Sequence[str]) -> None:
+        self._comparison, self._trial, self._paused = SourceComparison(names), None, None
+        self.num_comparisons += 1
 
     def _compare(self, comparison: SourceComparison, asked: set[str], seconds: float | None, plain: float) -> bool:
         """A pass of the comparison has ended."""
@@ -260,15 +277,17 @@ class SourceChoice:
         self._trial = _Trial(number, name)
 
     def _learn_in_trial(self, trial: _Trial, added: int, has_come: bool) -> None:
-        trial.num_rounds += 1
         # Drafters read first what they were not told.
         if trial.num_with_trees or has_come:
             trial.num_with_trees += 1
             trial.added += added
-        if trial.num_with_trees < TRIAL_ROUNDS and trial.num_rounds < LONGEST_TRIAL:
-            return
+        if trial.num_with_trees >= TRIAL_ROUNDS:
+            self._end_trial(trial)
+
+    def _end_trial(self, trial: _Trial) -> None:
+        """Ask the source that was tried, or not; where its trees did not come it has added nothing."""
         self._trial = None
-        self._between_trials = min(2 * self._between_trials, trial.num_rounds / TRIAL_SHARE)
+        self._between_trials = min(2 * self._between_trials, trial.num_passes / TRIAL_SHARE)
         self._until_trial = self._between_trials * self._random.uniform(0.75, 1.25)
         source = self._source(trial.name)
         source.added = trial.added / TRIAL_ROUNDS
@@ -352,6 +371,6 @@ class _Trial:
 
     number: int
     name: str
-    num_rounds: int = 0
+    num_passes: int = 0
     num_with_trees: int = 0
     added: int = 0

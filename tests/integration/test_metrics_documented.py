@@ -65,7 +65,7 @@ async def test_the_orchestrator_s_table_is_what_it_serves(
         "tokens_file": str(tokens),
     }
     async with (
-        start_fakes(FakeVerifier(), FakeDrafter(), **settings) as (_, orchestrator),
+        start_fakes(FakeVerifier(), FakeDrafter(), FakeDrafter(kind="other"), **settings) as (_, orchestrator),
         Client(orchestrator.address, token="a!") as client,
     ):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))

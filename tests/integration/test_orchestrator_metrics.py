@@ -148,9 +148,12 @@ async def test_lost_peers_and_moved_sequences_are_counted(start_fakes: StartFake
 
 async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes: StartFakes) -> None:
     settings = {"planner": "adaptive", "cache_drafter": True, "linger_ms": 20}
-    async with start_fakes(FakeVerifier(), FakeDrafter(propose=perfect(depth=2)), **settings) as (client, orchestrator):
+    drafters = FakeDrafter(propose=perfect(depth=2)), FakeDrafter(propose=wrong(), kind="wrong")
+    async with start_fakes(FakeVerifier(), *drafters, **settings) as (client, orchestrator):
         verifier = f"verifier={orchestrator.verifiers.clients[0].address}"
-        assert read(orchestrator)[f"planner_rate,{verifier}"] == 0
+        before = read(orchestrator)
+        assert before[f"planner_rate,{verifier}"] == before[f"planner_source_comparisons_total,{verifier}"] == 0
+        assert not any(name.startswith("planner_source_share") for name in before)
         for seed in (1, 1):
             await client.generate(PROMPT, Options(max_tokens=200, seed=seed, ignore_eos=True))
         values = read(orchestrator)
@@ -158,6 +161,9 @@ async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes:
         assert values["prefix_cache_reads_total"] == orchestrator.cache.counts.reads > 0
         assert values["prefix_cache_hits_total"] + values["prefix_cache_misses_total"] > 0
     assert values[f"planner_rate,{verifier}"] > 0
+    shares = {kind: values[f"planner_source_share,{verifier},source={kind}"] for kind in ("small-lm", "wrong")}
+    assert max(shares.values()) == 1
+    assert values[f"planner_source_comparisons_total,{verifier}"] >= 1
     assert values[f"planner_pauses_total,{verifier}"] + values[f"planner_probes_total,{verifier},who=all"] > 0
 
 

@@ -15,6 +15,7 @@ from orchestrator.planning.cost_model import PassRecord
 from orchestrator.planning.source_choice import (
     FIRST_BETWEEN_COMPARISONS,
     LONGEST_BETWEEN_PAUSES,
+    LONGEST_TRIAL,
     NONE_LEFT_OUT,
     PAUSE_PASSES,
     TRIAL_SHARE,
@@ -209,6 +210,21 @@ def test_a_trial_whose_request_ends_goes_on_with_the_next_one() -> None:
     assert one.choice.left_out(other, names) == {"useless"}
     one.choice.count(other, names, frozenset({"useless"}))
     assert one.choice.left_out(other, names) == NONE_LEFT_OUT
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_trial_of_a_source_that_is_gone_or_of_requests_that_stop_drafting_is_soon_over(*, is_asked: bool) -> None:
+    one = Rounds({"good": GOOD, "fair": GOOD, "useless": Quality(-9.0)}, 1)
+    while not one.choice.is_tried_by(1):
+        one.run(1)
+    del one.qualities[one.choice._trial.name]  # type: ignore[union-attr]
+    record = PassRecord(1, 0, 1, 1, 9, PASS_S, 0.0)
+    for _ in range(LONGEST_TRIAL):
+        if is_asked:
+            one.run(1)
+        else:
+            one.choice.pass_over(record, 1, may_compare=True)
+    assert not one.choice.is_trying
 
 
 def test_what_a_source_adds_are_accepted_nodes_of_its_own_alone() -> None:
