@@ -307,7 +307,7 @@ class AdaptivePlanner:
         self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
         self._was_joint = record.is_joint
         # What other sources cost is no measure of those that are asked.
-        is_experiment = record.num_asked > 0 and (self.sources.is_trying or self.compares_sources)
+        is_experiment = self.sources.has_asked and (self.sources.is_trying or self.compares_sources)
         running = self.num_running
         plain = (self._measured.plain.tokens_per_s(running) or 0.0) / max(1, running)
         if self.sources.pass_over(record, running, self._few_run, plain):

@@ -95,6 +95,11 @@ class SourceChoice:
         return self._comparison is not None
 
     @property
+    def has_asked(self) -> bool:
+        """Whether requests with a choice had asked for drafts in the pass that goes on."""
+        return bool(self._asked)
+
+    @property
     def is_trying(self) -> bool:
         """Whether a request tries another source beside those that are asked."""
         return self._trial is not None

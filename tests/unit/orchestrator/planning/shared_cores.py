@@ -71,7 +71,7 @@ class SharedCores:
     def leave(self, name: str) -> None:
         """Let a drafter be gone."""
         del self.drafters[name]
-        self._choice = tuple(other for other in self._choice if other != name)
+        self._choice = tuple(self.drafters) if len(self.drafters) > 1 else ()
         for one in self._running:
             one.asked = tuple(other for other in one.asked if other != name)
 

@@ -79,3 +79,12 @@ def test_a_drafter_that_is_gone_in_its_turn_holds_nobody_up() -> None:
     one.leave("first")
     one.run(SETTLING)
     assert one.run(SETTLED) >= 1.2
+
+
+def test_where_one_drafter_is_left_before_all_were_compared_it_is_judged_alone() -> None:
+    one = SharedCores({"first": GOOD, "bad": BAD})
+    one.run(20)
+    one.leave("first")
+    one.run(SETTLING)
+    assert one.planner.sources.is_comparing
+    assert one.run(SETTLED) >= 0.97
