@@ -308,9 +308,8 @@ class AdaptivePlanner:
         self._was_joint = record.is_joint
         # What other sources cost is no measure of those that are asked.
         is_experiment = self.sources.has_asked and (self.sources.is_trying or self.compares_sources)
-        running = self.num_running
-        plain = (self._measured.plain.tokens_per_s(running) or 0.0) / max(1, running)
-        if self.sources.pass_over(record, running, self._few_run, plain):
+        plain = self._measured.plain_of_one(self.num_running) if self.sources.is_comparing else 0.0
+        if self.sources.pass_over(record, self.num_running, self._few_run, plain):
             # What was reached so far is that of others, too.
             self._measured.joint.forget()
             self.exploration.owe_trial()

@@ -66,6 +66,10 @@ class MeasuredRates:
         self.joint = MeasuredRate(_FEWEST_DRAFTED_ROUNDS)
         self._last: MeasuredRate | None = None
 
+    def plain_of_one(self, num_running: int) -> float:
+        """Tokens per second of each of so many requests for which nobody drafts; 0 while there is nothing to tell."""
+        return (self.plain.tokens_per_s(num_running) or 0.0) / max(1, num_running)
+
     def add(self, record: PassRecord, num_running: int, is_settled: bool, ran_as_planned: bool) -> None:
         """Take a pass in; one of another kind than the one before, or that did not run as planned, is neither."""
         self.all.add(record, num_running)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.tree import ROOT, TokenTree
+from orchestrator.planning.comparison_pace import ComparisonPace
 from orchestrator.planning.cost_model import PassRecord
 from orchestrator.planning.source_comparison import SourceComparison
 from orchestrator.planning.source_value import RATE, SourceValue
@@ -31,14 +32,6 @@ FIRST_TRIAL_AFTER = 128
 PAUSE_PASSES = 4
 FIRST_PAUSE_AFTER = 8
 LONGEST_BETWEEN_PAUSES = 512
-# Sources are compared anew where drafting is tried in vain, behind so many passes, and behind twice as many each time
-# until a trial finds a gain; and behind a fourth of that where a round's tokens have changed by this factor since the
-# sources that are asked had so many passes.
-FIRST_BETWEEN_COMPARISONS = 1024
-LONGEST_BETWEEN_COMPARISONS = 16384
-SHARE_WHEN_TOKENS_CHANGE = 0.25
-OTHER_TOKENS = 1.5
-PASSES_TO_KNOW_TOKENS = 64
 # Requests are spread evenly over [0, 1) by multiples of the golden ratio.
 _GOLDEN = 0.6180339887498949
 
@@ -69,15 +62,10 @@ class SourceChoice:
         self._comparison: SourceComparison | None = None
         # All sources, as good as they are alone; empty before they were compared.
         self._ranked: list[str] = []
-        # Passes since the last comparison, and how many there are before the next one at least.
-        self._since_comparison = 0
-        self._between_comparisons = FIRST_BETWEEN_COMPARISONS
+        self._pace = ComparisonPace()
         # Trials of drafting that found no gain, and led to no comparison.
         self._num_vain = 0
         self._tokens = 1.0
-        # What they were once the sources that are asked had been for long enough, and the passes since they are.
-        self._usual_tokens: float | None = None
-        self._num_alike = 0
         self._since_change = 0
         self._paused: str | None = None
         self._pause_left = 0
@@ -109,7 +97,7 @@ class SourceChoice:
         """The share of requests that ask each source, trials and pauses aside; nothing before there is a choice."""
         if self._comparison is not None:
             return {name: float(name in self._comparison.turn) for name in self._comparison.ranked}
-        return {name: self._source(name).share for name in self._ranked}
+        return {name: self._sources[name].share for name in self._ranked}
 
     def left_out(self, number: int, sources: Sequence[str]) -> frozenset[str]:
         """The sources that a request, known by its number, does not ask in its next round."""
@@ -186,7 +174,7 @@ class SourceChoice:
         tokens per second of a request without drafts, or 0.
         """
         asked, self._asked = self._asked, {}
-        self._since_comparison += 1
+        self._pace.pass_over()
         if self._trial is not None:
             self._trial.num_passes += 1
             if self._trial.num_passes >= LONGEST_TRIAL:
@@ -204,8 +192,9 @@ class SourceChoice:
         self._since_change += 1
         if self._since_change >= PASSES_PER_CHANGE:
             self._change_one(list(asked))
-        if may_compare and self._tokens_have_changed():
-            self._compare_anew(SHARE_WHEN_TOKENS_CHANGE)
+        self._pace.drafted(self._tokens)
+        if may_compare and self._pace.is_due_for(self._tokens):
+            self._compare_anew()
         return False
 
     def trial_over(self, found_gain: bool, may_compare: bool) -> None:
@@ -213,8 +202,10 @@ class SourceChoice:
         if self._comparison is not None or not self._ranked:
             return
         if found_gain:
-            self._between_comparisons = FIRST_BETWEEN_COMPARISONS
-        elif not may_compare or not self._compare_anew():
+            self._pace.found_gain()
+        elif may_compare and self._pace.is_due:
+            self._compare_anew()
+        else:
             # The next trial is another source's, and every other time the best one's.
             self._num_vain += 1
             place = 0 if self._num_vain % 2 == 0 else 1 + self._num_vain // 2 % (len(self._ranked) - 1)
@@ -233,21 +224,9 @@ class SourceChoice:
                 self._ranked.append(name)
         return source
 
-    def _tokens_have_changed(self) -> bool:
-        """Whether rounds have quite other tokens than when these sources were new."""
-        self._num_alike += 1
-        if self._num_alike == PASSES_TO_KNOW_TOKENS:
-            self._usual_tokens = self._tokens
-        usual = self._usual_tokens
-        return usual is not None and not usual / OTHER_TOKENS < self._tokens < usual * OTHER_TOKENS
-
-    def _compare_anew(self, share: float = 1.0) -> bool:
-        """Begin another comparison, unless the last one was only just now, by this share of what is usual."""
-        if self._since_comparison < share * self._between_comparisons:
-            return False
+    def _compare_anew(self) -> None:
         self._begin_comparison(self._ranked)
-        self._between_comparisons = min(LONGEST_BETWEEN_COMPARISONS, 2 * self._between_comparisons)
-        return True
+        self._pace.begun_anew()
 
     def _begin_comparison(self, names: Sequence[str]) -> None:
         self._comparison, self._trial, self._paused = SourceComparison(names), None, None
@@ -258,19 +237,15 @@ class SourceChoice:
         comparison.pass_over(seconds if asked == set(comparison.turn) else None, plain)
         if not comparison.is_over:
             return False
-        self._comparison, self._since_comparison = None, 0
-        self._ranked = comparison.ranked
+        self._comparison, self._ranked = None, comparison.ranked
+        self._pace.over()
         self._ask(comparison.turn)
         return True
 
     def _ask(self, names: Sequence[str]) -> None:
         for name in self._ranked:
             self._source(name).share = float(name in names)
-        self._have_changed()
-
-    def _have_changed(self) -> None:
-        """Other sources are asked now."""
-        self._usual_tokens, self._num_alike = None, 0
+        self._pace.sources_changed()
 
     def _begin_trial(self, number: int, sources: Sequence[str]) -> None:
         untried = [name for name in sources if self._source(name).share == 0]
@@ -298,7 +273,7 @@ class SourceChoice:
         source.added = trial.added / TRIAL_ROUNDS
         if self._surplus(source) > HYSTERESIS * self._needed(source):
             source.share = LEAST_SHARE
-            self._have_changed()
+            self._pace.sources_changed()
             self._between_trials = float(FIRST_TRIAL_AFTER)
 
     def _needed(self, source: SourceValue) -> float:
@@ -342,7 +317,7 @@ class SourceChoice:
         source.share = min(1.0, 2 * source.share) if up else source.share / 2
         if source.share < LEAST_SHARE:
             source.share = 0.0
-        self._have_changed()
+        self._pace.sources_changed()
 
 
 class Verified:

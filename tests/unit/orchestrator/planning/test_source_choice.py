@@ -11,9 +11,9 @@ import pytest
 
 from coppice.tree import ROOT, TokenTree, chain
 from orchestrator.merge import labelled, merge
+from orchestrator.planning.comparison_pace import FIRST_BETWEEN
 from orchestrator.planning.cost_model import PassRecord
 from orchestrator.planning.source_choice import (
-    FIRST_BETWEEN_COMPARISONS,
     LONGEST_BETWEEN_PAUSES,
     LONGEST_TRIAL,
     NONE_LEFT_OUT,
@@ -177,7 +177,7 @@ def test_what_is_tried_in_vain_is_another_source_each_time_and_every_other_time_
     one.choice.trial_over(found_gain=False, may_compare=True)
     # The last comparison was only just now.
     assert not one.choice.is_comparing
-    one.run(FIRST_BETWEEN_COMPARISONS)
+    one.run(FIRST_BETWEEN)
     one.choice.trial_over(found_gain=True, may_compare=True)
     assert not one.choice.is_comparing
     one.choice.trial_over(found_gain=False, may_compare=True)
@@ -187,7 +187,7 @@ def test_what_is_tried_in_vain_is_another_source_each_time_and_every_other_time_
 def test_sources_are_compared_anew_when_rounds_have_quite_other_tokens() -> None:
     one = Rounds({"first": Quality(3.0, SLOW_S), "second": Quality(2.0, SLOW_S)}, 1)
     one._tree = lambda name: labelled(chain(range(round(one.qualities[name].right))), name)  # type: ignore[method-assign]
-    one.run(FIRST_BETWEEN_COMPARISONS // 2)
+    one.run(FIRST_BETWEEN // 2)
     assert one.choice.left_out(2, ("first", "second")) == {"second"}
     one.qualities["first"] = Quality(1.0, SLOW_S)
     num_passes = next(num_passes for num_passes in range(100) if one.choice.is_comparing or not one.run(1))
