@@ -196,9 +196,13 @@ class Server:
         service_names: Sequence[str],
         certificates: Certificates | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
+        """A call with a message of more than `max_request_bytes` bytes fails with RESOURCE_EXHAUSTED."""
         every_call = [*interceptors, UnreadableRequests()]
-        self.grpc = LastingServer(functools.partial(grpc.aio.server, options=_SERVER_OPTIONS, interceptors=every_call))
+        # Of two values of an option gRPC takes the first.
+        options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
+        self.grpc = LastingServer(functools.partial(grpc.aio.server, options=options, interceptors=every_call))
         self._certificates = certificates
         # Where health alone is served.
         self._probed: LastingServer | None = None
