@@ -50,10 +50,15 @@ async def known(deployment: Deployment, request: GenerateRequest, length: int) -
     return Known(request, answers[-1].token_ids, ("", *(answer.text for answer in answers)))
 
 
-def cut_at_strings(output: Known, stops: Sequence[str]) -> Cut | None:
-    """Where the first stop string is complete; the longest of those that end together. None where there is none."""
+def cut_at_strings(output: Known, stops: Sequence[str], min_tokens: int = 0) -> Cut | None:
+    """Where the first stop string is complete; the longest of those that end together. None where there is none.
+
+    Those that are complete in the text of the first `min_tokens` tokens do not count.
+    """
+    # What is incomplete of a character there is completed by a later token, whose text it is.
+    exempt = len(output.texts[min_tokens].rstrip(INCOMPLETE))
     for num_tokens, text in enumerate(output.texts):
-        for end in range(len(text) + 1):
+        for end in range(exempt + 1 if min_tokens else 0, len(text) + 1):
             if ended := [stop for stop in stops if text[:end].endswith(stop)]:
                 match = max(ended, key=len)
                 return Cut(num_tokens, text[: end - len(match)], match)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.log_probs import TokenLogProbs
+from coppice.sampling import StoppingOptions
 from coppice.stop_strings import StopStringMatcher
 from coppice.tokenizer import TargetTokenizer
 from orchestrator.transcript import Transcript
@@ -32,14 +33,16 @@ class Output:
     """
 
     def __init__(
-        self, tokenizer: TargetTokenizer, transcript: Transcript, stop_strings: Sequence[str], want_text: bool
+        self, tokenizer: TargetTokenizer, transcript: Transcript, stopping: StoppingOptions, want_text: bool
     ) -> None:
         self._tokenizer = tokenizer
         self._transcript = transcript
-        self._decodes = want_text or bool(stop_strings)
+        self._decodes = want_text or bool(stopping.stop_strings)
         self._wants_text = want_text
         self._detokenizer = tokenizer.detokenizer(transcript.tokens[: transcript.num_prompt])
-        self._matcher = StopStringMatcher(stop_strings)
+        self._matcher = StopStringMatcher(stopping.stop_strings)
+        self._min_tokens = stopping.min_tokens
+        self._num_decoded = 0
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._log_probs: list[TokenLogProbs] = []
@@ -69,7 +72,8 @@ class Output:
         self._catch_up()
         if not self._decodes:
             return
-        self._show(self._matcher.push(self._detokenizer.flush()))
+        may_end = self._num_decoded > self._min_tokens
+        self._show(self._matcher.push(self._detokenizer.flush(), may_end=may_end))
         if self._matcher.match is None:
             self._show(self._matcher.flush())
 
@@ -93,7 +97,9 @@ class Output:
         # resumed call would lose or repeat some.
         for token in token_ids:
             if not self._transcript.is_stop(token):
-                self._show(self._matcher.push(self._detokenizer.push((token,))))
+                index = self._num_decoded
+                self._show(self._matcher.push_token(token, index, self._min_tokens, self._detokenizer))
+            self._num_decoded += 1
 
     def _show(self, text: str) -> None:
         if text and self._wants_text:

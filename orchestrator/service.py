@@ -279,7 +279,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             denoising=request.denoising,
             max_redraft_nodes=self._redraft_nodes(request),
         )
-        output = Output(self._tokenizer, transcript, request.stopping.stop_strings, request.want_text)
+        output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
         return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)
 
 

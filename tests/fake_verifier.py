@@ -199,7 +199,9 @@ class _VerifierStream:
         prompt_length = len(opening.prompt_token_ids) - opening.resumed_tokens
         detokenizer = tokenizer.detokenizer(sequence.tokens[:prompt_length])
         matcher = StopStringMatcher(opening.stopping.stop_strings)
-        matcher.push(detokenizer.push(sequence.tokens[prompt_length:]))
+        min_tokens = opening.stopping.min_tokens
+        for index, token in enumerate(sequence.tokens[prompt_length:]):
+            matcher.push_token(token, index, min_tokens, detokenizer)
         while True:
             base = len(sequence.tokens)
             waited_s = await self._linger(sequence, base)
@@ -214,8 +216,9 @@ class _VerifierStream:
             kept: list[int] = []
             for token in committed:
                 kept.append(token)
+                index = len(sequence.tokens) - prompt_length
                 sequence.tokens.append(token)
-                matcher.push(detokenizer.push([token]))
+                matcher.push_token(token, index, min_tokens, detokenizer)
                 finish = self._finish(sequence, prompt_length, matcher, tokenizer)
                 if finish is not None:
                     break

@@ -233,7 +233,7 @@ class _Answer:
             stop_token_ids=stopping.stop_token_ids,
             eos_token_ids=() if stopping.ignore_eos else (EOS,),
         )
-        self._output = Output(TOKENIZER, self._transcript, stopping.stop_strings, request.want_text)
+        self._output = Output(TOKENIZER, self._transcript, stopping, request.want_text)
         self._end = OutputEnd(
             stopping,
             eos_token_ids=(EOS,),

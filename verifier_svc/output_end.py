@@ -46,12 +46,13 @@ class OutputEnd:
         self._stop_tokens = frozenset(options.stop_token_ids)
         self._max_context_tokens = max_context_tokens
         self._length = len(prompt) + len(resumed)
-        self._num_output = len(resumed)
+        self._num_output = 0
         self._tokenizer = tokenizer
         self._matcher = StopStringMatcher(options.stop_strings) if options.stop_strings else None
         self._detokenizer = tokenizer.detokenizer(prompt)
-        if self._matcher is not None and resumed:
-            self._matcher.push(self._detokenizer.push(resumed))
+        # One by one, as they came: `min_tokens` counts them.
+        for token in resumed:
+            self._match(token)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -74,17 +75,23 @@ class OutputEnd:
     def push(self, token: int) -> Finish | None:
         """Take the next token of the output; returns the finish when it was the last."""
         self._length += 1
-        self._num_output += 1
         if token in self._eos:
             return Finish(FinishReason.EOS)
         if token in self._stop_tokens:
             return Finish(FinishReason.STOP, self._tokenizer.token_text(token))
-        if self._matcher is not None:
-            self._matcher.push(self._detokenizer.push([token]))
-            if self._matcher.match is not None:
-                return Finish(FinishReason.STOP, self._matcher.match)
+        if (match := self._match(token)) is not None:
+            return Finish(FinishReason.STOP, match)
         if self._num_output == self._options.max_tokens:
             return Finish(FinishReason.LENGTH)
         if self._length >= self._max_context_tokens:
             return Finish(FinishReason.CONTEXT_LENGTH)
         return None
+
+    def _match(self, token: int) -> str | None:
+        """Count the next token of the output; returns the stop string that its text completes, if any."""
+        index = self._num_output
+        self._num_output += 1
+        if self._matcher is None:
+            return None
+        self._matcher.push_token(token, index, self._options.min_tokens, self._detokenizer)
+        return self._matcher.match

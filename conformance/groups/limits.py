@@ -7,12 +7,15 @@ from conformance.checks import require, same_answer, same_tokens
 from conformance.deployment import Deployment
 from conformance.errors import SkippedError
 from conformance.requests import FORCED, OFF, build, varied
+from conformance.slow_scan import cut_at_strings, known
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("limits")
 
 LENGTHS = range(1, 17)
 LONGER = 24
+# Tokens of the output that stop strings are looked for in.
+STRINGS_LENGTH = 10
 # A prompt that fills a longer context would take too long to read.
 MAX_FILLED_TOKENS = 8192
 
@@ -99,3 +102,25 @@ async def stop_held_off(deployment: Deployment) -> None:
         got = (answer.token_ids.index(token), len(answer.token_ids), answer.finish_reason)
         wanted = (min_tokens, min_tokens + 1, "stop")
         require(got == wanted, f"the stop token's place, the length and the end are {got}, not {wanted}", request)
+
+
+@GROUP.case("min-tokens-holds-off-stop-strings")
+async def strings_held_off(deployment: Deployment) -> None:
+    """Pieces that are complete within the first tokens, that begin there and end later, and that come later."""
+    request = build(deployment.facts.prompts[1], ignore_eos=True, temperature=1.0, seed=21)
+    output = await known(deployment, request, STRINGS_LENGTH)
+    pieces = [*output.windows(1)[:4], *output.windows(3)[::2]]
+    if not pieces:
+        raise SkippedError("the known output has too little text that is complete")
+    for number, piece in enumerate(pieces):
+        min_tokens = 1 + number % (STRINGS_LENGTH - 1)
+        cut = cut_at_strings(output, (piece,), min_tokens)
+        wanted = (output.texts[-1], "length") if cut is None else (cut.text, "stop")
+        tokens = output.token_ids[: STRINGS_LENGTH if cut is None else cut.num_tokens]
+        for mode in (FORCED, OFF):
+            limits = {"max_tokens": STRINGS_LENGTH, "min_tokens": min_tokens}
+            request = varied(output.request, mode=mode, stop_strings=[piece], **limits)
+            answer = await deployment.ask(request)
+            same_tokens(tokens, answer.token_ids, request, answer.speculation.near_ties)
+            got = (answer.text, answer.finish_reason)
+            require(got == wanted, f"the text and the end are {got}, not {wanted}", request)

@@ -28,6 +28,7 @@ CASES = (
     "grammars/resumed-*",
     "greedy/with-and-without-speculation",
     "info/*",
+    "limits/min-tokens-holds-off-stop-strings",
     "limits/min-tokens-holds-off-stop-tokens",
     "log-probs/with-and-without-speculation",
     "lossless/everything-together",

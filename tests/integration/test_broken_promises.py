@@ -201,6 +201,8 @@ BROKEN: list[tuple[str, Callable[[], ToyDeployment]]] = [
     ("errors/a-top-p-*", Lenient),
     ("info/does-not-change", Changing),
     ("info/the-vocabulary-ends-where-it-says", Boasting),
+    ("limits/min-tokens-holds-off-stop-strings", lambda: Deaf("min_tokens")),
+    ("limits/min-tokens-holds-off-stop-strings", lambda: Deaf("min_tokens", only_speculating=True)),
     ("traversal/temperature-0-is-plain-decoding", WrongDraftAccepted),
     ("traversal/*-is-greedy", BelievesItsDrafter),
     ("traversal/top-k-1-is-greedy", lambda: DeafToTheRule("top_k")),

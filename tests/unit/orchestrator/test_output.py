@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coppice.sampling import StoppingOptions
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import sampling_pb2
 from orchestrator.output import Output
@@ -22,11 +23,11 @@ def transcript_of(resumed: list[int], max_tokens: int | None = None, stops: tupl
     return Transcript(PROMPT, resumed, max_tokens, CONTEXT, stops, (EOS,))
 
 
-def run(text: bytes, cuts: list[int], stop: tuple[str, ...], resumed: int = 0) -> str:
+def run(text: bytes, cuts: list[int], stop: tuple[str, ...], resumed: int = 0, min_tokens: int = 0) -> str:
     """The text of an output that arrives in pieces, the first `resumed` bytes of it in an interrupted call."""
     ids = list(text)
     transcript = transcript_of(ids[:resumed])
-    output = Output(TOKENIZER, transcript, stop, want_text=True)
+    output = Output(TOKENIZER, transcript, StoppingOptions(min_tokens=min_tokens, stop_strings=stop), want_text=True)
     shown = ""
     rest = ids[resumed:]
     edges = [0, *sorted(cut for cut in cuts if cut < len(rest)), len(rest)]
@@ -56,13 +57,31 @@ def test_an_interrupted_output_goes_on_without_lost_or_repeated_text(
     text: bytes, resumed: int, stop: tuple[str, ...]
 ) -> None:
     resumed = min(resumed, len(text))
-    first = Output(TOKENIZER, transcript_of([]), stop, want_text=True)
+    first = Output(TOKENIZER, transcript_of([]), StoppingOptions(stop_strings=stop), want_text=True)
     first.push(list(text[:resumed]))
     assert first.take().text + run(text, [], stop, resumed) == run(text, [], stop)
 
 
+@given(TEXTS, st.integers(0, 40), st.integers(0, 12), st.sampled_from([("b",), (" €",), ("ab", "€b"), ("😀a",)]))
+def test_a_stop_string_within_the_first_min_tokens_is_text_like_any_other(
+    text: bytes, resumed: int, min_tokens: int, stop: tuple[str, ...]
+) -> None:
+    resumed = min(resumed, len(text))
+    # A token is a byte here, and the text of the first ones is that of their whole characters.
+    exempt = len(text[:min_tokens].decode(errors="ignore"))
+    whole = text.decode()
+    ends = [end for end in range(exempt + 1, len(whole) + 1) if whole[:end].endswith(stop)]
+    expected = whole
+    if ends:
+        expected = whole[: ends[0] - max(len(one) for one in stop if whole[: ends[0]].endswith(one))]
+    assert run(text, [3, 7], stop, min_tokens=min_tokens) == expected
+    first = Output(TOKENIZER, transcript_of([]), StoppingOptions(min_tokens=min_tokens, stop_strings=stop), True)
+    first.push(list(text[:resumed]))
+    assert first.take().text + run(text, [], stop, resumed, min_tokens) == expected
+
+
 def test_deltas_pile_up_into_one_while_nobody_takes_them() -> None:
-    output = Output(TOKENIZER, transcript_of([]), (), want_text=True)
+    output = Output(TOKENIZER, transcript_of([]), StoppingOptions(), want_text=True)
     for byte in b"hello":
         output.push([byte])
     delta = output.take()
@@ -74,7 +93,7 @@ def test_log_probabilities_stay_in_step_with_the_token_ids_while_their_text_is_h
     said = list(b"ab STOP")
     expected = [toy_log_probs(at, token, 1) for at, token in enumerate(said)]
     transcript = transcript_of([])
-    output = Output(TOKENIZER, transcript, ("STOP",), want_text=True)
+    output = Output(TOKENIZER, transcript, StoppingOptions(stop_strings=("STOP",)), want_text=True)
     text = ""
     for at, token in enumerate(said):
         transcript.append([token])
@@ -88,7 +107,7 @@ def test_log_probabilities_stay_in_step_with_the_token_ids_while_their_text_is_h
 
 def test_a_stop_token_is_in_the_token_ids_but_not_in_the_text() -> None:
     transcript = transcript_of([], stops=(ord("!"),))
-    output = Output(TOKENIZER, transcript, (), want_text=True)
+    output = Output(TOKENIZER, transcript, StoppingOptions(), want_text=True)
     output.push(list(b"hi!"))
     output.finish()
     delta = output.take()
