@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Results of another machine than the committed ones'.
 GPU_RESULTS ?= benchmarks/results/gpu
 
+# Where `make attacks` writes attacks.json.
+ATTACK_RESULTS ?= benchmarks/results
+
 # Before a release, 30.
 SOAK_MINUTES ?= 10
 
@@ -13,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills images conformance chart lock
+.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +28,7 @@ demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
 # Where tests marked `processes` are (tests/conftest.py sees to it): the second run need not collect all others.
-ALONE := tests/e2e tests/faults tests/gpu
+ALONE := tests/e2e tests/faults tests/attacks tests/gpu
 
 # Two runs; failures of the first do not skip the second. Two at a time, file by file, run tests for which it does not
 # matter how busy the machine is, longest files first (tests/conftest.py); the others have it to themselves.
@@ -77,6 +80,9 @@ soak: setup ## Faults for SOAK_MINUTES (10): nothing wrong, nothing hangs, memor
 
 kills: setup ## Kill drafter, orchestrator and Redis 100 times each under load
 	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
+
+attacks: setup ## Measure what strangers can do to a good client, about 12 minutes; writes ATTACK_RESULTS
+	@$(BIN)/python -m tests.attacks --out $(ATTACK_RESULTS) $(ATTACKS_ARGS)
 
 # Needs docker, or another engine: make images IMAGES_ARGS='--engine podman'.
 images: ## Build the images, look at what is in them, and run the topology from them

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 # Everything there needs the machine, or its accelerator, for itself.
 ALONE = ("e2e", "gpu")
 # Where tests are that have the mark: the second run of `make test` collects no others.
-MARKED = (*ALONE, "faults")
+MARKED = (*ALONE, "faults", "attacks")
 # Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
 LONG = (
     "unit/drafter_svc/test_compiled_search.py",

@@ -1,0 +1,121 @@
+"""Every attack by name: what it does, on which service, and what it may do to a good client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.attacks import frame_attacks, message_attacks
+from tests.attacks.http2 import Attempt
+
+ORCHESTRATOR, VERIFIER, DRAFTER = "orchestrator", "verifier", "drafter"
+PATHS = {
+    ORCHESTRATOR: b"/coppice.v1.InferenceService/Generate",
+    VERIFIER: b"/coppice.v1.VerifierService/Verify",
+    DRAFTER: b"/coppice.v1.DrafterService/Draft",
+}
+# How much longer a request may take, at the 99th percentile, than beside a process that keeps the same core busy.
+MAX_RATIO = 2.0
+MAX_FLOOD_RATIO = 5.0
+# Valid requests have a share of the machine.
+MAX_VALID_RATIO = 10.0
+# Grammars are compiled one after the other, and large messages take seconds to send.
+LEAST_S = {
+    "schemas": 12.0,
+    "regexes": 12.0,
+    "large-stop-strings": 8.0,
+    "large-token-ids": 8.0,
+    "many-medium": 8.0,
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One row: the attack's function, the service whose port it goes to, and the limit of the latency's ratio."""
+
+    name: str
+    service: str
+    run: Callable[[Attempt], None]
+    max_ratio: float
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that it needs to show what it does."""
+        return LEAST_S.get(self.name.rpartition(":")[2], 0.0)
+
+    @property
+    def what(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").strip()
+
+
+_ALL: dict[str, tuple[Callable[[Attempt], None], float]] = {
+    "bad-path": (frame_attacks.bad_path, MAX_RATIO),
+    "rapid-reset": (frame_attacks.rapid_reset, MAX_FLOOD_RATIO),
+    "no-window": (message_attacks.no_window, MAX_RATIO),
+    "small-window": (message_attacks.small_window, MAX_RATIO),
+    "headers-only": (frame_attacks.headers_only, MAX_FLOOD_RATIO),
+    "large-stop-strings": (message_attacks.large_stop_strings, MAX_RATIO),
+    "large-token-ids": (message_attacks.large_token_ids, MAX_RATIO),
+    "many-medium": (message_attacks.many_medium, MAX_RATIO),
+    "schemas": (message_attacks.schemas, MAX_RATIO),
+    "regexes": (message_attacks.regexes, MAX_RATIO),
+    "slow-headers": (frame_attacks.slow_headers, MAX_RATIO),
+    "idle-tcp": (frame_attacks.idle_tcp, MAX_RATIO),
+    "preface-only": (frame_attacks.preface_only, MAX_RATIO),
+    "continuations": (frame_attacks.continuations, MAX_RATIO),
+    "tiny-continuations": (frame_attacks.tiny_continuations, MAX_RATIO),
+    "settings": (frame_attacks.settings, MAX_RATIO),
+    "pings": (frame_attacks.pings, MAX_RATIO),
+    "empty-data": (frame_attacks.empty_data, MAX_RATIO),
+    "small-windows": (frame_attacks.small_windows, MAX_RATIO),
+    "window-overflow": (frame_attacks.window_overflow, MAX_RATIO),
+    "priorities": (frame_attacks.priorities, MAX_RATIO),
+    "hpack-bomb": (frame_attacks.hpack_bomb, MAX_RATIO),
+    "huge-header": (frame_attacks.huge_header, MAX_RATIO),
+    "trickle": (frame_attacks.trickle, MAX_RATIO),
+    "reconnects": (frame_attacks.reconnects, MAX_RATIO),
+    "garbage": (frame_attacks.garbage, MAX_RATIO),
+    "goaway": (frame_attacks.goaway, MAX_FLOOD_RATIO),
+    "trailers": (frame_attacks.trailers, MAX_FLOOD_RATIO),
+    "metadata": (frame_attacks.metadata, MAX_FLOOD_RATIO),
+    "gzip-bomb": (message_attacks.gzip_bomb, MAX_RATIO),
+    "groups": (message_attacks.groups, MAX_RATIO),
+    "health": (message_attacks.health, MAX_FLOOD_RATIO),
+    "reflection": (message_attacks.reflection, MAX_FLOOD_RATIO),
+    "tenants": (message_attacks.tenants, MAX_VALID_RATIO),
+    "salts": (message_attacks.salts, MAX_VALID_RATIO),
+    "greedy": (message_attacks.greedy, MAX_VALID_RATIO),
+}
+# Those that are also tried on the ports of verifier and drafter, as `verifier:NAME` and `drafter:NAME`.
+_INSIDE = (
+    "bad-path",
+    "rapid-reset",
+    "headers-only",
+    "large-stop-strings",
+    "slow-headers",
+    "continuations",
+    "settings",
+)
+
+
+def _attacks() -> dict[str, Attack]:
+    rows = [Attack(name, ORCHESTRATOR, run, ratio) for name, (run, ratio) in _ALL.items()]
+    rows += [Attack(f"{service}:{name}", service, *_ALL[name]) for service in (VERIFIER, DRAFTER) for name in _INSIDE]
+    return {row.name: row for row in rows}
+
+
+ATTACKS = _attacks()
+
+
+def chosen(names: str) -> list[Attack]:
+    """The attacks with these names, separated by commas; all where there is none.
+
+    Raises:
+        ValueError: there is no attack of such a name.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in ATTACKS:
+            raise ValueError(f"there is no attack {name!r}; --list names them")
+    return [ATTACKS[name] for name in wanted] if wanted else list(ATTACKS.values())
