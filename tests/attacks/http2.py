@@ -100,6 +100,9 @@ class Attempt:
             except ClosedError:
                 connection.close()
                 return None
+            except TimeIsUpError:
+                connection.close()
+                raise
         return connection
 
     def open(self, settings: Mapping[int, int] | None = None, *, greets: bool = True) -> Connection:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
+import time
 
 import pytest
 
-from tests.attacks import chart_limits
-from tests.attacks.http2 import integer, literal, numbered
-from tests.attacks.kinds import ATTACKS, chosen
+from tests.attacks import chart_limits, message_attacks
+from tests.attacks.http2 import Attempt, Target, TimeIsUpError, integer, literal, numbered
+from tests.attacks.kinds import ATTACKS, PATHS, chosen
 from tests.attacks.message_attacks import check_messages
 from tests.attacks.run import HEADER, Settings, attacked, line
 from tests.raw_http2 import END_HEADERS, HEADERS, frame
 
 ROWS = "bad-path,rapid-reset,headers-only,large-stop-strings,large-token-ids,many-medium"
 SECONDS = 3.0
+# Of an attack on a server that does nothing, and how late it may end on a busy machine.
+TRY_S, LATE_S = 0.1, 5.0
 
 
 def test_messages_are_what_they_are_meant_to_be() -> None:
@@ -55,6 +60,45 @@ def test_attacks_are_chosen_by_name() -> None:
     with pytest.raises(ValueError, match="no attack 'other'"):
         chosen("other")
     assert all(attack.what for attack in ATTACKS.values())
+
+
+def _accept(server: socket.socket, *, closes: bool) -> None:
+    """Accept connections until the server is closed; close each at once, or hold it and never say anything."""
+    held = []
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            break
+        if closes:
+            connection.close()
+        else:
+            held.append(connection)
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if ":" not in name])
+def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Larger ones take longer to make than the attack lasts.
+    monkeypatch.setattr(message_attacks, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr(message_attacks, "MEDIUM_BYTES", 1 << 16)
+    attack = ATTACKS[name]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_accept, args=(server,), kwargs={"closes": closes})
+        thread.start()
+        try:
+            port = server.getsockname()[1]
+            target = Target(attack.service, "127.0.0.1", port, "127.0.0.2", PATHS[attack.service])
+            attempt = Attempt(target, time.monotonic() + TRY_S)
+            with pytest.raises(TimeIsUpError):
+                attack.run(attempt)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert attempt.tally["connections"] >= 1
+    assert time.monotonic() < attempt.until_s + LATE_S
 
 
 @pytest.mark.processes
