@@ -45,7 +45,9 @@ class UnreadableRequests(grpc.aio.ServerInterceptor):
 
 
 def check_request(request: object) -> None:
-    """Raise InvalidRequestError for a request that could not be read."""
+    """Raise InvalidRequestError for a request that could not be read, or was refused before that (SizeChecks)."""
+    if isinstance(request, InvalidRequestError):
+        raise request
     if request is None:
         raise InvalidRequestError("request", "is no message of this method")
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from coppice import rpc
 from coppice.certificates import Certificates
+from coppice.message_sizes import SizeChecks
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer
@@ -19,6 +20,7 @@ from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.model_thread import ModelThread
+from drafter_svc.request_sizes import MAX_REQUEST_BYTES, REQUEST_SIZES
 from drafter_svc.sequence_traces import SequenceTraces
 from drafter_svc.service import SERVICE_NAME, DrafterService
 
@@ -53,7 +55,8 @@ async def serve(
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
     thread.start()
-    server = rpc.Server([SERVICE_NAME], certificates)
+    sizes = SizeChecks({f"/{SERVICE_NAME}/Draft": REQUEST_SIZES})
+    server = rpc.Server([SERVICE_NAME], certificates, [sizes], max_request_bytes=MAX_REQUEST_BYTES)
     timeline = open_timeline("drafter", os.environ)
     service = new_service(config, drafter, thread, tracer, timeline, make_service)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from coppice.certificates import Certificates, certificate_metrics, read_certificates
+from coppice.message_sizes import SizeChecks
 from coppice.metric import Metric, Prefix, Read
 from coppice.rpc import Server, is_loopback
 from coppice.timeline import StreamTimeline, Timeline
@@ -36,6 +37,7 @@ from orchestrator.shared_affinity import SharedAffinity
 from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
 from orchestrator.tenancy import Tenancy
 from orchestrator.token_file import TokenFile
+from orchestrator.validation import max_request_bytes, request_sizes
 from orchestrator.verifier_client import VerifierClient, VerifierInfo
 from orchestrator.verifier_pool import VerifierPool
 
@@ -123,7 +125,15 @@ async def running(
         if config.metrics_port:
             seen = partial(_certificates_seen, certificates, to_back_ends)
             await _serve_metrics(stack, config, service, certificates, seen)
-        server = Server([SERVICE_NAME], certificates, [authentication] if authentication is not None else [])
+        max_context = verifiers.info.max_context_tokens
+        sizes = SizeChecks({f"/{SERVICE_NAME}/Generate": request_sizes(max_context)})
+        server = Server(
+            [SERVICE_NAME],
+            certificates,
+            # Who has no token has nothing read.
+            [authentication, sizes] if authentication is not None else [sizes],
+            max_request_bytes=max_request_bytes(max_context),
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server.grpc)
         port = await server.start(config.listen_address, config.health_port)
         stack.push_async_callback(server.stop, config.grace_s)

@@ -12,8 +12,22 @@ from coppice import wire
 from coppice.denoising import Denoising
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.log_probs import check_top_log_probs
-from coppice.logs import check_request_id
-from coppice.sampling import MAX_STOP_STRINGS, MAX_TOKEN_LIST, SamplingParams, StoppingOptions, check_token_ids
+from coppice.logs import MAX_REQUEST_ID_BYTES, check_request_id
+from coppice.message_sizes import (
+    HEAD_BYTES,
+    LISTED_ID_BYTES,
+    SAMPLING_BYTES,
+    SCALAR_BYTES,
+    STOPPING_BYTES,
+    MessageSizes,
+)
+from coppice.sampling import (
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_LIST,
+    SamplingParams,
+    StoppingOptions,
+    check_token_ids,
+)
 from coppice.tokenizer import TargetTokenizer
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.verifier_client import VerifierInfo
@@ -21,10 +35,15 @@ from orchestrator.verifier_client import VerifierInfo
 MAX_CACHE_SALT_BYTES = 128
 TENANT_KEY = "x-tenant-id"
 MAX_TENANT_CHARACTERS = 128
-# Far more kinds of drafters than anyone has.
+# Far more kinds of drafters than anyone has, and a longer name than any of them.
 MAX_SOURCES = 64
-# No vocabulary that we know has longer tokens, so a longer prompt cannot fit the context; checked before tokenizing.
+MAX_SOURCE_BYTES = 128
+# A prompt as text may have so many bytes for each token of the context: no vocabulary that we know has longer tokens.
 MAX_BYTES_PER_TOKEN = 512
+# Nor more than so many in all, or than so many for each token where that is more: a long context is no reason to take
+# hundreds of bytes for each of its tokens, where text has about four. A prompt beyond that can be sent as token ids.
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+LEAST_BYTES_PER_TOKEN = 32
 # Tokenizing this much takes about a millisecond; more is done off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
 
@@ -56,6 +75,39 @@ class GenerationRequest:
     sources: tuple[str, ...]
     max_nodes: int | None
     denoising: Denoising
+
+
+def max_prompt_bytes(max_context: int) -> int:
+    """The most bytes that a prompt of text may have with a context of `max_context` tokens."""
+    return min(MAX_BYTES_PER_TOKEN * max_context, max(MAX_PROMPT_BYTES, LEAST_BYTES_PER_TOKEN * max_context))
+
+
+def request_sizes(max_context: int) -> MessageSizes:
+    """What the fields of a GenerateRequest may take with a context of `max_context` tokens."""
+    return MessageSizes(inference_pb2.GenerateRequest, _field_bytes(max_context))
+
+
+def max_request_bytes(max_context: int) -> int:
+    """The most bytes of a GenerateRequest with a context of `max_context` tokens."""
+    sizes = _field_bytes(max_context)
+    # One of prompt and token_ids.
+    unset = min(sizes["prompt"], sizes["token_ids"])
+    return sum(sizes.values()) - unset + SCALAR_BYTES
+
+
+def _field_bytes(max_context: int) -> dict[str, int]:
+    """The most bytes of each field that has a length, by its name."""
+    return {
+        "request_id": MAX_REQUEST_ID_BYTES,
+        "prompt": max_prompt_bytes(max_context),
+        "token_ids": LISTED_ID_BYTES * max_context,
+        "sampling": SAMPLING_BYTES,
+        "stopping": STOPPING_BYTES,
+        "response": SCALAR_BYTES,
+        "speculation": (HEAD_BYTES + MAX_SOURCE_BYTES) * MAX_SOURCES + SCALAR_BYTES,
+        "resume_token_ids": LISTED_ID_BYTES * max_context,
+        "cache_salt": MAX_CACHE_SALT_BYTES,
+    }
 
 
 async def validate(
@@ -236,8 +288,11 @@ async def _prompt_ids(
         return tuple(message.token_ids.ids)
     if not message.prompt:
         raise InvalidRequestError("prompt", "must not be empty")
-    if len(message.prompt) > MAX_BYTES_PER_TOKEN * info.max_context_tokens:
-        raise InvalidRequestError("prompt", f"is longer than the context of {info.max_context_tokens} tokens")
+    most = max_prompt_bytes(info.max_context_tokens)
+    # Only what could be too long is encoded to find out.
+    if len(message.prompt) > most or (4 * len(message.prompt) > most and len(message.prompt.encode()) > most):
+        text = f"has more than {most} bytes, and the context is of {info.max_context_tokens} tokens"
+        raise InvalidRequestError("prompt", text)
     if len(message.prompt) <= INLINE_PROMPT_CHARACTERS:
         ids = tokenizer.encode(message.prompt)
     else:

@@ -12,6 +12,7 @@ from functools import partial
 
 from coppice.certificates import Certificates
 from coppice.errors import CoppiceError
+from coppice.message_sizes import SizeChecks
 from coppice.rpc import Server, first_of, run, stop_signal
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
@@ -21,6 +22,7 @@ from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ER
 from verifier_svc.engine import Engine
 from verifier_svc.hardware import hardware
 from verifier_svc.loading import load_probed_target
+from verifier_svc.request_sizes import max_request_bytes, request_sizes
 from verifier_svc.scheduler import SchedulerLimits
 from verifier_svc.sequence_traces import SequenceTraces
 from verifier_svc.service import VerifierServicer
@@ -73,7 +75,10 @@ async def serve(
     """
     timeline = open_timeline("verifier", os.environ)
     engine, servicer = new_servicer(config, target, info, tracer, timeline, make_engine)
-    server = Server([verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name], certificates)
+    name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
+    sizes = SizeChecks({f"/{name}/Verify": request_sizes(info.max_context_tokens)})
+    most_bytes = max_request_bytes(info.max_context_tokens)
+    server = Server([name], certificates, [sizes], max_request_bytes=most_bytes)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
     loop, lost = asyncio.get_running_loop(), asyncio.Event()
