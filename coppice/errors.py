@@ -67,6 +67,12 @@ class UnavailableError(CoppiceError):
     status = grpc.StatusCode.UNAVAILABLE
 
 
+class UnreadError(CoppiceError):
+    """A client does not take what waits for it."""
+
+    status = grpc.StatusCode.ABORTED
+
+
 class DeadlineError(CoppiceError):
     """The time for the work is over."""
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Protocol
 
 from coppice.errors import CoppiceError, OverloadedError
 from orchestrator.fair_queue import Claim, FairQueue
@@ -28,8 +29,20 @@ class CrowdedOutError(OverloadedError):
     """The place in the queue was needed for a tenant with fewer requests there."""
 
 
+class Pausable(Protocol):
+    """What runs in a request's places."""
+
+    def pause(self) -> None:
+        """Give up what it holds at the back ends, and go on from there when it is resumed."""
+
+    def resume(self) -> None: ...
+
+
 class Ticket:
-    """One request's claim, from the door to its end; leaving it gives back what it has, or its place in the queue."""
+    """One request's claim, from the door to its end; leaving it gives back what it has, or its place in the queue.
+
+    Once its outputs run they may be paused, and wait for their places anew: see `run`.
+    """
 
     def __init__(self, admission: Admission, claim: Claim) -> None:
         self._admission = admission
@@ -37,6 +50,12 @@ class Ticket:
         self.entered_s = admission.now_s()
         # When it got its places; None while it waits.
         self.started_s: float | None = None
+        # How long it had had them before they were last taken back.
+        self.held_before_s = 0.0
+        # How long it had to wait for its first places.
+        self.waited_s = 0.0
+        self._outputs: Pausable | None = None
+        self._has_left = False
         self.refusal: CoppiceError | None = None
         # Made when somebody waits for it.
         self._decided: asyncio.Event | None = None
@@ -52,12 +71,19 @@ class Ticket:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._admission.leave(self)
+        self.leave()
 
-    @property
-    def waited_s(self) -> float:
-        """How long it had to wait for its places."""
-        return 0.0 if self.started_s is None else self.started_s - self.entered_s
+    def leave(self) -> None:
+        """Give everything back; further calls do nothing."""
+        if not self._has_left:
+            self._has_left = True
+            self._admission.leave(self)
+
+    def run(self, outputs: Pausable) -> None:
+        """Its outputs run from here on, and may be paused whenever others need what they have."""
+        if not self._has_left:
+            self._outputs = outputs
+            self._admission.may_pause(self)
 
     async def admitted(self) -> None:
         """Return once it has its places.
@@ -76,6 +102,11 @@ class Ticket:
         if self.refusal is not None:
             raise self.refusal
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether its outputs have begun, and wait."""
+        return self._outputs is not None and self.started_s is None
+
     def first_token(self) -> None:
         """Its prompt has been read; further calls say nothing."""
         self._admission.read(self)
@@ -88,9 +119,21 @@ class Ticket:
         """Give it its places, or send it away."""
         if refusal is None:
             self.started_s = self._admission.now_s()
+            if self._outputs is None:
+                self.waited_s = self.started_s - self.entered_s
+            else:
+                self._outputs.resume()
         self.refusal = refusal
         if self._decided is not None:
             self._decided.set()
+
+    def pause(self) -> None:
+        """Its places are taken back, until it is decided anew."""
+        if self.started_s is not None:
+            self.held_before_s += self._admission.now_s() - self.started_s
+            self.started_s = None
+        if self._outputs is not None:
+            self._outputs.pause()
 
 
 class Admission:
@@ -100,6 +143,8 @@ class Admission:
     prompt's time included. With `max_wait_s` nobody waits for longer, and who would usually have to is refused at once;
     and no more prompts are read at once than have their first tokens within as long again, so that whoever got in does
     not wait behind a crowd of them.
+
+    With `shared_places` outputs of a connection are paused while it has more than its quota beside others (FairQueue).
     """
 
     def __init__(
@@ -110,13 +155,20 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         max_token_s: float | None = None,
         max_wait_s: float | None = None,
+        shared_places: int = 0,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
+        """`call_later` is the event loop's: what was paused goes on by itself some time after others have left."""
         self._max_running = max_running
         self._max_queued = max_queued
         self._max_token_s = max_token_s
         self.max_wait_s = max_wait_s
-        self._queue = FairQueue(weights)
+        self._queue = FairQueue(weights, shared_places, clock)
+        self._call_later = call_later
+        self._is_looking = False
         self._waiting: dict[Claim, Ticket] = {}
+        # Those that may be paused.
+        self._running: dict[Claim, Ticket] = {}
         self._pace = Pace()
         # Started requests without a first token.
         self._reading: set[Ticket] = set()
@@ -134,8 +186,13 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Outputs that wait for a place."""
+        """Outputs that wait for a place, those that are paused among them."""
         return self._queue.num_waiting
+
+    @property
+    def num_paused(self) -> int:
+        """Outputs that have begun, and wait until others have had what they need."""
+        return self._queue.num_paused
 
     @property
     def num_reading(self) -> int:
@@ -160,11 +217,22 @@ class Admission:
         """
         ticket = Ticket(self, claim)
         num_free = self._num_free()
-        if not self.num_waiting and claim.num_places <= num_free and self._may_read():
+        is_free = not self.num_waiting and not self._queue.is_shared
+        if is_free and claim.num_places <= num_free and self._may_read():
             self._count_use()
             self._queue.start(claim)
             self._begin(ticket)
+            self._pause_excess()
             return ticket
+        # Its share may have places free where others wait for theirs, or what others have beyond their quota.
+        self._queue.wait(claim)
+        self._waiting[claim] = ticket
+        self._start_waiting()
+        if ticket.started_s is not None:
+            return ticket
+        self._queue.withdraw(claim)
+        del self._waiting[claim]
+        num_free = self._num_free()
         num_wanted = self._queue.ahead_of(claim) + claim.num_places - num_free
         self._check_wait(claim, num_wanted)
         needed_s = self._pace.at_least_s(self.now_s(), num_wanted, num_tokens)
@@ -174,25 +242,31 @@ class Admission:
         self._make_room(claim)
         self._queue.wait(claim)
         self._waiting[claim] = ticket
-        # Another tenant's claim may be too large for the places that are free, and this one not.
-        self._start_waiting()
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Take back what a ticket has."""
         claim = ticket.claim
         self._forget_reading(ticket)
+        self._running.pop(claim, None)
         if ticket.started_s is not None:
             now_s = self.now_s()
             self._count_use()
             if ticket.num_tokens is not None:
-                self._learn(ticket, now_s, now_s - ticket.started_s, ticket.num_tokens)
+                held_s = ticket.held_before_s + now_s - ticket.started_s
+                self._learn(ticket, now_s, held_s, ticket.num_tokens)
             if self._waiting:
                 self._pace.given_back(now_s, claim.num_places)
             self._queue.end(claim)
         elif self._waiting.pop(claim, None) is not None:
             self._queue.withdraw(claim)
         self._start_waiting()
+
+    def may_pause(self, ticket: Ticket) -> None:
+        """A request that has its places may be paused from here on."""
+        self._queue.may_pause(ticket.claim)
+        self._running[ticket.claim] = ticket
+        self._pause_excess()
 
     def read(self, ticket: Ticket) -> None:
         """A prompt has been read: the next one may be."""
@@ -229,7 +303,27 @@ class Admission:
             self._count_use()
             self._reading.discard(ticket)
 
+    def _pause_excess(self) -> None:
+        while (claim := self._queue.excess()) is not None:
+            ticket = self._running.pop(claim)
+            self._forget_reading(ticket)
+            self._count_use()
+            self._queue.pause(claim)
+            self._waiting[claim] = ticket
+            ticket.pause()
+        if self._waiting and not self._is_looking and self._call_later is not None:
+            stay_s = self._queue.stay_s
+            if stay_s is not None:
+                self._is_looking = True
+                self._call_later(stay_s, self._look)
+
+    def _look(self) -> None:
+        """Others have left some time ago: what is paused because of them goes on."""
+        self._is_looking = False
+        self._start_waiting()
+
     def _start_waiting(self) -> None:
+        self._pause_excess()
         while self._waiting:
             if not self._may_read():
                 return
@@ -241,9 +335,13 @@ class Admission:
         self._pace.nobody_waits()
 
     def _begin(self, ticket: Ticket) -> None:
-        ticket.used_before_s, ticket.reading_before_s = self._used_s, self._reading_s
-        if ticket.claim.only_reads:
-            self._reading.add(ticket)
+        if ticket.is_paused:
+            self._queue.may_pause(ticket.claim)
+            self._running[ticket.claim] = ticket
+        else:
+            ticket.used_before_s, ticket.reading_before_s = self._used_s, self._reading_s
+            if ticket.claim.only_reads:
+                self._reading.add(ticket)
         ticket.decide()
 
     def _count_use(self) -> None:
@@ -275,7 +373,7 @@ class Admission:
 
     def _make_room(self, claim: Claim) -> None:
         """See to it that a claim fits the queue, if need be by sending others away that crowd it."""
-        num_missing = self.num_waiting + claim.num_places - self._max_queued
+        num_missing = self.num_waiting - self.num_paused + claim.num_places - self._max_queued
         if num_missing <= 0:
             return
         crowd = self._queue.crowd(claim, num_missing)

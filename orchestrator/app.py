@@ -113,6 +113,7 @@ async def running(
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
                 default_timeout_s=config.default_timeout_s,
+                unread_s=config.unread_s,
                 synchronous=config.is_synchronous,
             ),
             cache=cache,
@@ -167,6 +168,9 @@ def _admission(config: Config) -> Admission:
         dict(config.tenant_weights),
         max_token_s=config.max_token_ms / 1000 or None,
         max_wait_s=config.max_queue_wait_s or None,
+        # Tenants with tokens have limits of their own, and connections say nothing of them.
+        shared_places=0 if config.tokens_file else config.shared_places,
+        call_later=asyncio.get_running_loop().call_later,
     )
 
 

@@ -19,6 +19,9 @@ from orchestrator.validation import TENANT_KEY, wanted_tenant
 # The same for every reason: which of them it was is nobody's business.
 REFUSAL = "a valid bearer token is needed"
 
+# Set by what takes the connections in front of gRPC, which removes a client's own.
+PEER_KEY = "x-coppice-peer"
+
 Metadata = Iterable[tuple[str, str | bytes]]
 Handler = Any  # grpc.RpcMethodHandler, whose type parameters exist for the type checker alone
 
@@ -74,6 +77,11 @@ def calling_tenant(metadata: Metadata) -> Tenant:
     if named not in ("", tenant.name):
         raise InvalidRequestError(TENANT_KEY, "follows from the token here, and is not that")
     return tenant
+
+
+def calling_peer(metadata: Metadata) -> str:
+    """The connection that a call came by, as "host:port"; empty where nothing in front of gRPC has said so."""
+    return next((value for key, value in metadata if key == PEER_KEY and isinstance(value, str)), "")
 
 
 async def _refuse(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:

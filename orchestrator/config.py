@@ -107,6 +107,11 @@ class Config:
     tokens_file: str = ""
     # Whether reflection answers without a token.
     open_reflection: bool = False
+    # Where no tokens are asked for: how many outputs hosts, and the connections of a host, share out among them while
+    # one of them asks for less than its part. What others have beyond theirs is paused. 0: nothing is ever paused.
+    shared_places: int = 8
+    # How long a client may leave a message that waits for it before its call is ended. 0: until its deadline.
+    unread_s: float = 10.0
 
     def __post_init__(self) -> None:
         addresses = self.verifier_addresses
@@ -117,7 +122,7 @@ class Config:
         _check("MAX_REQUESTS", self.max_requests >= 1, f"must be at least 1, got {self.max_requests}")
         _check("MAX_OUTPUTS", self.max_outputs >= 1, f"must be at least 1, got {self.max_outputs}")
         _check("MAX_QUEUED", self.max_queued >= 0, f"must be at least 0, got {self.max_queued}")
-        for name in ("max_queue_wait_s", "max_token_ms"):
+        for name in ("max_queue_wait_s", "max_token_ms", "shared_places", "unread_s"):
             value = getattr(self, name)
             _check(name.upper(), value >= 0, f"must be at least 0, got {value}")
         _check("TENANT_WEIGHTS", all(weight >= 1 for _, weight in self.tenant_weights), "must be at least 1 each")
@@ -200,6 +205,8 @@ class Config:
             max_queue_wait_s=_read(env, "MAX_QUEUE_WAIT_S", _number, cls.max_queue_wait_s),
             max_token_ms=_read(env, "MAX_TOKEN_MS", _number, cls.max_token_ms),
             tenant_weights=_read(env, "TENANT_WEIGHTS", _weights, cls.tenant_weights),
+            shared_places=_read(env, "SHARED_PLACES", int, cls.shared_places),
+            unread_s=_read(env, "UNREAD_S", _number, cls.unread_s),
             planner=_read(env, "PLANNER", str, cls.planner),
             rounds=_read(env, "ROUNDS", str, cls.rounds),
             synchronous_wait_s=_read(env, "SYNCHRONOUS_WAIT_S", _number, cls.synchronous_wait_s),

@@ -1,11 +1,16 @@
-"""Who waits for places, and who is next: fair among tenants, by priority and arrival within one."""
+"""Who waits for places, and who is next: fair among hosts, their connections and tenants, by priority within one."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+# For so long after its last claim a connection still counts as one that others share with: a client whose requests
+# follow one another must not have those of others paused and resumed between any two of them.
+STAY_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,125 +24,326 @@ class Claim:
     weight: int | None = None
     # Whether its first token follows from reading its prompt alone: a grammar has to be compiled first.
     only_reads: bool = True
+    # The connection that it came by, as "host:port"; empty where connections are not told apart.
+    peer: str = ""
+
+    @property
+    def path(self) -> tuple[str, str, str]:
+        """Names of its shares: host, connection, tenant."""
+        return self.peer.rpartition(":")[0], self.peer, self.tenant
 
 
-@dataclass
-class _Tenant:
-    weight: int
+@dataclass(eq=False)
+class _Share:
+    """What a host, one of its connections, or a tenant on one of these has. Tenants have claims, others have parts."""
+
+    name: str = ""
+    parent: _Share | None = None
+    weight: int = 1
     num_running: int = 0
     num_waiting: int = 0
+    parts: dict[str, _Share] = field(default_factory=dict)
+    # Parts with claims that wait, in the order of their turns.
+    turns: dict[str, None] = field(default_factory=dict)
     # In order: higher priority first, then arrival.
     waiting: list[Claim] = field(default_factory=list)
+    # Claims that may be paused, in the order of their start.
+    pausable: dict[Claim, None] = field(default_factory=dict)
     # Places that it may take before its turn is over.
     credit: int = 0
 
+    @property
+    def load(self) -> float:
+        """Places in use for its weight."""
+        return self.num_running / self.weight
+
+    @property
+    def demand(self) -> int:
+        """Places in use and waited for."""
+        return self.num_running + self.num_waiting
+
+    def line(self) -> Iterator[_Share]:
+        """It and all shares that it is a part of, without the whole."""
+        share = self
+        while share.parent is not None:
+            yield share
+            share = share.parent
+
 
 class FairQueue:
-    """Places in use and claims that wait for some, by tenant; all numbers count places.
+    """Places in use and claims that wait for some; all numbers count places.
 
-    Next is the tenant that has the fewest places in use for its weight; of equals, the one whose turn it is. A turn
-    lasts for `weight` places (weighted round robin). The next claim waits for all of its places, and those behind it
-    wait with it: a large one must not starve.
+    Places are shared among hosts, what a host has among its connections, and what a connection has among the tenants
+    that it names. Next is the host, connection and tenant that has the fewest places in use for its weight; of equals,
+    the one whose turn it is. A turn lasts for `weight` places (weighted round robin); hosts and connections have weight
+    1. The next claim waits for all of its places, and those behind it wait with it: a large one must not starve.
+
+    With `shared_places` a host or a connection beside others has a quota: its part of so many places, or as many as the
+    one of them with the fewest claims asks for, whichever is more. Beyond it none of its claims starts, and the last
+    ones that may be paused are to be; one always runs.
     """
 
-    def __init__(self, weights: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, int] | None = None,
+        shared_places: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`weights` are those of tenants, by name; with 0 `shared_places` there are no quotas."""
         self._weights = dict(weights or {})
-        self._tenants: dict[str, _Tenant] = {}
-        # Tenants with claims that wait, in the order of their turns.
-        self._turns: dict[str, None] = {}
-        self.num_running = 0
-        self.num_waiting = 0
+        self._shared_places = shared_places
+        self._now_s = clock
+        self._all = _Share()
+        # Hosts and connections without claims, and since when, in that order.
+        self._idle: dict[_Share, float] = {}
+        self._paused: set[Claim] = set()
+        # Of claims that are paused; they wait, too.
+        self.num_paused = 0
+
+    @property
+    def num_running(self) -> int:
+        """Places in use."""
+        return self._all.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Places that are waited for."""
+        return self._all.num_waiting
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are quotas now."""
+        if not self._shared_places:
+            return False
+        return len(self._all.parts) > 1 or any(len(host.parts) > 1 for host in self._all.parts.values())
+
+    @property
+    def tenants(self) -> set[str]:
+        """Names of tenants with claims."""
+        hosts = self._all.parts.values()
+        return {name for host in hosts for connection in host.parts.values() for name in connection.parts}
+
+    @property
+    def stay_s(self) -> float | None:
+        """How long until the next connection without claims no longer counts; None where there is none."""
+        idle_s = next(iter(self._idle.values()), None)
+        return None if idle_s is None else max(idle_s + STAY_S - self._now_s(), 0.0)
 
     def ahead_of(self, claim: Claim) -> int:
         """Places that the tenant's own claims ahead of this one wait for, itself not counted."""
-        tenant = self._tenants.get(claim.tenant)
+        parent, name = self._levels(claim)[-1]
+        tenant = parent.parts.get(name) if parent is not None else None
         waiting = tenant.waiting if tenant is not None else []
         return sum(other.num_places for other in waiting if other.priority >= claim.priority and other is not claim)
 
     def others_before(self, claim: Claim) -> int:
-        """Places that other tenants take before this claim has its own, by turns; those in use are not looked at."""
-        own_turns = (self.ahead_of(claim) + claim.num_places) / self._weight(claim)
-        others = (self._tenants[name] for name in self._turns if name != claim.tenant)
-        return sum(min(other.num_waiting, math.ceil(own_turns * other.weight)) for other in others)
+        """Places that others take before this claim has its own, by turns; those in use are not looked at."""
+        own = before = self.ahead_of(claim) + claim.num_places
+        for (parent, name), weight in zip(reversed(self._levels(claim)), (self._weight(claim), 1, 1), strict=True):
+            turns = before / weight
+            others = (parent.parts[other] for other in parent.turns if other != name) if parent is not None else ()
+            before += sum(min(other.num_waiting, math.ceil(turns * other.weight)) for other in others)
+        return before - own
 
     def wait(self, claim: Claim) -> None:
         """Let a claim wait for its turn."""
-        tenant = self._tenant(claim)
-        if not tenant.waiting:
-            self._turns[claim.tenant] = None
-            tenant.credit = tenant.weight
-        bisect.insort_right(tenant.waiting, claim, key=lambda other: -other.priority)
-        tenant.num_waiting += claim.num_places
-        self.num_waiting += claim.num_places
+        self._wait(claim, bisect.bisect_right)
 
     def withdraw(self, claim: Claim) -> None:
         """Let a claim wait no longer."""
-        tenant = self._tenants[claim.tenant]
+        tenant = self._tenant(claim)
         tenant.waiting.remove(claim)
-        tenant.num_waiting -= claim.num_places
-        self.num_waiting -= claim.num_places
-        if not tenant.waiting:
-            del self._turns[claim.tenant]
-        self._forget_idle(claim.tenant)
+        if claim in self._paused:
+            self._paused.remove(claim)
+            self.num_paused -= claim.num_places
+        for share in self._line(tenant):
+            share.num_waiting -= claim.num_places
+            if not share.num_waiting and share.parent is not None:
+                del share.parent.turns[share.name]
+        self._forget(tenant)
 
     def start(self, claim: Claim) -> None:
         """Give a claim its places."""
-        self._tenant(claim).num_running += claim.num_places
-        self.num_running += claim.num_places
+        for share in self._line(self._tenant(claim)):
+            share.num_running += claim.num_places
+
+    def may_pause(self, claim: Claim) -> None:
+        """A claim that has its places may be paused from here on."""
+        self._tenant(claim).pausable[claim] = None
 
     def end(self, claim: Claim) -> None:
         """Take a claim's places back."""
-        self._tenants[claim.tenant].num_running -= claim.num_places
-        self.num_running -= claim.num_places
-        self._forget_idle(claim.tenant)
+        tenant = self._tenant(claim)
+        tenant.pausable.pop(claim, None)
+        for share in self._line(tenant):
+            share.num_running -= claim.num_places
+        self._forget(tenant)
+
+    def pause(self, claim: Claim) -> None:
+        """Take a claim's places back, and let it wait before its tenant's others of the same priority."""
+        self._wait(claim, bisect.bisect_left)
+        self._paused.add(claim)
+        self.num_paused += claim.num_places
+        self.end(claim)
 
     def take_next(self, num_free: int) -> Claim | None:
-        """Start the claim whose turn it is; None when nobody waits, or it needs more than `num_free` places."""
-        if not self._turns:
+        """Start the claim whose turn it is; None when none may start, or it needs more than `num_free` places."""
+        self._drop_idle()
+        tenant = self._next(self._all, self._shared_places)
+        if tenant is None or tenant.waiting[0].num_places > num_free:
             return None
-        # `min` takes the first of equals, which is the one whose turn it is.
-        name = min(self._turns, key=lambda other: self._tenants[other].num_running / self._tenants[other].weight)
-        tenant = self._tenants[name]
         claim = tenant.waiting[0]
-        if claim.num_places > num_free:
-            return None
-        tenant.credit -= claim.num_places
+        # Those that lead to the claim and have others waiting go on when their turn is over.
+        line = list(tenant.line())
         self.start(claim)
         self.withdraw(claim)
-        if tenant.waiting and tenant.credit <= 0:
-            tenant.credit = tenant.weight
-            del self._turns[name]
-            self._turns[name] = None
+        for share in line:
+            share.credit -= claim.num_places
+            if share.num_waiting and share.credit <= 0 and share.parent is not None:
+                share.credit = share.weight
+                del share.parent.turns[share.name]
+                share.parent.turns[share.name] = None
         return claim
 
+    def excess(self) -> Claim | None:
+        """A claim that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
+        self._drop_idle()
+        return self._excess(self._all, self._shared_places)
+
     def crowd(self, claim: Claim, num_places: int) -> list[Claim]:
-        """The last claims of tenants that wait for more than the tenant of `claim` would: enough for `num_places`.
+        """The last claims of those that wait for more than the share of `claim` would: enough for `num_places`.
 
-        Empty when there are not enough: then `claim` is itself what is too much.
+        Hosts are compared first, then connections of the same host, then tenants. Claims that are paused stay. Empty
+        when there are not enough: then `claim` is itself what is too much.
         """
-        own = self._tenants.get(claim.tenant)
-        wanted = (claim.num_places + (own.num_waiting if own else 0)) / self._weight(claim)
-        left = {name: list(self._tenants[name].waiting) for name in self._turns}
-        shares = {name: self._tenants[name].num_waiting / self._tenants[name].weight for name in self._turns}
-        gone: list[Claim] = []
+        gone: dict[Claim, None] = {}
         while sum(other.num_places for other in gone) < num_places:
-            name = max(shares, key=shares.__getitem__, default=None)
-            if name is None or shares[name] <= wanted:
+            victim = self._crowding(claim, gone)
+            if victim is None:
                 return []
-            gone.append(left[name].pop())
-            shares[name] -= gone[-1].num_places / self._tenants[name].weight
-        return gone
+            gone[victim] = None
+        return list(gone)
 
-    def _tenant(self, claim: Claim) -> _Tenant:
-        tenant = self._tenants.setdefault(claim.tenant, _Tenant(1))
+    def _crowding(self, claim: Claim, gone: Mapping[Claim, None]) -> Claim | None:
+        """The claim that is sent away after those that are `gone`; None when the one to make room for is too much."""
+
+        def crowding(share: _Share) -> float:
+            lost = sum(other.num_places for other in gone if share in self._line(self._tenant(other)))
+            return (share.num_waiting - lost) / share.weight
+
+        def last(share: _Share) -> Claim | None:
+            for part in sorted((share.parts[name] for name in share.turns), key=crowding, reverse=True):
+                if (found := last(part)) is not None:
+                    return found
+            return next((one for one in reversed(share.waiting) if one not in gone and one not in self._paused), None)
+
+        for (parent, name), weight in zip(self._levels(claim), (1, 1, self._weight(claim)), strict=True):
+            if parent is None:
+                return None
+            own = parent.parts.get(name)
+            wanted = (claim.num_places + (own.num_waiting if own is not None else 0)) / weight
+            others = (parent.parts[other] for other in parent.turns if other != name)
+            for other in sorted(others, key=crowding, reverse=True):
+                if crowding(other) <= wanted:
+                    break
+                if (found := last(other)) is not None:
+                    return found
+        return None
+
+    def _next(self, share: _Share, places: int) -> _Share | None:
+        """The tenant whose turn it is within a share that has `places` for its parts, where these have quotas."""
+        if share.waiting:
+            return share
+        quota = self._quota(share, places)
+        # Of equals the first is the one whose turn it is.
+        for part in sorted((share.parts[name] for name in share.turns), key=lambda part: part.load):
+            if quota is None or not part.num_running or part.num_running < quota:
+                found = self._next(part, places if quota is None else quota)
+                if found is not None:
+                    return found
+        return None
+
+    def _excess(self, share: _Share, places: int) -> Claim | None:
+        quota = self._quota(share, places)
+        # One claim of a part always runs.
+        crowded = [part for part in share.parts.values() if part.num_running > 1]
+        for part in sorted(crowded, key=lambda part: part.num_running, reverse=True):
+            is_beyond = quota is not None and part.num_running > quota
+            if is_beyond and (found := _last_pausable(part, part.num_running)) is not None:
+                return found
+            if share is self._all and (found := self._excess(part, places if quota is None else quota)) is not None:
+                return found
+        return None
+
+    def _quota(self, share: _Share, places: int) -> int | None:
+        """Places that each part of a share may have; None where there is no bound, as among tenants."""
+        if not self._shared_places or len(share.parts) < 2 or not self._is_above_tenants(share):
+            return None
+        fewest = min(part.demand for part in share.parts.values())
+        return max(places // len(share.parts), fewest, 1)
+
+    def _is_above_tenants(self, share: _Share) -> bool:
+        """Whether its parts are hosts or connections."""
+        return share.parent is None or share.parent is self._all
+
+    def _wait(self, claim: Claim, place: Callable[..., int]) -> None:
+        tenant = self._tenant(claim)
+        for share in self._line(tenant):
+            if not share.num_waiting and share.parent is not None:
+                share.parent.turns[share.name] = None
+                share.credit = share.weight
+            share.num_waiting += claim.num_places
+        rank = place(tenant.waiting, -claim.priority, key=lambda other: -other.priority)
+        tenant.waiting.insert(rank, claim)
+
+    def _line(self, tenant: _Share) -> Iterator[_Share]:
+        yield from tenant.line()
+        yield self._all
+
+    def _levels(self, claim: Claim) -> list[tuple[_Share | None, str]]:
+        """The shares that lead to a claim, each with the name of its part; None where there is none yet."""
+        parent: _Share | None = self._all
+        levels = []
+        for name in claim.path:
+            levels.append((parent, name))
+            parent = parent.parts.get(name) if parent is not None else None
+        return levels
+
+    def _tenant(self, claim: Claim) -> _Share:
+        """The share of a claim's tenant, made where there is none."""
+        share = self._all
+        for name in claim.path:
+            share = share.parts.setdefault(name, _Share(name, share))
+            self._idle.pop(share, None)
         # Its latest claim's, since it may have been changed.
-        tenant.weight = self._weight(claim)
-        return tenant
+        share.weight = self._weight(claim)
+        return share
 
     def _weight(self, claim: Claim) -> int:
         return claim.weight or self._weights.get(claim.tenant, 1)
 
-    def _forget_idle(self, name: str) -> None:
-        tenant = self._tenants[name]
-        if not tenant.num_running and not tenant.waiting:
-            del self._tenants[name]
+    def _forget(self, tenant: _Share) -> None:
+        """Forget a tenant without claims, and some time later hosts and connections without."""
+        for share in tenant.line():
+            if share.demand:
+                return
+            if share is not tenant and self._shared_places:
+                self._idle[share] = self._now_s()
+            elif share.parent is not None:
+                del share.parent.parts[share.name]
+
+    def _drop_idle(self) -> None:
+        for share, idle_s in list(self._idle.items()):
+            if idle_s + STAY_S > self._now_s():
+                return
+            del self._idle[share]
+            if share.parent is not None:
+                del share.parent.parts[share.name]
+
+
+def _last_pausable(share: _Share, num_running: int) -> Claim | None:
+    """The last claim of the tenant with most places in use that has fewer than `num_running` places."""
+    for part in sorted(share.parts.values(), key=lambda part: part.load, reverse=True):
+        if (found := _last_pausable(part, num_running)) is not None:
+            return found
+    return next((claim for claim in reversed(share.pausable) if claim.num_places < num_running), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,8 @@ class Generation:
         self.clock = clock
         # None where nobody traces, and once the output has ended.
         self._trace = trace
+        # Called once, when the output has ended; everything that it held at the back ends is free by then.
+        self.on_ended: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Generation:
         if self._trace is not None:
@@ -100,7 +102,7 @@ class Generation:
     @property
     def planned_nodes(self) -> int:
         """Nodes that the current round may verify; 0 once the output has ended."""
-        return self._drafting.planned_nodes if self.finish is None and self.error is None else 0
+        return 0 if self.has_ended else self._drafting.planned_nodes
 
     @property
     def stale(self) -> Mapping[str, int]:
@@ -113,11 +115,37 @@ class Generation:
 
     def fail(self, error: CoppiceError) -> None:
         """End the output with an error, unless it has ended already."""
-        if self.finish is None and self.error is None:
+        if not self.has_ended:
             self.error = error
             self._release()
             self._end_trace(error)
             self._wake.set()
+            self.on_ended()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes, and nothing is held at the back ends."""
+        return self.finish is not None or self.error is not None
+
+    def pause(self) -> None:
+        """Give up its place at the verifier, unless the output has ended; nothing comes until `resume`."""
+        if self.has_ended:
+            return
+        self._verifiers.leave(self)
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+        # This opening was not lost.
+        self._openings = max(self._openings - 1, 0)
+
+    def resume(self) -> None:
+        """Open the sequence anew, with the tokens that it has by now."""
+        if self.has_ended:
+            return
+        try:
+            self._verifiers.join(self)
+        except CoppiceError as error:
+            self.fail(error)
 
     def opening(self) -> Opening | None:
         """The sequence as it is now; None when it needs no more passes or has failed too often."""
@@ -228,6 +256,7 @@ class Generation:
         self._drafting.close(self.statistics)
         self._wake.set()
         self._end_trace()
+        self.on_ended()
 
     def _end_trace(self, error: BaseException | None = None) -> None:
         if self._trace is not None:

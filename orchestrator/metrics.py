@@ -25,6 +25,7 @@ def request_metrics(tally: Tally, admission: Admission) -> Iterator[Metric]:
     """Requests and the tokens of their outputs."""
     yield _OWN.gauge("num_requests_running", "Outputs that have a place.", admission.num_running)
     yield _OWN.gauge("num_requests_waiting", "Outputs that wait for a place.", admission.num_waiting)
+    yield _OWN.gauge("num_requests_paused", "Those of them that have begun, and go on later.", admission.num_paused)
     yield _OWN.gauge("num_places", "Outputs that may run at once now.", admission.num_places)
     yield _OWN.counter("requests", "Calls of Generate.", tally.num_requests)
     yield from _OWN.counters("requests_refused", "Calls that got no place, by reason.", "reason", tally.refused)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -33,15 +33,29 @@ class Outputs:
     the verifier's cache then, and is not computed once for each.
     """
 
-    def __init__(self, outputs: Sequence[OneOutput], wake: asyncio.Event, *, first_alone: bool) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[OneOutput],
+        wake: asyncio.Event,
+        *,
+        first_alone: bool,
+    ) -> None:
         self._outputs = tuple(outputs)
+        # Called when all have ended, delivered or not.
+        self.on_ended: Callable[[], None] = lambda: None
+        for output in self._outputs:
+            output.generation.on_ended = self._output_ended
+        self._is_paused = False
+        # Messages that were taken, and whether one waits to be.
+        self._num_taken = 0
+        self._is_offered = False
         self._wake = wake
         self._waiting = list(self._outputs[1:]) if first_alone else []
         self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
         with contextlib.ExitStack() as stack:
-            for output in self._outputs[: len(self._outputs) - len(self._waiting)]:
+            for output in self._begun:
                 stack.enter_context(output.generation)
             self._running = stack.pop_all()
         return self
@@ -66,6 +80,24 @@ class Outputs:
         """Tokens of all outputs so far."""
         return sum(output.generation.num_generated for output in self._outputs)
 
+    @property
+    def offered(self) -> int | None:
+        """The number of the message that waits to be taken; None where none does."""
+        return self._num_taken if self._is_offered else None
+
+    def pause(self) -> None:
+        """Give up all places at the verifier; what is there is delivered, and nothing more comes until `resume`."""
+        self._is_paused = True
+        for output in self._begun:
+            output.generation.pause()
+
+    def resume(self) -> None:
+        """Go on with every output that has begun and has not ended."""
+        self._is_paused = False
+        for output in self._begun:
+            output.generation.resume()
+        self._wake.set()
+
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Every output's messages as they come, until all outputs have ended.
 
@@ -81,10 +113,14 @@ class Outputs:
                 generation, responses = output.generation, output.responses
                 if generation.finish is not None:
                     unfinished.remove(output)
+                    self._is_offered = True
                     yield responses.last(generation, generation.finish)
+                    self._taken()
                     continue
                 if (delta := generation.take()) and (message := responses.delta(delta)) is not None:
+                    self._is_offered = True
                     yield message
+                    self._taken()
                 if generation.error is not None:
                     raise generation.error
 
@@ -94,10 +130,22 @@ class Outputs:
         for output in self._outputs:
             output.generation.fail(error)
 
+    @property
+    def _begun(self) -> tuple[OneOutput, ...]:
+        return self._outputs[: len(self._outputs) - len(self._waiting)]
+
+    def _taken(self) -> None:
+        self._is_offered = False
+        self._num_taken += 1
+
+    def _output_ended(self) -> None:
+        if all(output.generation.has_ended for output in self._outputs):
+            self.on_ended()
+
     def _begin_waiting(self) -> None:
         first = self._outputs[0].generation
         # It may end without a token: a grammar may allow nothing but the empty text.
-        if self._waiting and (first.num_generated or first.finish is not None):
+        if self._waiting and not self._is_paused and (first.num_generated or first.finish is not None):
             waiting, self._waiting = self._waiting, []
             for output in waiting:
                 self._running.enter_context(output.generation)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coppice.errors import DeadlineError, OverloadedError
+import grpc
+from grpc_status import rpc_status
+
+from coppice.errors import CoppiceError, DeadlineError, OverloadedError
 from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
 from coppice.metric import Metric
 from coppice.output_seed import output_seed
-from coppice.rpc import streaming, unary
+from coppice.rpc import error_status, streaming, unary
 from coppice.timeline import Timeline
 from coppice.tokenizer import TargetTokenizer
 from coppice.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket
-from orchestrator.authentication import Authentication, calling_tenant
+from orchestrator.authentication import Authentication, calling_peer, calling_tenant
+from orchestrator.delivery import Delivery, Undelivered, UnreadWatch
 from orchestrator.drafter_client import DrafterPool
 from orchestrator.drafting import Drafting
 from orchestrator.fair_queue import Claim
@@ -64,11 +69,12 @@ Context = Any  # grpc.aio.ServicerContext, whose type parameters say nothing her
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the public edge."""
+    """Bounds of the public edge; `unread_s` is how long a client may leave a message that waits for it, 0 for ever."""
 
     max_outputs: int
     max_nodes: int
     default_timeout_s: float
+    unread_s: float = 10.0
     # Whether each round waits for its draft.
     synchronous: bool = False
 
@@ -103,6 +109,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self.admission = admission
         self._tenancy = tenancy or Tenancy()
         self.authentication = authentication
+        self._undelivered = Undelivered()
+        self._telling: set[asyncio.Task[None]] = set()
         self.tally = Tally(latencies)
 
     @property
@@ -126,7 +134,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             tenant = calling_tenant(metadata)
             keep_limits(request, tenant)
             only_reads = not request.sampling.HasField("grammar")
-            claim = Claim(tenant.name, num_outputs, request.priority, tenant.weight, only_reads)
+            peer = calling_peer(metadata)
+            claim = Claim(
+                tenant.name,
+                num_outputs,
+                request.priority,
+                tenant.weight,
+                only_reads,
+                # A tenant with a token is the same one whatever its connections.
+                peer="" if tenant.has_token else peer,
+            )
             with (
                 self._tenancy.enter(tenant, num_outputs) as use,
                 self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request, max_context)) as ticket,
@@ -147,8 +164,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
                 outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace)
                 counted.began(outputs, len(valid.prompt_ids))
+                end = functools.partial(self._end_unread, context, asyncio.current_task(), outputs)
                 try:
-                    with outputs, _deadline(outputs, arrival_s, deadline_s):
+                    with (
+                        Delivery(self._undelivered, peer, valid, outputs, ticket, use),
+                        outputs,
+                        _deadline(outputs, arrival_s, deadline_s, end),
+                        UnreadWatch(outputs, self._limits.unread_s, end),
+                    ):
+                        ticket.run(outputs)
                         async for message in outputs.messages():
                             if self._timeline is not None:
                                 self._timeline.mark("client.delta.out", size=len(message.token_ids))
@@ -156,9 +180,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 except OverloadedError as error:
                     # The verifier's; how soon it has room again is what our own requests show.
                     raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
-                finally:
-                    ticket.num_tokens = outputs.num_generated
-                    use.num_tokens = len(valid.prompt_ids) + outputs.num_generated_in_all
 
     def metrics(self) -> Iterator[Metric]:
         """What operators see of this service and its back ends. On the event loop."""
@@ -195,6 +216,18 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             refusals=[*self._verifiers.refusals(), *self._drafters.refusals()],
             rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,
         )
+
+    def _end_unread(
+        self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError
+    ) -> None:
+        """End a call that waits for its client to take a message; the client hears of it when it takes that."""
+        outputs.fail(error)
+        # By a task of its own, which lasts until the client has it or is gone: the call's is to let go of everything.
+        telling = asyncio.create_task(_tell(context, error), name="telling of an end")
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        if task is not None:
+            task.cancel()
 
     def _own_sources(self) -> frozenset[str]:
         own = {CACHE} if self._cache is not None else set()
@@ -294,16 +327,21 @@ async def _admitted(ticket: Ticket, deadline_s: float) -> None:
         raise DeadlineError(f"had no place within {deadline_s - ticket.entered_s:.3g} s") from error
 
 
+async def _tell(context: Context, error: CoppiceError) -> None:
+    # It raises when it is done, too, and where the call is over already.
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+        await context.abort_with_status(rpc_status.to_status(error_status(error)))
+
+
 @contextlib.contextmanager
-def _deadline(outputs: Outputs, arrival_s: float, deadline_s: float) -> Iterator[None]:
-    """Ends the outputs at the deadline: what they hold at the back ends must not wait for their reader."""
-    task = asyncio.current_task()
+def _deadline(
+    outputs: Outputs, arrival_s: float, deadline_s: float, end: Callable[[CoppiceError], None]
+) -> Iterator[None]:
+    """Ends the outputs at the deadline, and with `end` the call some time later, which may wait for its reader."""
     loop = asyncio.get_running_loop()
     error = DeadlineError(f"not finished within {deadline_s - arrival_s:.3g} s")
     left_s = max(deadline_s - time.monotonic(), 0.0)
-    timers = [loop.call_later(left_s, outputs.fail, error)]
-    if task is not None:
-        timers.append(loop.call_later(left_s + UNREAD_GRACE_S, task.cancel))
+    timers = [loop.call_later(left_s, outputs.fail, error), loop.call_later(left_s + UNREAD_GRACE_S, end, error)]
     try:
         yield
     finally:

@@ -7,7 +7,14 @@ import logging
 from collections import Counter
 from types import TracebackType
 
-from coppice.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError, UnsupportedError
+from coppice.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnreadError,
+    UnsupportedError,
+)
 from coppice.v1 import sampling_pb2
 from orchestrator.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
 from orchestrator.generation import Generation
@@ -29,6 +36,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (TenantLimitError, "tenant_limit"),
     (OverloadedError, "verifier_full"),
     (DeadlineError, "deadline"),
+    (UnreadError, "unread"),
     (InvalidRequestError, "invalid"),
     (UnsupportedError, "unsupported"),
     (UnavailableError, "unavailable"),
@@ -39,7 +47,7 @@ INTERNAL = "internal"
 FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
 # What happens before an output begins, and what cannot.
 _AT_THE_DOOR = ("queue_full", "no_time", "long_wait", "crowded_out", "tenant_limit")
-REFUSALS = tuple(reason for reason in FAILURES if reason != "verifier_full")
+REFUSALS = tuple(reason for reason in FAILURES if reason not in ("verifier_full", "unread"))
 FINISHES = tuple(
     name.removeprefix("FINISH_REASON_").lower()
     for name, number in sampling_pb2.FinishReason.items()

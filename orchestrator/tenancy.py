@@ -70,6 +70,7 @@ class Use:
         self._tenancy = tenancy
         self._tenant = tenant
         self._num_places = num_places
+        self._has_left = False
         # Of the prompt and of all outputs, once they are known.
         self.num_tokens = 0
 
@@ -79,7 +80,13 @@ class Use:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tenancy.leave(self._tenant, self._num_places, self.num_tokens)
+        self.leave()
+
+    def leave(self) -> None:
+        """Count the request out; further calls do nothing."""
+        if not self._has_left:
+            self._has_left = True
+            self._tenancy.leave(self._tenant, self._num_places, self.num_tokens)
 
 
 class Tenancy:

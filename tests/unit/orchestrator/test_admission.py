@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -280,3 +281,92 @@ def test_prompts_are_not_counted_where_nobody_bounds_the_wait() -> None:
     admission = Admission(100, 100, clock=clock)
     read_steadily(admission, clock, 10.0)
     assert all(enter(admission).started_s is not None for _ in range(100))
+
+
+class Outputs:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
+class Timers:
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.waiting.append((delay_s, callback))
+
+
+def from_peer(admission: Admission, peer: str, places: int = 1) -> Ticket:
+    return admission.enter(Claim("", places, peer=peer), 1e9, 1)
+
+
+def test_a_newcomer_has_its_place_at_once_and_those_it_was_taken_from_go_on_later() -> None:
+    clock, timers = Clock(), Timers()
+    admission = Admission(8, 3, clock=clock, shared_places=4, call_later=timers)
+    greedy = [from_peer(admission, "h:1") for _ in range(11)]
+    outputs = [Outputs() for _ in greedy]
+    for ticket, one in zip(greedy[:8], outputs, strict=False):
+        ticket.run(one)
+    with pytest.raises(OverloadedError):
+        from_peer(admission, "h:1")
+    # The queue is full, too, and stays as it is.
+    newcomer = from_peer(admission, "h:2")
+    assert newcomer.started_s is not None
+    assert (admission.num_running, admission.num_paused, admission.num_waiting) == (3, 6, 9)
+    assert [one.told for one in outputs[:8]] == [[]] * 2 + [["pause"]] * 6
+    assert all(ticket.refusal is None for ticket in greedy)
+    # One that is paused may be left.
+    admission.leave(greedy[7])
+    newcomer.leave()
+    newcomer.leave()
+    assert (admission.num_running, admission.num_paused) == (2, 5)
+    clock.now_s += 1.0
+    [(delay_s, look)] = timers.waiting
+    assert delay_s == 1.0
+    look()
+    assert (admission.num_running, admission.num_paused, admission.num_waiting) == (8, 0, 2)
+    assert [one.told for one in outputs[:8]] == [[]] * 2 + [["pause", "resume"]] * 5 + [["pause"]]
+    for ticket in greedy:
+        ticket.leave()
+    assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+def test_who_has_as_much_as_it_may_gets_no_more_while_others_are_there() -> None:
+    admission = Admission(8, 8, shared_places=4)
+    modest = from_peer(admission, "h:2")
+    greedy = [from_peer(admission, "h:1") for _ in range(5)]
+    assert [ticket.started_s is not None for ticket in greedy] == [True, True, False, False, False]
+    greedy[0].leave()
+    assert greedy[2].started_s is not None
+    assert greedy[3].started_s is None
+    modest.leave()
+
+
+def test_time_that_an_output_was_paused_does_not_count_as_its_pace() -> None:
+    clock, timers = Clock(), Timers()
+    admission = Admission(8, 8, clock=clock, shared_places=2, call_later=timers)
+    for _ in range(MIN_SEEN):
+        tickets = [from_peer(admission, "h:1") for _ in range(2)]
+        for ticket in tickets:
+            ticket.run(Outputs())
+        clock.now_s += 1.0
+        newcomer = from_peer(admission, "h:2")
+        assert tickets[1].started_s is None
+        clock.now_s += 5.0
+        newcomer.leave()
+        clock.now_s += 1.0
+        timers.waiting.pop()[1]()
+        assert tickets[1].started_s is not None
+        assert tickets[1].waited_s == 0
+        clock.now_s += 1.0
+        for ticket in tickets:
+            ticket.num_tokens = 10
+            ticket.leave()
+    # Of the two, one had its place for eight seconds and one for two; four places' worth of five each.
+    assert admission.retry_after_s(8) == pytest.approx(5.0)

@@ -52,13 +52,16 @@ def test_every_variable_is_read() -> None:
         "OPEN_REFLECTION": "true",
         "ROUNDS": "synchronous",
         "SYNCHRONOUS_WAIT_S": "3.5",
+        "SHARED_PLACES": "5",
+        "UNREAD_S": "2.5",
     }
     edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
     cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
     tokens = {"tokens_file": "/tokens", "open_reflection": True}
     queue = (8, 0.5, 25.0, (("a", 2), ("b", 3)))
     rounds = {"rounds": "synchronous", "synchronous_wait_s": 3.5}
-    expected = Config(*edge, *cache, *queue, "fixed", metrics_port=9100, **tokens, **rounds)
+    others = {"shared_places": 5, "unread_s": 2.5}
+    expected = Config(*edge, *cache, *queue, "fixed", metrics_port=9100, **tokens, **rounds, **others)
     assert Config.from_env(env) == expected
 
 
@@ -95,6 +98,8 @@ def test_secrets_do_not_show() -> None:
         ("CACHE_TTL_S", "-1"),
         ("PLANNER", "clever"),
         ("HEALTH_PORT", "65536"),
+        ("SHARED_PLACES", "-1"),
+        ("UNREAD_S", "nan"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.fair_queue import Claim, FairQueue
+from orchestrator.fair_queue import STAY_S, Claim, FairQueue
 
 WEIGHTS = {"b": 2, "c": 3}
 
@@ -90,7 +90,7 @@ def test_claims_start_in_the_order_of_the_slow_queue(num_places: int, events: li
         assert fast.take_next(num_places - fast.num_running) is None
         assert fast.num_running == sum(claim.num_places for claim in slow.running)
         assert fast.num_waiting == sum(claim.num_places for claim in slow.waiting)
-    assert set(fast._tenants) == {claim.tenant for claim in (*slow.running, *slow.waiting)}
+    assert fast.tenants == {claim.tenant for claim in (*slow.running, *slow.waiting)}
 
 
 def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
@@ -188,3 +188,147 @@ def test_what_others_take_before_a_claim_is_foreseen_to_within_a_turn_of_each(se
     taken = Counter(claim.tenant for claim in iter(lambda: queue.take_next(1), mine) if claim is not None)
     others = {tenant: count for tenant, count in taken.items() if tenant != mine.tenant}
     assert abs(sum(others.values()) - foreseen) <= sum(WEIGHTS.get(tenant, 1) for tenant in "abcd")
+
+
+def started_in_turn(queue: FairQueue, number: int) -> list[Claim]:
+    """With one place, the claims that get it one after the other."""
+    started = []
+    for _ in range(number):
+        claim = queue.take_next(1)
+        assert claim is not None
+        started.append(claim)
+        queue.end(claim)
+    return started
+
+
+def test_connections_take_turns_whatever_tenants_they_name() -> None:
+    queue = FairQueue({"gold": 9})
+    for number in range(6):
+        queue.wait(Claim(f"tenant {number}", 1, peer="h:1"))
+        queue.wait(Claim("gold", 1, peer="h:2"))
+        queue.wait(Claim("", 1, peer="h:3"))
+    assert Counter(claim.peer for claim in started_in_turn(queue, 12)) == {"h:1": 4, "h:2": 4, "h:3": 4}
+
+
+def test_weights_are_those_of_tenants_within_a_connection() -> None:
+    queue = FairQueue(WEIGHTS)
+    for _ in range(12):
+        for tenant in "ac":
+            queue.wait(Claim(tenant, 1, peer="h:1"))
+    assert "".join(claim.tenant for claim in started_in_turn(queue, 16)) == "accc" * 4
+
+
+def test_hosts_share_before_their_connections_do() -> None:
+    queue = FairQueue()
+    for _ in range(20):
+        for connection in range(10):
+            queue.wait(Claim("", 1, peer=f"crowd:{connection}"))
+        queue.wait(Claim("", 1, peer="[::1]:7"))
+    started = started_in_turn(queue, 20)
+    assert Counter(claim.path[0] for claim in started) == {"crowd": 10, "[::1]": 10}
+    assert len({claim.peer for claim in started}) == 11
+
+
+def test_a_full_queue_makes_room_for_a_connection_with_less_than_its_share() -> None:
+    queue = FairQueue()
+    crowd = [Claim("t", 1, peer=f"crowd:{number % 3}") for number in range(9)]
+    calm = Claim("", 1, peer="calm:1")
+    for claim in (*crowd, calm):
+        queue.wait(claim)
+    assert queue.crowd(Claim("new", 1, peer="calm:2"), 2) == [crowd[6], crowd[7]]
+    # The host has more than its share, this connection has less than those beside it.
+    assert queue.crowd(Claim("new", 1, peer="crowd:9"), 1) == [crowd[6]]
+    assert queue.crowd(Claim("t", 1, peer="crowd:0"), 1) == []
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def running(queue: FairQueue, peer: str, number: int, places: int = 1, tenant: str = "") -> list[Claim]:
+    claims = [Claim(tenant or f"t{index}", places, peer=peer) for index in range(number)]
+    for claim in claims:
+        queue.start(claim)
+        queue.may_pause(claim)
+    return claims
+
+
+def excess(queue: FairQueue) -> list[Claim]:
+    paused = []
+    while (claim := queue.excess()) is not None:
+        queue.pause(claim)
+        paused.append(claim)
+    return paused
+
+
+def test_beside_one_that_asks_for_little_a_connection_is_paused_down_to_its_quota() -> None:
+    clock = Clock()
+    queue = FairQueue(shared_places=8, clock=clock)
+    greedy = running(queue, "h:1", 20, tenant="t")
+    assert not excess(queue)
+    assert not queue.is_shared
+    modest = Claim("", 1, peer="h:2")
+    queue.wait(modest)
+    # The last ones first, so that what is lost is little.
+    assert excess(queue) == greedy[:3:-1]
+    assert (queue.num_running, queue.num_paused, queue.num_waiting) == (4, 16, 17)
+    assert queue.take_next(99) is modest
+    assert queue.take_next(99) is None
+    # A client that comes again soon meets the same.
+    queue.end(modest)
+    assert queue.take_next(99) is None
+    assert queue.stay_s == STAY_S
+    clock.now_s += STAY_S
+    assert [queue.take_next(99) for _ in greedy[4:]] == greedy[4:]
+    assert (queue.num_running, queue.num_paused, queue.stay_s) == (20, 0, None)
+
+
+def test_those_who_ask_for_as_much_as_each_other_are_not_paused() -> None:
+    for number, each in ((40, 1), (2, 30), (3, 100)):
+        queue = FairQueue(shared_places=8)
+        for connection in range(number):
+            running(queue, f"h:{connection}", each)
+        assert not excess(queue)
+
+
+def test_who_asks_for_more_than_a_part_gets_as_much_for_the_others() -> None:
+    queue = FairQueue(shared_places=8)
+    running(queue, "h:1", 30)
+    running(queue, "h:2", 6)
+    excess(queue)
+    assert queue.num_running == 12
+
+
+def test_a_hosts_connections_share_its_quota() -> None:
+    queue = FairQueue(shared_places=8)
+    for connection in range(10):
+        running(queue, f"crowd:{connection}", 3)
+    running(queue, "calm:1", 1)
+    excess(queue)
+    assert queue.num_running == 5
+
+
+def test_one_claim_of_a_connection_always_runs_however_large() -> None:
+    queue = FairQueue(shared_places=8)
+    large = running(queue, "h:1", 3, places=16, tenant="t")
+    running(queue, "h:2", 1)
+    assert excess(queue) == large[:0:-1]
+    assert queue.num_running == 17
+
+
+def test_paused_claims_are_not_sent_away_and_go_on_before_others_of_their_tenant() -> None:
+    queue = FairQueue(shared_places=2)
+    first, second = running(queue, "h:1", 2, tenant="t")
+    late, urgent = Claim("t", 1, peer="h:1"), Claim("t", 1, 5, peer="h:1")
+    queue.wait(late)
+    queue.wait(Claim("", 1, peer="h:2"))
+    assert excess(queue) == [second]
+    queue.wait(urgent)
+    assert queue.crowd(Claim("", 1, peer="h:2"), 2) == []
+    assert queue.crowd(Claim("", 1, peer="h:2"), 1) == [late]
+    queue.end(first)
+    order = started_in_turn(queue, 4)
+    assert [claim for claim in order if claim.peer == "h:1"] == [urgent, second, late]
