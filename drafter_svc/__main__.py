@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -15,6 +16,8 @@ from drafter_svc.app import serve
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.service import DrafterService
+
+logger = logging.getLogger("drafter_svc")
 
 UNAVAILABLE = 1
 BAD_CONFIGURATION = 2
@@ -38,16 +41,16 @@ def main(make_service: type[DrafterService] = DrafterService) -> int:
     try:
         drafter = load_drafter(config)
     except (CoppiceError, OSError, ValueError) as error:
-        sys.stderr.write(f"MODEL {config.model!r} cannot be used: {error}\n")
+        logger.error("MODEL %r cannot be used: %s", config.model, error)
         return BAD_CONFIGURATION
     try:
         tracer = open_tracer("coppice-drafter", os.environ)
         rpc.run(lambda: serve(config, drafter, certificates, tracer, make_service))
     except CoppiceError as error:
-        sys.stderr.write(f"{error}\n")
+        logger.error("%s", error)
         return UNAVAILABLE
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
+        logger.error("%s", error)
         return BAD_CONFIGURATION
     return 0
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coppice.errors import IncompatibleError
+from coppice.loaded_weights import refuse_not_finite, refuse_other_names
 from verifier_svc.draw_rule import Threshold, Thresholds
 from verifier_svc.space_adapter import LowRank
 
@@ -100,6 +101,9 @@ def load_head(directory: Path) -> EarlyHead:
         if content.get("kind") != KIND:
             raise IncompatibleError(f"{directory / DESCRIPTION_FILE} is not that of a head of the kind {KIND!r}")
         tensors = {name: tensor.float() for name, tensor in load_file(directory / TENSOR_FILE).items()}
+        optional = ["down", "up"] if {"down", "up"} & tensors.keys() else []
+        refuse_other_names(str(directory / TENSOR_FILE), tensors, ["norm.weight", "norm.bias", *optional])
+        refuse_not_finite(str(directory / TENSOR_FILE), tensors.items())
         low_rank = LowRank(tensors["down"], tensors["up"]) if "down" in tensors else None
         thresholds = tuple(Threshold(**entry) for entry in content["thresholds"])
         return EarlyHead(

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+import transformers
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from coppice.checkpoint_files import refuse_unsafe
+from coppice.checkpoint_files import refuse_unsuitable
 from coppice.errors import IncompatibleError
 from coppice.tokenizer import fingerprint
 from coppice.transition_scores import TransitionScores
 from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
+from verifier_svc.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.config import VerifierConfig
 from verifier_svc.conformance_probe import ConformanceProbe
 from verifier_svc.context_limit import context_that_fits
@@ -76,22 +77,23 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     With `ranks` this process loads its part, and all of them call this at the same time.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code; the model's layers cannot be verified as trees; strict
-            mode is asked for, and this machine's kernels do not give it; or the KV cache has no room for any text.
+        IncompatibleError: the checkpoint could carry code, is damaged, lacks tensors of its model, or is no causal
+            language model that can be loaded here; the model's layers cannot be verified as trees; strict mode is asked
+            for, and this machine's kernels do not give it; or the KV cache has no room for any text.
         OSError: the checkpoint cannot be read.
     """
     device = _device(config.device)
     exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     transformers_logging.disable_progress_bar()
-    model = _load(config.model, dtype, ranks)
-    torch.nn.Module.to(model, device)
-    model.eval()
+    refuse_unsuitable(config.model, transformers)
+    tokenizer_json = read_tokenizer(config.model)
+    model = load_checkpoint(config.model, dtype, device, ranks)
     refuse_unsupported(model)
-    tokenizer_json = _tokenizer_json(config.model)
     # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
+    refuse_larger_tokenizer(config.model, tokenizer_json, vocab_size)
     vocab_size: int = model.config.get_text_config().vocab_size
     probe = ConformanceProbe(model, vocab_size)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
@@ -329,22 +331,6 @@ def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
     return TritonKernel(device)
 
 
-def _load(model: str, dtype: torch.dtype, ranks: Ranks | None) -> PreTrainedModel:
-    refuse_unsafe(model, CONFIG_MAPPING)
-    if ranks is not None:
-        # Here, so that nothing else depends on torch.distributed.
-        from verifier_svc.tensor_parallel import load_part
-
-        return load_part(model, dtype, ranks)
-    try:
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except SafetensorError as error:
-        raise IncompatibleError(f"the weights of {model} are damaged or cut short: {error}") from error
-    return loaded
-
-
 def _requested_threads(config: VerifierConfig) -> int:
     """Threads for every pass; ranks share the machine's cores evenly unless a number is set."""
     if config.threads or config.tensor_parallel == 1:
@@ -377,15 +363,6 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("DEVICE is cuda but there is no CUDA device")
     return torch.device(name)
-
-
-def _tokenizer_json(model: str) -> bytes:
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise IncompatibleError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
-    serialised: str = backend.to_str()
-    return serialised.encode()
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ class MaskRows:
         for name, low_rank in adapter.low_rank.items():
             if (module := modules.get(name)) is None:
                 raise IncompatibleError(f"the adapter is for a layer {name!r}, which the target does not have")
+            _refuse_other_sizes(name, module, low_rank)
             if not self._by_row:
                 module.register_forward_hook(self._hook(name, low_rank.to(parameter.device, parameter.dtype)))
                 continue
@@ -135,6 +136,23 @@ class MaskRows:
             return torch.where(gate, output + values @ down.T @ up.T, output)
 
         return add
+
+
+def _refuse_other_sizes(name: str, module: nn.Module, low_rank: LowRank) -> None:
+    """Raise IncompatibleError for an addition to other inputs or outputs than its layer's, if that tells them."""
+    own: list[Any]
+    added = [low_rank.up.shape[0], low_rank.down.shape[1]]
+    if hasattr(module, "in_features"):
+        own = [module.out_features, module.in_features]
+    elif isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 2:
+        # GPT-2's are the other way round.
+        own = [weight.shape[1], weight.shape[0]]
+    else:
+        return
+    if added != own:
+        raise IncompatibleError(
+            f"the adapter's addition to {name!r} is one of {added} outputs and inputs, the layer has {own}"
+        )
 
 
 def _unknown_inputs(name: str, values: Tensor) -> IncompatibleError:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from coppice.error_scales import ErrorScales, check_error_scales, read_error_scales
 from coppice.errors import IncompatibleError
+from coppice.loaded_weights import refuse_not_finite, refuse_other_names
 
 DESCRIPTION_FILE = "space.json"
 TENSOR_FILE = "space.safetensors"
@@ -92,10 +93,13 @@ def load_adapter(directory: Path) -> SpaceAdapter:
         if content.get("kind") != KIND:
             raise IncompatibleError(f"{directory / DESCRIPTION_FILE} is not that of an adapter of the kind {KIND!r}")
         tensors = load_file(directory / TENSOR_FILE)
-        masks = tensors.pop("masks")
-        sides = [tensors.pop(name) for name in TRANSITION if name in tensors]
-        transition = Transition(*sides) if sides else None
-        names = {name.removesuffix(".down").removesuffix(".up") for name in tensors}
+        names = {name.removesuffix(".down").removesuffix(".up") for name in tensors if name.endswith((".down", ".up"))}
+        own = [*TRANSITION] if set(TRANSITION) & tensors.keys() else []
+        own += [f"{name}{side}" for name in names for side in (".down", ".up")]
+        refuse_other_names(str(directory / TENSOR_FILE), tensors, ["masks", *own])
+        refuse_not_finite(str(directory / TENSOR_FILE), tensors.items())
+        masks = tensors["masks"]
+        transition = Transition(*(tensors[name] for name in TRANSITION)) if TRANSITION[0] in tensors else None
         low_rank = {name: LowRank(tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in sorted(names)}
         return SpaceAdapter(masks, low_rank, read_error_scales(content["sigmas"]), transition)
     except (OSError, SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:

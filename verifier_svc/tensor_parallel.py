@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.import_utils import is_accelerate_available
 
+from coppice.checkpoint_files import refuse_unsuitable
 from coppice.errors import IncompatibleError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.pass_message import PassStep, decode, encode
@@ -77,18 +79,34 @@ def following(rank: int, directory: Path, reader: PassReader, config: VerifierCo
     _leave()
 
 
-def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
+def load_part(model: str, dtype: torch.dtype, ranks: Ranks) -> tuple[PreTrainedModel, dict[str, Any]]:
     """This rank's part of a checkpoint, cut as transformers has planned it for the architecture; nothing else is read.
+
+    Also returns what `from_pretrained` says of the checkpoint's tensors, which is the same for every rank.
 
     Raises:
         ValueError: there is no plan for it.
     """
     plan = DistributedConfig(tp_size=ranks.size, tp_plan="auto")
-    part: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, dtype=dtype, use_safetensors=True, trust_remote_code=False, distributed_config=plan
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        distributed_config=plan,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     ranks.meet()
-    return part
+    part, found = loaded
+    return part, found
+
+
+def on_any_rank(flags: list[bool], device: torch.device) -> list[bool]:
+    """Which flags are set on any rank; every rank calls this with as many, in the same order."""
+    together = torch.tensor(flags, dtype=torch.uint8, device=device)
+    dist.all_reduce(together, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in together.tolist()]
 
 
 def _refuse_unable(config: VerifierConfig) -> None:
@@ -105,6 +123,7 @@ def _refuse_unable(config: VerifierConfig) -> None:
     elif torch.accelerator.is_available():
         # transformers puts every part there, and does not ask.
         raise IncompatibleError("TENSOR_PARALLEL on CPUs needs accelerators to be hidden (CUDA_VISIBLE_DEVICES='')")
+    refuse_unsuitable(config.model, transformers)
     model_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     refuse_uneven_heads(model_config.get_text_config(), config.tensor_parallel)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coppice.errors import CoppiceError
 from coppice.logs import configure_logging
+from verifier_svc.checkpoint import CheckpointRefusedError
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
 from verifier_svc.loading import load_probed_target
 from verifier_svc.pass_message import decode
@@ -39,7 +40,12 @@ def main(rank: int, parent_pid: int, descriptor: int, directory: Path) -> None:
         config = VerifierConfig.from_env()
         reader = PassReader(socket.socket(fileno=descriptor))
         with following(rank, directory, reader, config) as ranks:
-            target, _ = load_probed_target(config, ranks)
+            try:
+                target, _ = load_probed_target(config, ranks)
+            except CheckpointRefusedError:
+                # Rank 0 has found the same, says it and ends.
+                reader.next()
+                sys.exit(CONFIGURATION_ERROR)
             follow(target, reader)
     except (CoppiceError, ValueError) as error:
         logger.error("%s", error)

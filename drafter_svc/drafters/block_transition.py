@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
 from coppice.likeliest_tokens import FloatArray
+from coppice.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.transition_scores import TransitionScores
-from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, has_layers_alone
+from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, TRANSITION, has_layers_alone
 
 _FILE = "model.safetensors"
-_NAMES = ("transition.before", "transition.behind")
 
 
 def load_transition(reference: str, model: PreTrainedModel, num_tokens: int) -> TransitionScores | None:
@@ -47,9 +47,13 @@ def transition_matrices(reference: str) -> tuple[FloatArray, FloatArray] | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            if not set(_NAMES) & set(file.keys()):
+            names = set(TRANSITION) & set(file.keys())
+            if not names:
                 return None
-            before, behind = (file.get_tensor(name).float().numpy() for name in _NAMES)
+            refuse_other_names(f"the transition of {reference}", names, TRANSITION)
+            tensors = [file.get_tensor(name).float() for name in TRANSITION]
     except SafetensorError as error:
         raise IncompatibleError(f"the weights of {reference} are damaged: {error}") from error
+    refuse_not_finite(reference, zip(TRANSITION, tensors, strict=True))
+    before, behind = (tensor.numpy() for tensor in tensors)
     return before, behind

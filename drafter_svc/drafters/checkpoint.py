@@ -11,14 +11,23 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
-from coppice.checkpoint_files import refuse_unsafe
+from coppice.checkpoint_files import (
+    WEIGHTS_FILE,
+    read_object,
+    reason_of,
+    refusal_of,
+    refuse_unsuitable,
+    refuse_without_tokenizer,
+)
 from coppice.errors import IncompatibleError
+from coppice.loaded_weights import quiet_loading, refuse_incomplete, refuse_not_finite, refuse_untied
 from coppice.tokenizer import fingerprint, load_tokenizer_json
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
-from drafter_svc.drafters.layers_checkpoint import base_of, has_layers_alone, load_layers
+from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, TRANSITION, base_of, has_layers_alone, load_layers
 from drafter_svc.drafters.llama_forward import LlamaForward, compiled_ways, is_supported
 from drafter_svc.drafters.tree_cache import FloatArray, Forward, TreeCache
 
@@ -66,28 +75,38 @@ def load_model(reference: str, device: torch.device) -> PreTrainedModel:
     """The model of a checkpoint directory or hub id: float32 on a CPU, bfloat16 on a GPU, safetensors only.
 
     Raises:
-        IncompatibleError: the checkpoint could carry code, its weights are damaged or do not fit its configuration, or,
-            where it has layers alone, the embeddings are not those that it was made with.
-        OSError, ValueError: there is no such checkpoint, or transformers cannot read it.
+        IncompatibleError: there is no such checkpoint, it could carry code, or it is no causal language model that can
+            be loaded here; its tensors are damaged, are not those of its model, or hold NaN or infinity; or, where it
+            has layers alone, the embeddings are not those that it was made with.
     """
-    refuse_unsafe(reference, CONFIG_MAPPING)
+    refuse_unsuitable(reference, transformers, LAYERS_FILE if has_layers_alone(reference) else WEIGHTS_FILE)
+    transformers_logging.disable_progress_bar()
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     if has_layers_alone(reference):
         base = load_model(base_of(reference), torch.device("cpu"))
         whole: Any = load_layers(reference, base)
         return cast(PreTrainedModel, whole.to(device, dtype).eval())
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            reference, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except SafetensorError as error:
-        raise IncompatibleError(f"the weights of {reference} are damaged or cut short: {error}") from error
-    except (OSError, ValueError, MemoryError):
+        with quiet_loading():
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                reference,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except MemoryError:
         raise
     except Exception as error:
         # Of many kinds, by what does not fit.
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise IncompatibleError(f"the weights and config.json of {reference} do not fit together ({what})") from error
+        raise refusal_of(reference, error) from error
+    model, found = read
+    tensors: dict[str, Any] = model.state_dict()
+    refuse_incomplete(reference, found, tensors.keys(), model.config.get_text_config(), TRANSITION)
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True).items()
+    refuse_untied(reference, [(name, model.get_parameter(name), model.get_parameter(other)) for name, other in tied])
+    refuse_not_finite(reference, tensors.items())
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
 
@@ -96,13 +115,18 @@ def load_fingerprint(reference: str) -> str:
     """The fingerprint of a checkpoint's tokenizer.
 
     Raises:
-        IncompatibleError: the checkpoint has no tokenizer whose rules can be compared.
-        OSError, ValueError: its tokenizer cannot be read.
+        IncompatibleError: the checkpoint has no tokenizer whose rules can be compared, or a damaged one.
     """
     reference = base_of(reference)
-    if (Path(reference) / "tokenizer.json").is_file():
+    refuse_without_tokenizer(reference)
+    if (path := Path(reference) / "tokenizer.json").is_file():
+        read_object(path)
         return fingerprint(load_tokenizer_json(Path(reference)))
-    tokenizer: Any = AutoTokenizer.from_pretrained(reference, trust_remote_code=False)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(reference, trust_remote_code=False)
+    except Exception as error:
+        # Of many kinds, by what is wrong with it.
+        raise IncompatibleError(f"the tokenizer of {reference} cannot be loaded: {reason_of(error)}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise IncompatibleError(f"the checkpoint {reference} has no tokenizer.json and none can be made")

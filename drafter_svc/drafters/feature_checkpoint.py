@@ -21,6 +21,7 @@ from torch import Tensor, from_numpy
 from transformers import PreTrainedModel
 
 from coppice.errors import IncompatibleError
+from coppice.loaded_weights import refuse_not_finite, refuse_other_names
 from drafter_svc.drafters.checkpoint import CALIBRATION_FILE
 from drafter_svc.drafters.feature_heads import FeatureHeads, FloatArray
 from drafter_svc.drafters.int8_weights import quantise
@@ -72,6 +73,8 @@ def load_conditioning(reference: str) -> Conditioning:
     """
     try:
         tensors = load_file(Path(reference) / FEATURES_FILE)
+        refuse_other_names(f"{FEATURES_FILE} of {reference}", tensors, [*_NAMES, *(name + _SCALES for name in _NAMES)])
+        refuse_not_finite(f"{FEATURES_FILE} of {reference}", tensors.items())
         matrices = {name: (tensors[name].float() * tensors[name + _SCALES][..., None]).numpy() for name in _NAMES}
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise IncompatibleError(f"{reference} has no {FEATURES_FILE} that can be used: {error}") from error

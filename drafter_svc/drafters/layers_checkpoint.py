@@ -21,10 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from coppice.checkpoint_files import named
 from coppice.errors import IncompatibleError
+from coppice.loaded_weights import refuse_not_finite, refuse_other_names
 from drafter_svc.drafters.int8_weights import quantise
 
 LAYERS_FILE = "layers.safetensors"
+# What a checkpoint may have beside its model, see `block_transition.py`.
+TRANSITION = ("transition.before", "transition.behind")
 _DESCRIPTION_FILE = "drafter.json"
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _MASKS = "masks."
@@ -88,6 +92,7 @@ def load_layers(reference: str, base: PreTrainedModel) -> LlamaForCausalLM:
             raise IncompatibleError(f"{reference} is a {config.model_type}; checkpoints of layers alone are Llamas")
         model = LlamaForCausalLM(config)
         tensors = load_file(Path(reference) / LAYERS_FILE)
+        _refuse_other_tensors(reference, tensors, model.state_dict())
         known = base.state_dict()
         tables = [known[name].float().cpu() for name in _TABLES if name in model.state_dict()]
         if _digest(tables) != described["embeddings"]:
@@ -96,6 +101,23 @@ def load_layers(reference: str, base: PreTrainedModel) -> LlamaForCausalLM:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise IncompatibleError(f"the layers of {reference} are damaged or do not fit: {error}") from error
     return model
+
+
+def _refuse_other_tensors(reference: str, tensors: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are missing, that the model has no place for, of other shapes than its own, or no numbers."""
+    names = {_MASKS + name if name in _TABLES else name for name in model}
+    scales = {name + _SCALES for name in names if name in tensors and not tensors[name].is_floating_point()}
+    refuse_other_names(reference, tensors, names | scales, TRANSITION)
+    wanted = {name: list(value.shape) for name, value in model.items() if name not in _TABLES}
+    wanted |= {name: [len(tensors[name.removesuffix(_SCALES)])] for name in scales}
+    other = [
+        f"{name} {list(tensors[name].shape)} instead of {shape}"
+        for name, shape in wanted.items()
+        if list(tensors[name].shape) != shape
+    ]
+    if other:
+        raise IncompatibleError(f"{reference} has {named(other, 'tensor')} of other shapes than config.json says")
+    refuse_not_finite(reference, tensors.items())
 
 
 def _whole(tensors: Mapping[str, Tensor], tables: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:

@@ -1,0 +1,268 @@
+"""Checkpoints that no service can use, each made from a whole tiny one: which, and how they are made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, save_layers
+from tests.feature_drafters import write_tiny_feature_drafter
+from tests.tiny_blocks import BLOCK, block_calibration, write_tiny_block_drafter
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+TABLE = "model.embed_tokens.weight"
+OUTPUT = "model.layers.0.self_attn.o_proj.weight"
+# Of the tiny checkpoint.
+VOCAB = 61
+
+Change = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong with a checkpoint; `change` makes it so of a whole one, where there is one.
+
+    Behind `words` the message is the library's, which differs between its versions.
+    """
+
+    what: str
+    change: Change
+    service: str = "verifier"
+    kind: str = "small-lm"
+    words: str = ""
+
+
+def weights(change: Callable[[dict[str, Tensor]], Any], name: str = WEIGHTS) -> Change:
+    """Change tensors by their names."""
+
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / name)
+        change(tensors)
+        save_file(tensors, directory / name, {"format": "pt"})
+
+    return apply
+
+
+def config(**changes: Any) -> Change:
+    """Change entries of config.json; None takes one away."""
+
+    def apply(directory: Path) -> None:
+        path = directory / "config.json"
+        content = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+    return apply
+
+
+def file(name: str, content: str | bytes | None) -> Change:
+    """Write a file, or take it away."""
+
+    def apply(directory: Path) -> None:
+        (directory / name).unlink(missing_ok=True)
+        if content is not None:
+            (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return apply
+
+
+def only(name: str, content: str | bytes) -> Change:
+    """Nothing but one file."""
+
+    def apply(directory: Path) -> None:
+        shutil.rmtree(directory)
+        directory.mkdir()
+        file(name, content)(directory)
+
+    return apply
+
+
+def renamed(prefix: str) -> Change:
+    """Put something before every tensor's name."""
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+
+    return weights(rename)
+
+
+def without(*beginnings: str) -> Change:
+    """Take tensors away."""
+
+    def remove(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(beginnings)]:
+            del tensors[name]
+
+    return weights(remove)
+
+
+def spoilt(name: str, value: float, at: str = WEIGHTS) -> Change:
+    """Put a number in the last place of a tensor."""
+    return weights(lambda tensors: tensors[name].view(-1)[-1].fill_(value), at)
+
+
+def cut(directory: Path) -> None:
+    content = (directory / WEIGHTS).read_bytes()
+    (directory / WEIGHTS).write_bytes(content[:20_000])
+
+
+def as_a_file(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.write_bytes(b"GGUF")
+
+
+def absent(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def sharded(directory: Path) -> None:
+    """Two files, of which one is missing."""
+    tensors = load_file(directory / WEIGHTS)
+    names = sorted(tensors)
+    places = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
+    kept = {name: tensors[name] for name in names if places[name].startswith("model-00001")}
+    (directory / WEIGHTS).unlink()
+    save_file(kept, directory / "model-00001-of-00002.safetensors", {"format": "pt"})
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def more_words(directory: Path) -> None:
+    """A tokenizer of more tokens than the model has embeddings."""
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] |= {f"word{number}": VOCAB + number for number in range(9)}
+    path.write_text(json.dumps(content))
+
+
+def no_tokenizer(directory: Path) -> None:
+    for path in directory.glob("tokenizer*"):
+        path.unlink()
+
+
+def block_drafter(kind: str, change: Change | None = None) -> Change:
+    """A block drafter in place of the target that it is made from."""
+
+    def apply(directory: Path) -> None:
+        target = directory.with_name(f"{directory.name}-target")
+        shutil.move(directory, target)
+        if kind == "semi-ar-features":
+            write_tiny_feature_drafter(directory.with_name(f"{directory.name}-all"), target, 32)
+            shutil.move(directory.with_name(f"{directory.name}-all"), directory.with_name("all"))
+            shutil.copytree(directory.with_name("all") / "drafter", directory)
+            shutil.copytree(directory.with_name("all") / "trunk", directory.with_name("trunk"), dirs_exist_ok=True)
+        else:
+            write_tiny_block_drafter(directory, target, kind)
+        if change is not None:
+            change(directory)
+
+    return apply
+
+
+def layers_alone(change: Change) -> Change:
+    """A drafter with the embeddings of another checkpoint, which is whole."""
+
+    def apply(directory: Path) -> None:
+        from transformers import LlamaForCausalLM
+
+        from drafter_svc.training.block_model import new_block_model
+
+        base = directory.with_name(f"{directory.name}-base")
+        shutil.move(directory, base)
+        model = new_block_model(LlamaForCausalLM.from_pretrained(base), BLOCK - 1, extra_layers=0, seed=0)
+        described = save_layers(model, BLOCK - 1, base, directory)
+        calibration = {**block_calibration("semi-ar", BLOCK - 1), "base": described}
+        (directory / "drafter.json").write_text(json.dumps(calibration))
+        change(directory)
+
+    return apply
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+EXL3 = {"quant_method": "exl3", "bits": 4}
+LORA = {"base_model_name_or_path": "somebody/model", "peft_type": "LORA"}
+CANNOT = "cannot be loaded: "
+
+CASES = (
+    Case("no such directory", absent),
+    Case("a GGUF file", as_a_file),
+    Case("a directory with GGUF weights", only("model.gguf", b"GGUF")),
+    Case("an empty directory", only("README.md", "")),
+    Case("no config.json", file("config.json", None)),
+    Case("config.json is empty", file("config.json", "")),
+    Case("config.json is no JSON", file("config.json", '{"model_type": ')),
+    Case("config.json is a list", file("config.json", "[]")),
+    Case("config.json has no model_type", config(model_type=None)),
+    Case("a model_type that the library does not know", config(model_type="planted"), words="which transformers "),
+    Case("code of its own", config(model_type="planted", auto_map={"AutoModelForCausalLM": "planted.Planted"})),
+    Case("config.json contradicts itself", config(num_attention_heads=3), words=CANNOT),
+    Case("T5", config(model_type="t5", architectures=["T5ForConditionalGeneration"])),
+    Case("BART", config(model_type="bart", architectures=["BartModel"], is_encoder_decoder=True)),
+    Case("a masked language model", config(model_type="bert", architectures=["BertForMaskedLM"])),
+    Case("a classifier", config(architectures=["LlamaForSequenceClassification"])),
+    Case("an embedding model", config(architectures=["LlamaModel"])),
+    Case("a vision model", config(model_type="vit", architectures=["ViTForImageClassification"])),
+    Case("a PEFT adapter", only("adapter_config.json", json.dumps(LORA))),
+    Case("an adapter beside the model", file("adapter_config.json", json.dumps(LORA))),
+    Case("an adapter that was not merged", renamed("base_model.model.")),
+    Case("GPTQ without its package", config(quantization_config=GPTQ), words="cannot be loaded here: "),
+    Case("a quantisation that the library does not know", config(quantization_config=EXL3), words="loaded here: "),
+    Case(
+        "8-bit weights that config.json does not mention",
+        weights(lambda tensors: tensors.update({OUTPUT: tensors[OUTPUT].to(torch.int8)})),
+    ),
+    Case("no weights", file(WEIGHTS, None)),
+    Case(
+        "weights as a pickle",
+        lambda directory: (file(WEIGHTS, None)(directory), file("pytorch_model.bin", b"x")(directory))[0],
+    ),
+    Case("a file of weights that is empty", file(WEIGHTS, "")),
+    Case("a file of weights that is cut short", cut),
+    Case("a file of weights that is none", file(WEIGHTS, b"\x10" + bytes(7) + b"no JSON at all..")),
+    Case("a shard that is missing", sharded),
+    Case("an output layer that was not saved", without(HEAD)),
+    Case("a layer that is missing", without("model.layers.1.")),
+    Case("a tensor that is missing", without(NORM)),
+    Case("names with a prefix", renamed("module.")),
+    Case("tensors of another model", weights(lambda tensors: tensors.update({"model.gate.weight": torch.ones(3)}))),
+    Case("more layers than config.json says", config(num_hidden_layers=1)),
+    Case("another vocab_size in config.json", config(vocab_size=VOCAB + 3)),
+    Case("a tensor of another shape", weights(lambda tensors: tensors.update({NORM: torch.ones(31)}))),
+    Case("an output layer other than the embeddings it is tied to", config(tie_word_embeddings=True)),
+    Case("NaN in a weight", spoilt(OUTPUT, float("nan"))),
+    Case("infinity in a weight", spoilt(TABLE, float("-inf"))),
+    Case("no tokenizer", no_tokenizer),
+    Case("tokenizer.json is no JSON", file("tokenizer.json", '{"model": ')),
+    Case("tokenizer.json is no tokenizer", file("tokenizer.json", "{}"), words=CANNOT),
+    Case("the tokenizer of a larger model", more_words),
+    Case("generation_config.json is empty", file("generation_config.json", "")),
+    Case("no such directory", absent, "drafter"),
+    Case("a layer that is missing", without("model.layers.1."), "drafter"),
+    Case("NaN in a weight", spoilt(OUTPUT, float("nan")), "drafter"),
+    Case("T5", config(model_type="t5", architectures=["T5ForConditionalGeneration"]), "drafter"),
+    Case("no drafter.json", block_drafter("semi-ar", file("drafter.json", None)), "drafter", "semi-ar"),
+    Case("NaN in a weight", block_drafter("diffusion", spoilt(OUTPUT, float("nan"))), "drafter", "diffusion"),
+    Case(
+        "layers alone, one tensor missing",
+        layers_alone(weights(lambda t: t.pop(NORM), LAYERS_FILE)),
+        "drafter",
+        "semi-ar",
+    ),
+    Case("layers alone, NaN in a weight", layers_alone(spoilt(NORM, float("nan"), LAYERS_FILE)), "drafter", "semi-ar"),
+    Case(
+        "heads that lack a matrix",
+        block_drafter("semi-ar-features", weights(lambda t: t.pop("up"), "features.safetensors")),
+        "drafter",
+        "semi-ar-features",
+    ),
+)
