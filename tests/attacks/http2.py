@@ -190,6 +190,9 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._input = bytearray()
+        # Frames that answer the server's, and whether they have to wait for the end of what is being sent.
+        self._answers = b""
+        self._is_sending = False
         self.next_stream = 1
         self.max_streams = NO_STREAM_LIMIT
         # Whether the server's first SETTINGS have come.
@@ -230,17 +233,22 @@ class Connection:
     def send(self, data: bytes | memoryview, *, reads: bool = True) -> None:
         """Send all of `data`; meanwhile take in what comes, or leave it where it is."""
         rest = memoryview(data)
-        while rest:
-            self.attempt.check()
-            try:
-                sent = self._socket.send(rest)
-            except BlockingIOError:
-                self._wait_to_send(reads=reads)
-                continue
-            except OSError as error:
-                self._lost(error)
-            self.tally["bytes"] += sent
-            rest = rest[sent:]
+        self._is_sending = True
+        try:
+            while rest:
+                self.attempt.check()
+                try:
+                    sent = self._socket.send(rest)
+                except BlockingIOError:
+                    self._wait_to_send(reads=reads)
+                    continue
+                except OSError as error:
+                    self._lost(error)
+                self.tally["bytes"] += sent
+                rest = rest[sent:]
+        finally:
+            self._is_sending = False
+        self._answer()
 
     def flood(self, blocks: Iterable[tuple[bytes, int]], *, reads: bool = True) -> None:
         """Send blocks of frames, given with their number of frames; input is dropped unread or left where it is."""
@@ -362,8 +370,14 @@ class Connection:
             answers.append(self._take_frame(kind, flags, stream, bytes(data[begin + FRAME_HEAD_BYTES : end])))
             begin = end
         del data[:begin]
-        if answer := b"".join(answers):
-            self.send(answer, reads=False)
+        self._answers += b"".join(answers)
+        self._answer()
+
+    def _answer(self) -> None:
+        """Send the answers that are due, unless a frame is being sent, which they would cut in two."""
+        if self._answers and not self._is_sending:
+            answers, self._answers = self._answers, b""
+            self.send(answers, reads=False)
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
         """Take in one frame; returns what is to be sent for it."""

@@ -11,16 +11,19 @@ import time
 import pytest
 
 from tests.attacks import chart_limits, message_attacks
-from tests.attacks.http2 import Attempt, Target, TimeIsUpError, integer, literal, numbered
+from tests.attacks.http2 import DATA, PING, Attempt, Connection, Target, TimeIsUpError, integer, literal, numbered
 from tests.attacks.kinds import ATTACKS, PATHS, chosen
 from tests.attacks.message_attacks import check_messages
 from tests.attacks.run import HEADER, Settings, attacked, line
-from tests.raw_http2 import END_HEADERS, HEADERS, frame
+from tests.raw_http2 import ACK, END_HEADERS, HEADERS, frame
 
 ROWS = "bad-path,rapid-reset,headers-only,large-stop-strings,large-token-ids,many-medium"
 SECONDS = 3.0
 # Of an attack on a server that does nothing, and how late it may end on a busy machine.
 TRY_S, LATE_S = 0.1, 5.0
+# More than sockets hold.
+LONG_BYTES = 15 << 20
+ANSWER_S = 20.0
 
 
 def test_messages_are_what_they_are_meant_to_be() -> None:
@@ -99,6 +102,31 @@ def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monke
             thread.join()
     assert attempt.tally["connections"] >= 1
     assert time.monotonic() < attempt.until_s + LATE_S
+
+
+def test_answers_do_not_cut_a_frame_in_two() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        attempt = Attempt(Target("orchestrator", *server.getsockname(), "127.0.0.2", b"/"), time.monotonic() + ANSWER_S)
+        with Connection(attempt) as connection:
+            peer, _ = server.accept()
+            message = frame(DATA, 0, 1, b"x" * LONG_BYTES)
+            with peer:
+                # Waits to be read while the connection cannot send on.
+                peer.sendall(frame(PING, 0, 0, b"8 bytes."))
+                received = bytearray()
+                reader = threading.Thread(target=_read_late, args=(peer, received, len(message) + 17))
+                reader.start()
+                connection.send(message)
+                connection.take()
+                reader.join()
+    assert received == message + frame(PING, ACK, 0, b"8 bytes.")
+
+
+def _read_late(peer: socket.socket, received: bytearray, size: int) -> None:
+    """Read so many bytes, once the sender has had to wait."""
+    time.sleep(0.3)
+    while len(received) < size and (data := peer.recv(1 << 20)):
+        received += data
 
 
 @pytest.mark.processes
