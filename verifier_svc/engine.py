@@ -88,7 +88,10 @@ class Engine:
 
     @property
     def num_recomputed_tokens(self) -> int:
-        """Tokens computed another time after preemptions so far; added up when a sequence gives its blocks back."""
+        """Tokens computed another time so far, after preemptions and at rope boundaries.
+
+        Added up when a sequence gives its blocks back.
+        """
         return self._scheduler.num_recomputed_tokens
 
     @property
@@ -326,9 +329,7 @@ class Engine:
                     key.sequence_id, outcome, plan.num_rows, ended_s - forward_s, queue_s, sequence.num_cached, bubble_s
                 ),
             )
-            if outcome.finish is not None:
-                self.counts.finished[outcome.finish.reason.value] += 1
-                self._scheduler.remove(key)
+            self._end_or_restart(key, sequence, outcome)
         self.counts.masks_over(plan)
         self.counts.pruning_over(result.num_pruned)
         self.counts.rounds_over(outcomes)
@@ -343,6 +344,13 @@ class Engine:
         return self._alone(
             key, lambda: sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
         )
+
+    def _end_or_restart(self, key: SequenceKey, sequence: RunningSequence, outcome: RoundOutcome) -> None:
+        if outcome.finish is not None:
+            self.counts.finished[outcome.finish.reason.value] += 1
+            self._scheduler.remove(key)
+        elif sequence.residence.is_outgrown:
+            self._scheduler.restart(key)
 
     def _alone(self, key: SequenceKey, action: Callable[[], Result]) -> Result | None:
         """Do what concerns one sequence: where that fails, the sequence ends, and no other."""

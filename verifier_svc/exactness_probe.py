@@ -15,7 +15,8 @@ from torch import Tensor
 from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.mask_groups import MaskGroup
-from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.pass_plan import SequenceRows, moved
+from verifier_svc.rope_regimes import position_limit
 from verifier_svc.target_model import TargetModel
 
 _PROMPT, _PATH = 40, 6
@@ -46,7 +47,9 @@ def rows_stand_alone(target: TargetModel, vocab_size: int, seed: int = 0) -> boo
         other.release()
         if not same:
             return False
-    return _stands_alone_in_small_passes(target, prompt, path, expected)
+    return _stands_alone_in_small_passes(target, prompt, path, expected) and _stands_beside_the_end(
+        target, prompt, expected
+    )
 
 
 def masks_leave_rows_alone(target: TargetModel, vocab_size: int, num_masks: int, seed: int = 0) -> bool:
@@ -83,6 +86,20 @@ def _stands_alone_in_small_passes(
     cache.release()
     other.release()
     return same
+
+
+def _stands_beside_the_end(target: TargetModel, prompt: Sequence[int], expected: Tensor) -> bool:
+    """Whether a prompt's logits are the same bits beside rows at the end of the context."""
+    limit = position_limit(target.model)
+    is_long = target.rope_boundary is not None and limit > target.rope_boundary
+    cache, other = SequenceCache(target.cache, 128), SequenceCache(target.cache, 128, is_long=is_long)
+    company = list(prompt[: min(_CHUNK, limit)])
+    plan = target.plan([SequenceRows(other, company), SequenceRows(cache, prompt)])
+    first, last = plan.logit_ranges[-1]
+    logits = target.forward(moved(plan, (limit - len(company), 0)))[first:last]
+    cache.release()
+    other.release()
+    return torch.equal(logits, expected[:1])
 
 
 def _one_by_one(target: TargetModel, prompt: Sequence[int], path: Sequence[int]) -> Tensor:

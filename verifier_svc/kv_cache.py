@@ -4,9 +4,10 @@ A sequence's tokens lie in its blocks in order: position p is in slot p mod BLOC
 pass writes its rows behind the committed tokens; accepting a path moves the path's rows together, and what lay between
 them is overwritten by the next pass. The keys and values themselves belong to the attention kernel.
 
-Keys and values depend on the tokens up to their own alone. So a block that committed tokens fill is published under a
-digest of all tokens up to its end, and a sequence that begins with the same tokens uses it, too. A published block
-that nobody uses any more stays until its room is needed; the one that was left longest ago goes first.
+Keys and values depend on the tokens up to their own, and on whether the text has long rope factors. So a block that
+committed tokens fill is published under a digest of both, and a sequence that begins with the same tokens and has the
+same factors uses it, too. A published block that nobody uses any more stays until its room is needed; the one that was
+left longest ago goes first.
 """
 
 from __future__ import annotations
@@ -158,16 +159,18 @@ class KVCache:
 class SequenceCache:
     """One sequence's part of the cache, for at most `max_tokens` tokens and rows behind them.
 
-    Sequences share blocks only with those of the same `salt`.
+    Sequences share blocks only with those of the same `salt`, and of the same rope factors: `is_long` where keys are
+    turned by long ones, see rope_regimes.py.
     """
 
-    def __init__(self, cache: KVCache, max_tokens: int, salt: str = "") -> None:
+    def __init__(self, cache: KVCache, max_tokens: int, salt: str = "", *, is_long: bool = False) -> None:
         self._cache = cache
+        self.is_long = is_long
         self._num_blocks = 0
         self._table = np.zeros(-(-max_tokens // BLOCK_SIZE), np.int64)
         # Blocks that are shared or published, and the digest of the tokens up to the end of the last of them.
         self._num_published = 0
-        self._digest = first_digest(salt)
+        self._digest = first_digest(salt, is_long=is_long)
         # Tokens whose keys and values are kept.
         self.length = 0
 

@@ -42,6 +42,7 @@ from verifier_svc.pass_graphs import Capture, PassGraphs
 from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.pruning_probe import check_pruning
 from verifier_svc.redraft import RedraftSettings, warm_up
+from verifier_svc.rope_regimes import position_limit, trained_length
 from verifier_svc.row_multiple import refine_row_multiple
 from verifier_svc.sharded_target import Ranks, ShardedTarget
 from verifier_svc.space_adapter import Transition, load_adapter
@@ -67,8 +68,6 @@ _FREE_ROWS = {"cpu": 16, "cuda": 64}
 # the share of their free rows.
 _ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
 _CURVE_LIMIT_S = 2.0
-# For models whose configuration names no longest position.
-_NO_POSITION_LIMIT = 1 << 20
 
 
 def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tuple[TargetModel, TargetInfo]:
@@ -117,7 +116,13 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     if device.type == "cpu":
         logger.info("met %d sizes of passes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
     text_config = model.config.get_text_config()
-    limit = getattr(text_config, "max_position_embeddings", None) or _NO_POSITION_LIMIT
+    limit = position_limit(model)
+    if (trained := trained_length(model)) is not None:
+        logger.warning(
+            "rope of type dynamic: requests end at the trained length of %d tokens, beyond which each token changes "
+            "all factors",
+            trained,
+        )
     info = TargetInfo(
         name=Path(config.model).name,
         tokenizer_json=tokenizer_json,
@@ -137,6 +142,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         pruning=pruning,
         # Ranks that share a pass do not pass its hidden states on.
         feature_size=feature_size(target) if ranks is None else 0,
+        rope_boundary=target.rope_boundary,
     )
     return target, info
 

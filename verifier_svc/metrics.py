@@ -104,7 +104,11 @@ def _sequences(engine: Engine) -> Iterator[Metric]:
     yield from _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
     yield from _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
     yield _OWN.counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
-    yield _OWN.counter("recomputed_tokens", "Tokens computed again after preemptions.", engine.num_recomputed_tokens)
+    yield _OWN.counter(
+        "recomputed_tokens",
+        "Tokens computed again after preemptions and at rope boundaries.",
+        engine.num_recomputed_tokens,
+    )
 
 
 def _cache(engine: Engine) -> Iterator[Metric]:

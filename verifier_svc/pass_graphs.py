@@ -52,8 +52,8 @@ class _Recording:
 class PassGraphs:
     """Recordings of one model's forward. Used by one thread at a time, between the kernel's `begin` and the pass's end.
 
-    `inputs` of a recording [3, N] are token ids, positions and logit rows, and of one with masks [4, N] their places.
-    Padded logit rows repeat row 0.
+    `inputs` of a recording [3, N] are token ids, position ids and logit rows, and of one with masks [4, N] their
+    places. Padded logit rows repeat row 0.
     """
 
     def __init__(self, kernel: StaticKernel, capture: Capture, buckets: Sequence[int] = BUCKETS) -> None:
@@ -113,4 +113,4 @@ def _inputs(plan: PassPlan) -> Tensor:
     rows = np.zeros(len(plan.token_ids), np.int64)
     rows[: len(plan.logit_rows)] = plan.logit_rows
     masks = () if plan.mask_places is None else (plan.mask_places,)
-    return torch.from_numpy(np.stack([plan.token_ids, plan.positions, rows, *masks]))
+    return torch.from_numpy(np.stack([plan.token_ids, plan.position_ids, rows, *masks]))

@@ -37,7 +37,7 @@ def encode(step: PassStep) -> bytes:
         step.destinations,
     ]
     for segment in plan.segments:
-        numbers = segment.start, segment.stop, segment.num_context, segment.num_pending
+        numbers = segment.start, segment.stop, segment.num_context, segment.num_pending, segment.is_long
         arrays += [np.array(numbers, np.int64), np.array(segment.parents, np.int64), segment.table]
     lengths = np.array([len(arrays), *(len(array) for array in arrays)], np.int64)
     return np.concatenate([lengths, *arrays]).tobytes()
@@ -67,5 +67,14 @@ def decode(message: bytearray) -> PassStep:
 
 def _segment(arrays: list[IntArray], positions: IntArray) -> Segment:
     numbers, parents, table = arrays
-    start, stop, num_context, num_pending = numbers.tolist()
-    return Segment(start, stop, num_context, num_pending, tuple(parents.tolist()), positions[start:stop], table)
+    start, stop, num_context, num_pending, is_long = numbers.tolist()
+    return Segment(
+        start,
+        stop,
+        num_context,
+        num_pending,
+        tuple(parents.tolist()),
+        positions[start:stop],
+        table,
+        is_long=bool(is_long),
+    )

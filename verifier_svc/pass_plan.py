@@ -9,7 +9,7 @@ pass writes, since no path that is kept has any.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ ROW_MULTIPLE = 4
 # Up to so many times its multiple, a pass has any multiple of rows; for every doubling beyond, the steps between sizes
 # double, too. Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
 FINE_STEPS = 32
+# Position ids that the model is given are raised by this for texts with long rope factors, see rope_regimes.py; beyond
+# every context, and small enough for 32 bits.
+LONG_OFFSET = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class Segment:
     A row sees the sequence's first `num_context` tokens, which are in the cache, and of the segment's own rows: a
     pending token all up to itself, a node all pending ones, its ancestors and itself. `parents` are those of the tree's
     nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`,
-    or to `num_context` + `places[i]` where rows are gone. `positions` are the places in the text told to the model.
+    or to `num_context` + `places[i]` where rows are gone. `positions` are the places in the text, which `is_long`
+    where it has long rope factors.
     """
 
     start: int
@@ -70,6 +74,7 @@ class Segment:
     positions: IntArray
     table: IntArray
     places: IntArray | None = None
+    is_long: bool = False
 
     @property
     def row_places(self) -> IntArray:
@@ -101,6 +106,17 @@ class PassPlan:
     mask_places: IntArray | None = None
     draw_rules: tuple[DrawRule | None, ...] = ()
     wants_states: bool = False
+
+    @property
+    def position_ids(self) -> IntArray:
+        """What the model is given as positions [N]: `positions`, raised by LONG_OFFSET for texts with long factors."""
+        long = [segment for segment in self.segments if segment.is_long]
+        if not long:
+            return self.positions
+        position_ids = self.positions.copy()
+        for segment in long:
+            position_ids[segment.start : segment.stop] += LONG_OFFSET
+        return position_ids
 
 
 def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -177,6 +193,7 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
             parents=rows.tree.parents + mask_parents(rows.masks, len(rows.tree)),
             positions=positions[start:stop],
             table=rows.cache.table,
+            is_long=rows.cache.is_long,
         )
         for rows, (start, stop) in zip(work, bounds, strict=True)
     ]
@@ -192,6 +209,16 @@ def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
         draw_rules=tuple([rows.draw_rule for rows in work]),
         wants_states=any(rows.wants_states and rows.wants_logits for rows in work),
     )
+
+
+def moved(plan: PassPlan, starts: Sequence[int]) -> PassPlan:
+    """A plan of texts without context as if each began at a position of its own; for probes."""
+    positions = plan.positions.copy()
+    segments = []
+    for segment, start in zip(plan.segments, starts, strict=True):
+        positions[segment.start : segment.stop] += start
+        segments.append(replace(segment, positions=positions[segment.start : segment.stop]))
+    return replace(plan, positions=positions, segments=tuple(segments))
 
 
 def _mask_places(work: Sequence[SequenceRows], bounds: Sequence[tuple[int, int]], num_rows: int) -> IntArray | None:

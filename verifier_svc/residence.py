@@ -1,7 +1,8 @@
 """A sequence's stays in the KV cache: it starts, may have to make room for others, and starts again.
 
 What a preempted sequence has committed stays; its keys and values are computed again at the same positions, save for
-blocks that are still published.
+blocks that are still published. So does a sequence start again when its text comes to have long rope factors, since its
+keys were turned by short ones.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ class Residence:
     """Which blocks one sequence owns or would need, and what it has computed more than once.
 
     `tokens` are the committed ones, a list that grows to `max_tokens` at most; a tree adds up to `max_nodes` rows.
+    Texts of more than `rope_boundary` tokens have long rope factors; None where there is no such length.
     """
 
-    def __init__(self, tokens: Sequence[int], *, max_tokens: int, max_nodes: int, salt: str) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        salt: str,
+        rope_boundary: int | None = None,
+    ) -> None:
         self._tokens = tokens
+        self._rope_boundary = rope_boundary
         self._max_tokens = max_tokens
         self._max_nodes = max_nodes
         self._salt = salt
@@ -29,6 +40,7 @@ class Residence:
         # Tokens that others had computed at the last start, and the most that were in the cache at a release.
         self._num_adopted = 0
         self._num_released = 0
+        self.num_starts = 0
         self.num_preemptions = 0
         # Tokens whose keys and values were computed another time.
         self.num_recomputed = 0
@@ -39,6 +51,11 @@ class Residence:
         if self._cache is None:
             raise RuntimeError("the sequence has not started")
         return self._cache
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether the cache was made with short rope factors, and the text has come to have long ones."""
+        return self._is_long and self._cache is not None and not self._cache.is_long
 
     @property
     def num_pending(self) -> int:
@@ -58,7 +75,7 @@ class Residence:
     def num_blocks_held(self, cache: KVCache) -> int:
         """Blocks that a sequence which waits would share with others that use them already."""
         if self._digests is None:
-            self._digests = tuple(prefix_digests(self._tokens, BLOCK_SIZE, self._salt))
+            self._digests = tuple(prefix_digests(self._tokens, BLOCK_SIZE, self._salt, is_long=self._is_long))
         return cache.num_held(self._digests)
 
     def start(self, cache: KVCache) -> int:
@@ -68,7 +85,8 @@ class Residence:
             OverloadedError: the cache has too few free blocks.
         """
         self._digests = None
-        self._cache = SequenceCache(cache, self._max_tokens + self._max_nodes, self._salt)
+        self.num_starts += 1
+        self._cache = SequenceCache(cache, self._max_tokens + self._max_nodes, self._salt, is_long=self._is_long)
         self._num_adopted = self._cache.adopt(self._tokens)
         self._cache.reserve(self.num_pending)
         return self._num_adopted
@@ -88,6 +106,10 @@ class Residence:
         self._cache.release()
         self._cache = None
         return recomputed
+
+    @property
+    def _is_long(self) -> bool:
+        return self._rope_boundary is not None and len(self._tokens) > self._rope_boundary
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-(num_tokens + self._max_nodes) // BLOCK_SIZE)

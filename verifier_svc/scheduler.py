@@ -55,7 +55,7 @@ class Scheduler:
         # When the last pass ended, and from when on the next could have run.
         self._ended_s = self._free_s = 0.0
         self.num_preemptions = 0
-        # Tokens that ended stays in the cache had to compute another time.
+        # Tokens that ended stays in the cache had to compute another time, after preemptions and restarts.
         self.num_recomputed_tokens = 0
         # Tokens that sequences had when they first started, and those of them that others had computed.
         self.num_prompt_tokens = 0
@@ -125,9 +125,18 @@ class Scheduler:
             self._waiting.take(key)
             self._running[key] = sequence
             sequence.start(self._cache, now_s)
-            if sequence.residence.num_preemptions == 0:
+            if sequence.residence.num_starts == 1:
                 self.num_prompt_tokens += len(sequence.tokens)
                 self.num_cached_tokens += sequence.num_cached
+
+    def restart(self, key: SequenceKey) -> None:
+        """Have a running sequence compute all its keys and values again, when there is room for it in its turn.
+
+        It is no preemption: nobody else needed the blocks, and the sequence's next start asks for no wider margin.
+        """
+        sequence = self._running.pop(key)
+        self.num_recomputed_tokens += sequence.residence.release()
+        self._waiting.put(key, sequence)
 
     def next_start_s(self) -> float | None:
         """When the next pass starts: at once (0) when every running sequence has its draft, else at a deadline.

@@ -165,7 +165,9 @@ class Sequence:
             max_tokens=len(self.tokens) + self._end.room,
             max_nodes=max_nodes + self._redrafter.max_rows,
             salt=spec.cache_salt,
+            rope_boundary=info.rope_boundary,
         )
+        self._rope_boundary = info.rope_boundary
         self._rounds_since_start = 0
         self._rows: SequenceRows | None = None
 
@@ -181,7 +183,7 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether no token has been generated since the start, be it the first or one after a preemption."""
+        """Whether no token has been generated since the start, be it the first or a later one."""
         return self.num_pending > 1 or self._rounds_since_start == 0
 
     @property
@@ -205,7 +207,7 @@ class Sequence:
     @property
     def has_draft(self) -> bool:
         """Whether the coming round has a draft that is worth starting with at once."""
-        return has_draft_to_start_with(self.mailbox, self._budget, self._usual_promise, self._end.room)
+        return has_draft_to_start_with(self.mailbox, self._budget, self._usual_promise, self._round_room)
 
     @property
     def may_linger(self) -> bool:
@@ -222,6 +224,16 @@ class Sequence:
         """Tokens that the model itself ends the output with."""
         return self._end.eos_token_ids
 
+    @property
+    def _round_room(self) -> int:
+        """Tokens that the coming round commits at most, the last of which is no node's.
+
+        A node's text may not be longer than the rope boundary, beyond which it has other factors than the round's rows.
+        """
+        if self._rope_boundary is None or len(self.tokens) > self._rope_boundary:
+            return self._end.room
+        return min(self._end.room, self._rope_boundary - len(self.tokens) + 1)
+
     def constrain(self, constraint: Constraint) -> Finish | None:
         """Hold the output to a form, before the first round; returns the finish when the output is complete already."""
         self._chooser.constraint = constraint
@@ -237,7 +249,7 @@ class Sequence:
         num_adopted = self.residence.start(cache)
         self._rounds_since_start = 0
         self.last_outcome_s = now_s
-        if self.residence.num_preemptions == 0:
+        if self.residence.num_starts == 1:
             self.num_cached = num_adopted
             self.started_s = now_s
 
@@ -275,7 +287,7 @@ class Sequence:
         else:
             # The bonus token behind the deepest accepted node must still fit.
             whole = self.mailbox.tree or EMPTY_TREE
-            fitting = whole.up_to_depth(self._end.room - 1)
+            fitting = whole.up_to_depth(self._round_room - 1)
             allowed = allowed_nodes(fitting, self._chooser.constraint)
             draft = self._cut(allowed, self._budget)
             tree = self._cut(draft, max_nodes)
@@ -377,7 +389,7 @@ class Sequence:
         )
 
     def _learn_from_wait(self, waited_s: float) -> None:
-        """The first round did not wait, nor the first after a preemption: they say nothing of whether waiting pays.
+        """The first round did not wait, nor the first after another start: they say nothing of whether waiting pays.
 
         Nor does one that had the target's own draft to start with at once.
         """

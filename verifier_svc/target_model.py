@@ -24,6 +24,7 @@ from verifier_svc.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_
 from verifier_svc.pruned_layers import PrunedForward, PrunedLayers
 from verifier_svc.pruning_pace import PruningSettings
 from verifier_svc.redraft import RedraftSettings
+from verifier_svc.rope_regimes import make_rotary_rowwise
 from verifier_svc.row_states import RowStates
 from verifier_svc.space_adapter import SpaceAdapter
 from verifier_svc.tensor_attention import TensorKernel
@@ -57,6 +58,8 @@ class TargetInfo:
     pruning: PruningSettings | None = None
     # Numbers of a committed token's feature; 0 where none are given.
     feature_size: int = 0
+    # Texts of more tokens have long rope factors, see rope_regimes.py; None where factors do not depend on the length.
+    rope_boundary: int | None = None
 
 
 class TargetModel:
@@ -83,6 +86,8 @@ class TargetModel:
         self._states: Tensor | None = None
         self.resize_cache(num_blocks)
         self.row_multiple = ROW_MULTIPLE if exact else 1
+        # As in TargetInfo.
+        self.rope_boundary = make_rotary_rowwise(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         model.set_attn_implementation(self._attention.name)
         if model.config._attn_implementation != self._attention.name:
@@ -234,7 +239,7 @@ class TargetModel:
         return logits.float().cpu()
 
     def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Outputs:
-        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.positions)[None]
+        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.position_ids)[None]
         mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
         logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
         forward = self._logits_and_states if plan.wants_states else self._logits

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coppice.openmp import set_spin_count
 
 TINY_VOCAB, TINY_CONTEXT = 97, 420
+# Tiny checkpoints: their contexts, and rope parameters. Prompts and outputs of the fuzz lie around the length at which
+# factors change, and around the trained length.
+TINY_TARGETS: dict[str, tuple[int, dict[str, Any]]] = {
+    "default": (TINY_CONTEXT, {"rope_type": "default", "rope_theta": 10_000.0}),
+    "longrope": (
+        TINY_CONTEXT,
+        {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "original_max_position_embeddings": 120,
+            "short_factor": [1.0, 1.02, 1.04, 1.06],
+            "long_factor": [1.5, 2.5, 3.5, 4.5],
+        },
+    ),
+    "dynamic": (200, {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}),
+}
 
 
 def main(
@@ -19,7 +36,7 @@ def main(
     changes: Annotated[int, typer.Option(min=1, help="Joins, leaves, cancels and preemptions, at least.")] = 1000,
     cases: Annotated[int, typer.Option(min=9, help="Different requests, each decoded alone first.")] = 45,
     seed: Annotated[int, typer.Option(min=0, help="The same seed does the same again.")] = 0,
-    target: Annotated[Path | None, typer.Option(help="A checkpoint, e.g. models/target. Default: a tiny one.")] = None,
+    target: Annotated[Path | None, typer.Option(help="A checkpoint, e.g. models/target. Default: tiny ones.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 as a server has them by default.")] = 0,
 ) -> None:
     """Compare every token, and the bits of the logits behind it, with plain decoding alone; print what happened."""
@@ -33,10 +50,18 @@ def main(
     logging.basicConfig(level=logging.ERROR)
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
+        checkpoints = [] if target is None else [target]
         if target is None:
-            write_tiny_llama(Path(directory), vocab_size=TINY_VOCAB, max_context_tokens=TINY_CONTEXT)
-        plan = FuzzPlan(target or Path(directory), tokens, changes, cases, seed, threads)
-        counts = fuzz(plan, typer.echo)
+            for rope_type, (context, rope) in TINY_TARGETS.items():
+                checkpoints.append(Path(directory) / rope_type)
+                write_tiny_llama(
+                    checkpoints[-1], vocab_size=TINY_VOCAB, max_context_tokens=context, rope_parameters=rope
+                )
+        counts: Counter[str] = Counter()
+        for checkpoint in checkpoints:
+            typer.echo(f"target {checkpoint.name}")
+            shares = (-(-number // len(checkpoints)) for number in (tokens, changes))
+            counts += fuzz(FuzzPlan(checkpoint, *shares, cases, seed, threads), typer.echo)
     for name, count in counts.items():
         typer.echo(f"{count:>9,} {name}")
     typer.echo(f"every token and every bit as alone, and every block came back (seed {seed})")

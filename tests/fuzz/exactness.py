@@ -34,6 +34,7 @@ from verifier_svc.events import Event, OutcomeEvent
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.loading import load_probed_target
 from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.sequence import SequenceKey
 from verifier_svc.target_model import TargetInfo
 
 # Further apart than rounding in single precision gets two logits: transformers has to choose the same token.
@@ -58,6 +59,8 @@ EVENTS = (
     "parts of prompts",
     "episodes with few rows",
 )
+# And where rope factors change at a length.
+RESTARTS = "restarts at the rope boundary"
 _JOINS = 40
 
 
@@ -80,6 +83,13 @@ class WitnessedCrowd(Crowd):
     def __init__(self, witness: Witness, info: TargetInfo, limits: SchedulerLimits, seed: int, max_nodes: int) -> None:
         super().__init__(witness.target, info, limits, seed, max_nodes)
         self._witness = witness
+        restart = self.scheduler.restart
+
+        def counted(key: SequenceKey) -> None:
+            self.counts[RESTARTS] += 1
+            restart(key)
+
+        self.scheduler.restart = counted  # type: ignore[method-assign]
 
     def _check(self, event: Event) -> None:
         sequence = self._open[event.sequence_id] if isinstance(event, OutcomeEvent) else None
@@ -110,11 +120,12 @@ def fuzz(plan: FuzzPlan, tell: Callable[[str], None] = lambda _: None) -> Counte
     references = draw_references(witness, info, generator, plan.num_cases)
     counts = compare_with_transformers(plan.model, references)
     tell(f"{len(references)} requests with {sum(len(one.output) for one in references)} tokens alone")
-    while not _is_enough(counts, plan):
+    must_happen = (*EVENTS, RESTARTS) if info.rope_boundary is not None else EVENTS
+    while not _is_enough(counts, plan, must_happen):
         seed = int(generator.integers(2**32))
         counts += episode(witness, info, references, seed)
         counts["episodes"] += 1
-        assert counts["episodes"] < 10_000, f"never happened: {', '.join(missing(counts))}"
+        assert counts["episodes"] < 10_000, f"never happened: {', '.join(missing(counts, must_happen))}"
         tell(f"episode {counts['episodes']}: {counts['tokens']} tokens, {changes(counts)} changes")
     return counts
 
@@ -176,13 +187,15 @@ def changes(counts: Counter[str]) -> int:
     return counts["joins"] + counts["leaves"] + counts["cancels"] + preemptions
 
 
-def missing(counts: Counter[str]) -> list[str]:
+def missing(counts: Counter[str], must_happen: Sequence[str] = EVENTS) -> list[str]:
     """The kinds of events that have not happened."""
-    return [name for name in EVENTS if not counts[name]]
+    return [name for name in must_happen if not counts[name]]
 
 
-def _is_enough(counts: Counter[str], plan: FuzzPlan) -> bool:
-    return counts["tokens"] >= plan.num_tokens and changes(counts) >= plan.num_changes and not missing(counts)
+def _is_enough(counts: Counter[str], plan: FuzzPlan, must_happen: Sequence[str]) -> bool:
+    if counts["tokens"] < plan.num_tokens or changes(counts) < plan.num_changes:
+        return False
+    return not missing(counts, must_happen)
 
 
 def _run(crowd: Crowd, references: Sequence[Reference], generator: np.random.Generator) -> None:

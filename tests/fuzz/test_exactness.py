@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.fuzz import exactness
-from tests.fuzz.__main__ import TINY_CONTEXT, TINY_VOCAB
-from tests.fuzz.exactness import FuzzPlan, fuzz, missing
+from tests.fuzz.__main__ import TINY_CONTEXT, TINY_TARGETS, TINY_VOCAB
+from tests.fuzz.exactness import RESTARTS, FuzzPlan, fuzz, missing
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.target_model import TargetInfo, TargetModel
@@ -37,6 +37,16 @@ def test_a_crowd_gets_the_tokens_and_the_bits_that_each_gets_alone(checkpoint: P
     assert counts["blocks that came back"] == counts["blocks"]
     assert counts["tokens that transformers says, too"] > 50
     assert not missing(counts)
+
+
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_a_crowd_around_the_length_where_rope_factors_change_does_too(rope_type: str, tmp_path: Path) -> None:
+    context, rope = TINY_TARGETS[rope_type]
+    write_tiny_llama(tmp_path, vocab_size=TINY_VOCAB, max_context_tokens=context, rope_parameters=rope)
+    counts = fuzz(FuzzPlan(tmp_path, num_tokens=2000, num_changes=150, num_cases=18, threads=1))
+    assert counts["blocks that came back"] == counts["blocks"]
+    assert counts["tokens that transformers says, too"] > 100
+    assert (counts[RESTARTS] > 10) == (rope_type == "longrope")
 
 
 def test_a_kernel_that_treats_many_rows_differently_is_found_out(
