@@ -106,7 +106,8 @@ def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monke
 
 def test_answers_do_not_cut_a_frame_in_two() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        attempt = Attempt(Target("orchestrator", *server.getsockname(), "127.0.0.2", b"/"), time.monotonic() + ANSWER_S)
+        target = Target("orchestrator", "127.0.0.1", server.getsockname()[1], "127.0.0.2", b"/")
+        attempt = Attempt(target, time.monotonic() + ANSWER_S)
         with Connection(attempt) as connection:
             peer, _ = server.accept()
             message = frame(DATA, 0, 1, b"x" * LONG_BYTES)
