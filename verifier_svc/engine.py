@@ -64,7 +64,9 @@ class Engine:
         self._max_nodes = max_nodes
         self._clock = clock
         self._tokenizer = TargetTokenizer(info.tokenizer_json)
-        self._grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
+        self.grammars = GrammarCompiler(info.tokenizer_json, info.vocab_size, info.eos_token_ids)
+        # What takes a sequence's grammar out of the queue again, while it waits.
+        self._compiling: dict[SequenceKey, Callable[[], None]] = {}
         self._scheduler = Scheduler(target.cache, limits)
         self.passes = PassRunner(target, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -152,7 +154,7 @@ class Engine:
         """Stop after the pass that runs now; waits for the thread."""
         self._commands.put(None)
         self._thread.join()
-        self._grammars.close()
+        self.grammars.close()
 
     def attach(self, stream: int, sink: Sink) -> None:
         """Events of a stream's sequences go to `sink` from now on."""
@@ -173,7 +175,7 @@ class Engine:
 
     def close(self, key: SequenceKey) -> None:
         """Free a sequence; unknown ones are fine, since it may just have finished."""
-        self._commands.put(lambda: self._scheduler.remove(key))
+        self._commands.put(lambda: self._close(key))
 
     def _run(self) -> None:
         try:
@@ -240,7 +242,13 @@ class Engine:
         self._outbox.detach(stream)
         for key in self._scheduler.all_keys():
             if key.stream == stream:
-                self._scheduler.remove(key)
+                self._close(key)
+
+    def _close(self, key: SequenceKey) -> None:
+        cancel = self._compiling.pop(key, None)
+        if cancel is not None:
+            cancel()
+        self._scheduler.remove(key)
 
     def _open(self, key: SequenceKey, spec: SequenceSpec) -> None:
         if self._scheduler.find(key) is not None:
@@ -258,21 +266,25 @@ class Engine:
         else:
             self._scheduler.add(key, sequence)
             if spec.sampling.grammar is not None:
-                self._compile(key, sequence, spec.sampling.grammar)
+                self._compile(key, sequence, spec.sampling.grammar, spec.cache_salt)
             return
         self._refuse(key, error)
 
-    def _compile(self, key: SequenceKey, sequence: RunningSequence, grammar: Grammar) -> None:
-        """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does."""
+    def _compile(self, key: SequenceKey, sequence: RunningSequence, grammar: Grammar, salt: str) -> None:
+        """Have a sequence's grammar compiled; the sequence waits for it, and nothing else does.
+
+        Sequences of the same salt share their turns.
+        """
 
         def deliver(result: Constraint | CoppiceError) -> None:
             self._commands.put(lambda: self._alone(key, lambda: self._constrain(key, sequence, result)))
 
-        self._grammars.begin(grammar, sequence.resumed, sequence.eos_token_ids, deliver)
+        self._compiling[key] = self.grammars.begin(grammar, sequence.resumed, sequence.eos_token_ids, deliver, salt)
 
     def _constrain(self, key: SequenceKey, sequence: RunningSequence, result: Constraint | CoppiceError) -> None:
         if self._scheduler.find(key) is not sequence:
             return  # closed meanwhile
+        self._compiling.pop(key, None)
         if isinstance(result, CoppiceError):
             self._scheduler.remove(key)
             self._refuse(key, result)

@@ -6,7 +6,9 @@ other end than its own.
 
 from __future__ import annotations
 
+import copy
 import json
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,20 +18,35 @@ from tokenizers import Tokenizer
 
 from coppice.errors import InvalidRequestError, UnsupportedError
 from coppice.grammar import Grammar, GrammarKind
-from verifier_svc.token_choice import Mask
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+    from verifier_svc.token_choice import Mask
 
 # The token that ends an output in the library's eyes. It is no row of any model, so nothing ever draws it.
 _END = "<|end of what a grammar describes|>"
 # A model that has nothing to say may fill the space between two symbols without end; indentation needs less than this.
 _WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # Counts of the library's own steps, so that they fall in the same place each time. Below its defaults: repetitions of
-# repetitions that take tens of milliseconds for each token are refused, and a sequence takes at most about 40 MB.
+# repetitions that take tens of milliseconds for each token are refused, and a sequence takes at most about 25 MiB. An
+# object of 500 optional properties needs 4,000 to 8,000 items in a step.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000, step_lexer_fuel=100_000, max_lexer_states=20_000, verbose_errors=False
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=100_000,
+    step_max_items=8_000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
 )
+# CPU time that an output may take for its masks: so much at once, and so much more for each token. Ordinary grammars
+# take 0.01 to 0.2 ms a token, and up to 5 ms for one with a thousand keys to choose from. The library's counts do not
+# bound a grammar that can be read in hundreds of ways at once.
+STEP_CREDIT_S = 0.05
+STEP_SHARE_S = 0.002
+# Bytes of a compiled grammar where they were not measured: this and so many for each byte of its text. Small grammars
+# have 30 to 550 KiB; the larger ones have 20 to 400 bytes for each byte of text.
+_BASE_BYTES = 512 << 10
+_BYTES_PER_TEXT_BYTE = 400
 # What the library appends to messages when it leaves its own state out.
 _NON_VERBOSE = "\n<non-verbose/>"
 # What it says where no byte can follow a text that is no match.
@@ -42,6 +59,10 @@ class CompiledGrammar:
     def __init__(self, grammar: Grammar, matcher: LLMatcher) -> None:
         self.grammar = grammar
         self._matcher = matcher
+        # Memory that it takes: an estimate, until somebody measures it.
+        self.num_bytes = _BASE_BYTES + _BYTES_PER_TEXT_BYTE * len(grammar.text.encode())
+        # Whether an output was refused since its masks take too long: no other should be started.
+        self.is_too_slow = False
 
     def matcher(self) -> LLMatcher:
         """A matcher of an output's own."""
@@ -86,31 +107,36 @@ class GrammarVocabulary:
         """The state behind the tokens that an output has already; `end_token_ids` may end it.
 
         Raises:
-            InvalidRequestError: the grammar does not allow these tokens.
+            InvalidRequestError: the grammar does not allow these tokens, or an earlier output showed it to be too slow.
         """
+        if compiled.is_too_slow:
+            raise too_slow(compiled.grammar)
         matcher = compiled.matcher()
         matched = matcher.try_consume_tokens(list(output))
         if matched < len(output):
             raise InvalidRequestError("resume_token_ids", f"entry {matched} is a token that the grammar does not allow")
-        return GrammarState(compiled.grammar, matcher, self._vocab_size, self._no_text, end_token_ids)
+        return GrammarState(compiled, matcher, self._vocab_size, self._no_text, end_token_ids)
 
 
 class GrammarState:
     """Where one output is in its grammar. Used by one thread at a time.
 
     Raises:
-        InvalidRequestError: nothing can follow the output so far, and it is no match.
+        InvalidRequestError: nothing can follow the output so far, and it is no match; or its masks take too long.
     """
 
     def __init__(
         self,
-        grammar: Grammar,
+        compiled: CompiledGrammar,
         matcher: LLMatcher,
         vocab_size: int,
         no_text: Sequence[int],
         end_token_ids: Sequence[int],
     ) -> None:
-        self._grammar = grammar
+        # Kept whole, so that whoever counts the memory of compiled grammars sees those in use.
+        self._compiled = compiled
+        self._grammar = compiled.grammar
+        self._credit_s = STEP_CREDIT_S
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._no_text = list(no_text)
@@ -135,8 +161,24 @@ class GrammarState:
         """
         if token in self._end_token_ids:
             return
+        # Of this thread alone: a busy machine makes no grammar slow.
+        started_s = time.thread_time()
         self._matcher.consume_token(token)
         self._find_allowed()
+        self._spend(time.thread_time() - started_s)
+
+    def copy(self) -> GrammarState:
+        """Another output's state at the same place, with what is left of the credit."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    def _spend(self, cpu_s: float) -> None:
+        """Take what a token cost from the credit of the output."""
+        self._credit_s = min(self._credit_s + STEP_SHARE_S, STEP_CREDIT_S) - cpu_s
+        if self._credit_s < 0:
+            self._compiled.is_too_slow = True
+            raise too_slow(self._grammar)
 
     def _find_allowed(self) -> None:
         _check(self._matcher, self._grammar)
@@ -152,6 +194,11 @@ class GrammarState:
         elif not allowed.any():
             raise InvalidRequestError(self._grammar.field, "no token of the target can follow the output so far")
         self._allowed = allowed
+
+
+def too_slow(grammar: Grammar) -> InvalidRequestError:
+    """The refusal of a grammar whose masks take too long."""
+    return InvalidRequestError(grammar.field, "is too complex: finding the tokens that may come next takes too long")
 
 
 def _source(grammar: Grammar) -> str:

@@ -27,6 +27,7 @@ def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificate
     yield from _drafts(engine)
     yield from _sequences(engine)
     yield from _cache(engine)
+    yield from _grammars(engine)
     yield from certificate_metrics(_OWN, server=certificates)
 
 
@@ -119,3 +120,13 @@ def _cache(engine: Engine) -> Iterator[Metric]:
     )
     yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", engine.num_prompt_tokens)
     yield _OWN.counter("cached_prompt_tokens", "Those of them that were in the cache.", engine.num_cached_tokens)
+
+
+def _grammars(engine: Engine) -> Iterator[Metric]:
+    grammars = engine.grammars
+    results = grammars.counts.results.copy()
+    yield from _OWN.counters("grammars", "Grammars looked at, by what became of them.", "result", results)
+    yield _OWN.counter("grammar_trials", "Grammars tried in another process first.", grammars.counts.num_trials)
+    yield _OWN.gauge("waiting_grammars", "Grammars that wait to be compiled.", grammars.num_waiting)
+    yield _OWN.histogram("grammar_queue_seconds", "Time that a grammar waited.", grammars.counts.queue_s)
+    yield _OWN.gauge("grammar_cache_bytes", "Memory of grammars that are remembered.", grammars.cache_bytes)

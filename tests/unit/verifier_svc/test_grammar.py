@@ -271,6 +271,42 @@ def test_a_grammar_that_takes_too_long_is_refused(tiny: GrammarVocabulary, monke
     assert caught.value.field == "sampling.grammar.regex"
 
 
+def test_an_output_whose_masks_take_too_long_ends_and_no_other_begins(
+    tiny: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = tiny.compile(regex("(a|b)*1(a|b)"))
+    state = tiny.begin(compiled, [], [EOS])
+    state.push(2)
+    monkeypatch.setattr(grammar, "STEP_CREDIT_S", 0.0)
+    with pytest.raises(InvalidRequestError, match="takes too long") as caught:
+        state.push(2)
+    assert caught.value.field == "sampling.grammar.regex"
+    monkeypatch.undo()
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        tiny.begin(compiled, [], [EOS])
+
+
+def test_a_copy_goes_its_own_way(tiny: GrammarVocabulary) -> None:
+    state = tiny.begin(tiny.compile(regex("(ab|ba)*")), [], [EOS])
+    before = state.allowed.copy()
+    other = state.copy()
+    other.push(2)
+    assert np.array_equal(state.allowed, before)
+    assert not np.array_equal(other.allowed, before)
+
+
+def test_an_object_with_too_many_properties_is_refused_before_anyone_compiles_it() -> None:
+    def wide(num: int) -> dict[str, object]:
+        return {"items": [{"properties": {f"key{index}": {} for index in range(num)}}]}
+
+    assert schema(wide(1000)).text
+    with pytest.raises(InvalidRequestError, match="1001 properties in one object, at most 1000"):
+        schema(wide(1001))
+    # Many properties of many objects are fine, and so is what is no JSON for now.
+    assert schema({"$defs": {str(index): wide(50) for index in range(40)}}).text
+    assert schema('{"properties": ' + ":" * 2000).text
+
+
 def test_a_text_that_the_vocabulary_cannot_write_is_refused(tiny: GrammarVocabulary) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         tiny.begin(tiny.compile(regex("ax")), [2], [EOS])

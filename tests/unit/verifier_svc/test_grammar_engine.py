@@ -229,6 +229,32 @@ def test_a_grammar_that_is_being_compiled_holds_nobody_up(engine: Engine, monkey
     assert {key: text_of(tokens) for key, tokens in finished.items()} == {0: "x", 1: "ab"}
 
 
+def test_closing_takes_a_grammar_out_of_the_queue(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun = threading.Event(), threading.Event()
+    compile_grammar = GrammarVocabulary.compile
+
+    def held(self: GrammarVocabulary, grammar: Grammar) -> CompiledGrammar:
+        begun.set()
+        assert go.wait(30)
+        return compile_grammar(self, grammar)
+
+    monkeypatch.setattr(GrammarVocabulary, "compile", held)
+    engine.open(SequenceKey(1, 0), SequenceSpec((7,), constrained("ab"), StoppingOptions()))
+    assert begun.wait(30)
+    for sequence_id in range(1, 9):
+        spec = SequenceSpec((7,), constrained("x" * sequence_id), StoppingOptions())
+        engine.open(SequenceKey(1 + sequence_id % 2, sequence_id), spec)
+    # What the engine is told is done in order: behind a sequence of its own all have been opened or closed.
+    harness = Harness(engine)
+    harness.generate([[7]])
+    assert engine.grammars.num_waiting == 8
+    engine.close(SequenceKey(1, 2))
+    engine.detach(2)
+    harness.generate([[7]])
+    assert engine.grammars.num_waiting == 3
+    go.set()
+
+
 def test_a_bad_grammar_fails_its_sequence_alone(engine: Engine) -> None:
     harness = Harness(engine, stream=3)
     for sequence_id, pattern in enumerate(("(", "ab")):

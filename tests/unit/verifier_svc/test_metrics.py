@@ -64,6 +64,9 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "free_kv_blocks": 7,
         "waiting_sequences": 0,
         "running_sequences": 0,
+        "grammar_trials_total": 0,
+        "waiting_grammars": 0,
+        "grammar_cache_bytes": 0,
     }
     assert distributions["pass_seconds"].count == distributions["pass_rows"].count
     # A row per round, and those of prompts, some of them computed again.
