@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf import descriptor_pool
 from google.protobuf.any_pb2 import Any as ProtoAny
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -21,17 +22,20 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from coppice.certificates import Certificates, channel_credentials, server_credentials
+from coppice.certificates import Certificates, channel_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 from coppice.frozen_heap import frozen_heap
-from coppice.lasting_server import LastingServer
+from coppice.guard.connection import Limits
+from coppice.guard.guarded_server import GuardedServer
+from coppice.server_contexts import ServerContexts
 from coppice.unreadable import UnreadableRequests, check_request
 
 logger = logging.getLogger(__name__)
 
 # Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-MAX_CONCURRENT_STREAMS = 4096
+# Calls at once on one connection; a client that opens more has to wait.
+MAX_CONCURRENT_STREAMS = 1024
 # Who pings a server more often is hung up on.
 MIN_PING_INTERVAL_MS = 2_000
 KEEPALIVE_MS = 30_000
@@ -68,15 +72,19 @@ _COMMON_OPTIONS = (
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     *_keepalive(KEEPALIVE_MS),
-    # Of one connection; a client that opens and cancels more has to wait.
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-    # A second server on the same port must fail, not silently take half of the traffic.
-    ("grpc.so_reuseport", 0),
+    # Behind the guard, a connection's pings are its client's.
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
 )
 # Whoever asks for health alone has shown nothing: little is taken from them. Of two values gRPC takes the first.
-_HEALTH_OPTIONS = (("grpc.max_receive_message_length", 4096), *_SERVER_OPTIONS)
-_MOST_HEALTH_CALLS = 64
+_MAX_HEALTH_MESSAGE_BYTES = 4096
+_MAX_HEALTH_STREAMS = 4
+_MAX_HEALTH_CONNECTIONS = 128
+_HEALTH_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_HEALTH_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_HEALTH_STREAMS),
+    *_SERVER_OPTIONS,
+)
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
@@ -202,10 +210,15 @@ class Server:
         every_call = [*interceptors, UnreadableRequests()]
         # Of two values of an option gRPC takes the first.
         options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
-        self.grpc = LastingServer(functools.partial(grpc.aio.server, options=options, interceptors=every_call))
-        self._certificates = certificates
+        self.grpc = grpc.aio.server(options=options, interceptors=every_call)
+        context = None
+        if certificates is not None:
+            asks_client = certificates.current().ca is not None
+            context = ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
+        limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=_streaming_methods(service_names))
+        self._guarded = GuardedServer(self.grpc, limits, context)
         # Where health alone is served.
-        self._probed: LastingServer | None = None
+        self._probed: GuardedServer | None = None
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -220,19 +233,19 @@ class Server:
         Raises:
             UnavailableError: the address is taken or none of this machine's.
         """
-        credentials = None if self._certificates is None else server_credentials(self._certificates)
-        port = _bind(self.grpc, address, credentials)
-        if health_port:
-            self._probed = LastingServer(
-                functools.partial(grpc.aio.server, options=_HEALTH_OPTIONS, maximum_concurrent_rpcs=_MOST_HEALTH_CALLS)
-            )
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
-            _bind(self._probed, f"{address.rpartition(':')[0]}:{health_port}", None)
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.grpc.start()
-        if self._probed is not None:
-            await self._probed.start()
+        port = await self._guarded.start(address)
+        if health_port:
+            server = grpc.aio.server(options=_HEALTH_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            limits = Limits(_MAX_HEALTH_MESSAGE_BYTES, _MAX_HEALTH_STREAMS, max_connections=_MAX_HEALTH_CONNECTIONS)
+            self._probed = GuardedServer(server, limits)
+            try:
+                await self._probed.start(f"{address.rpartition(':')[0]}:{health_port}")
+            except UnavailableError:
+                await self._guarded.stop(None)
+                raise
         return port
 
     async def set_serving(self, serving: bool) -> None:
@@ -245,18 +258,20 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Leave the load balancer, let calls in flight finish for `grace_s`, then cancel the rest."""
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(grace_s)
+        await self._guarded.stop(grace_s)
         if self._probed is not None:
             await self._probed.stop(None)
 
 
-def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise UnavailableError(f"cannot listen at {address}: {error}") from error
+def _streaming_methods(service_names: Sequence[str]) -> frozenset[bytes]:
+    """Paths of the methods whose clients may open a call long before they send its first message."""
+    services = [descriptor_pool.Default().FindServiceByName(name) for name in service_names]
+    return frozenset(
+        f"/{service.full_name}/{method.name}".encode()
+        for service in services
+        for method in service.methods
+        if method.client_streaming
+    )
 
 
 async def stop_signal() -> None:

@@ -23,7 +23,8 @@ from coppice.certificates import Certificates
 from coppice.errors import UnavailableError
 from coppice.histogram import Distribution
 from coppice.metric import Metric, Read
-from coppice.metrics_tls import OFF, MetricsContexts
+from coppice.metrics_tls import MUTUAL, OFF
+from coppice.server_contexts import ServerContexts
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class MetricsServer:
         """
         registry = CollectorRegistry()
         registry.register(_Collector(read))
-        contexts = MetricsContexts(certificates, mode) if certificates is not None and mode != OFF else None
+        contexts = None
+        if certificates is not None and mode != OFF:
+            contexts = ServerContexts(certificates, asks_client=mode == MUTUAL)
         try:
             self._server = _HttpServer(host, port, contexts)
         except OSError as error:
@@ -106,7 +109,7 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, contexts: MetricsContexts | None) -> None:
+    def __init__(self, host: str, port: int, contexts: ServerContexts | None) -> None:
         [(self.address_family, _, _, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from coppice import rpc
-from coppice.certificates import Certificates, server_credentials
+from coppice.certificates import Certificates
+from coppice.guard.connection import Limits
+from coppice.guard.guarded_server import GuardedServer
+from coppice.server_contexts import ServerContexts
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from tests.fake_drafter import FakeDrafter, perfect, wrong
 from tests.fake_verifier import FakeVerifier
@@ -23,22 +26,24 @@ async def serving(
 ) -> AsyncIterator[str]:
     """A fake as a real server; the address is the one to call."""
     # As our servers do, it bears the pings of a channel on which nothing is said for long.
-    server = grpc.aio.server(
-        options=[("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", rpc.MIN_PING_INTERVAL_MS)]
-    )
+    server = grpc.aio.server(options=[("grpc.http2.min_ping_interval_without_data_ms", rpc.MIN_PING_INTERVAL_MS)])
     if isinstance(fake, FakeVerifier):
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(fake, server)
+        method = b"/coppice.v1.VerifierService/Verify"
     else:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(fake, server)
-    if certificates is None:
-        port = server.add_insecure_port(address)
-    else:
-        port = server.add_secure_port(address, server_credentials(certificates))
-    await server.start()
+        method = b"/coppice.v1.DrafterService/Draft"
+    context = None
+    if certificates is not None:
+        asks_client = certificates.current().ca is not None
+        context = ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
+    limits = Limits(rpc.MAX_MESSAGE_BYTES, rpc.MAX_CONCURRENT_STREAMS, streaming=frozenset({method}))
+    guarded = GuardedServer(server, limits, context)
+    port = await guarded.start(address)
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        await server.stop(0)
+        await guarded.stop(0)
 
 
 async def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -1,8 +1,8 @@
 """Lines of logs that tell of a bug of ours, and those that look like it: gRPC's own, of headers that are no text.
 
-A flipped byte in an HTTP/2 header makes gRPC log a traceback by the logger that also tells of errors of ours. It reads
-the text as Latin-1 instead, and the call ends with its status; where the text is a method, the server ends and
-`coppice/lasting_server.py` starts it anew. Such a traceback has frames of gRPC's alone and ends with one kind of error.
+A flipped byte in an HTTP/2 header of an answer makes gRPC's client log a traceback by the logger that also tells of
+errors of ours. It reads the text as Latin-1 instead, and the call ends with its status. Such a traceback has frames of
+gRPC's alone and ends with one kind of error. Servers get no such header: their guard refuses it.
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
+import grpc
 import pytest
 
+from coppice import rpc
 from coppice.logs import TextFormatter
 from tests.faults.alarms import TRACEBACK, Alarms, excused
-from tests.raw_http2 import call
+from tests.raw_http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, header_block, read_frame
 
 FRAME = '  File "src/python/grpcio/grpc/_cython/_cygrpc/grpc_string.pyx.pxi", line 48, in grpc._cython.cygrpc._decode'
 OURS = '  File "/srv/coppice/rpc.py", line 12, in unary'
@@ -61,22 +64,29 @@ def test_a_traceback_behind_an_excused_one_is_an_alarm_of_its_own() -> None:
 
 @pytest.mark.timeout(60)
 async def test_what_grpc_logs_of_a_flipped_header_is_what_is_recognised(caplog: pytest.LogCaptureFixture) -> None:
-    from coppice import rpc
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(PREFACE))
+        writer.write(frame(SETTINGS, 0, 0))
+        while (await read_frame(reader))[0] != HEADERS:
+            pass
+        headers = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"x-text", b"grpc-\xf6")]
+        writer.write(frame(HEADERS, END_HEADERS, 1, header_block(headers)))
+        writer.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([(b"grpc-status", b"5")])))
+        await reader.read()
+        writer.close()
 
-    server = rpc.Server([])
-    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-    try:
-        await call(address, b"/grpc.health.v1.Health/Check", ((b"user-agent", b"grpc-\xf6"),))
-        # The call has been answered: that a header is no text has ended nothing.
-        assert server.grpc.num_ended == 0
-    finally:
-        await server.stop(0.0)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with rpc.open_channel(f"{host}:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/coppice.test/Say")(b"", timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    server.close()
     records = [record for record in caplog.records if record.name == "grpc._cython.cygrpc"]
     assert records
-    alarms = Alarms("drafter 1")
+    alarms = Alarms("orchestrator")
     for record in records:
         assert record.levelno == logging.ERROR
         for line in TextFormatter().format(record).splitlines():
-            alarms.hear(f"[drafter 1] {line}", 10.5)
-    assert alarms.heard
+            alarms.hear(f"[orchestrator] {line}", 10.5)
     assert all(excused(alarm, FLIPS, slack_s=5.0) for alarm in alarms.heard)

@@ -1,0 +1,120 @@
+"""HTTP/2 frames and header blocks (RFC 9113, RFC 7541): what the guard reads and writes of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+# Flags; ACK is of SETTINGS and PING, END_STREAM of DATA and HEADERS.
+ACK = END_STREAM = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+# Error codes.
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR = 0x0, 0x1, 0x3
+FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL = 0x6, 0x7, 0x8
+COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 0x9, 0xB
+
+SETTINGS_HEADER_TABLE_SIZE, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_FRAME_SIZE = 0x1, 0x4, 0x5
+
+# Bytes of a frame's payload, as long as nobody announces more.
+MAX_FRAME_BYTES = 16384
+DEFAULT_WINDOW_BYTES = 65535
+MAX_WINDOW_BYTES = 2**31 - 1
+HEAD_BYTES = 9
+
+# Length and kind in one number, flags, stream.
+HEAD = struct.Struct(">IBI")
+NUMBER = struct.Struct(">I")
+_SETTING = struct.Struct(">HI")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ProtocolError(Exception):
+    """A frame that HTTP/2 does not allow, or that no gRPC client sends; `code` is told to the peer in GOAWAY."""
+
+    def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def reset(stream: int, code: int) -> bytes:
+    """RST_STREAM."""
+    return frame(RST_STREAM, 0, stream, NUMBER.pack(code))
+
+
+def window_update(stream: int, num_bytes: int) -> bytes:
+    """WINDOW_UPDATE; nothing for no bytes, which HTTP/2 does not allow."""
+    return frame(WINDOW_UPDATE, 0, stream, NUMBER.pack(num_bytes)) if num_bytes else b""
+
+
+def goaway(last_stream: int, code: int) -> bytes:
+    """GOAWAY."""
+    return frame(GOAWAY, 0, 0, NUMBER.pack(last_stream) + NUMBER.pack(code))
+
+
+def parse_settings(payload: bytes) -> dict[int, int]:
+    """Settings by their number.
+
+    Raises:
+        ProtocolError: the payload does not consist of whole settings.
+    """
+    if len(payload) % _SETTING.size:
+        raise ProtocolError("a SETTINGS frame of another size", FRAME_SIZE_ERROR)
+    return dict(_SETTING.iter_unpack(payload))
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    """A SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*value) for value in values))
+
+
+def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
+    """The content of a DATA or HEADERS frame, without its padding and priority.
+
+    Raises:
+        ProtocolError: there is more padding than payload.
+    """
+    first, last = 0, len(payload)
+    if flags & PADDED:
+        if not payload:
+            raise ProtocolError("padding without its length")
+        first, last = 1, len(payload) - payload[0]
+    if kind == HEADERS and flags & HAS_PRIORITY:
+        first += 5
+    if first > last:
+        raise ProtocolError("more padding than payload")
+    return payload[first:last]
+
+
+def header_frames(stream: int, headers: Headers, *, ends_stream: bool) -> bytes:
+    """HEADERS, and CONTINUATION where one frame is too small. The block names no entry of a dynamic table."""
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
+    parts = [block[first : first + MAX_FRAME_BYTES] for first in range(0, len(block), MAX_FRAME_BYTES)]
+    frames = []
+    for number, part in enumerate(parts):
+        flags = (END_STREAM if ends_stream and number == 0 else 0) | (END_HEADERS if number == len(parts) - 1 else 0)
+        frames.append(frame(CONTINUATION if number else HEADERS, flags, stream, part))
+    return b"".join(frames)
+
+
+def _text(text: bytes) -> bytes:
+    """A string literal without Huffman coding: its length as an integer of a 7-bit prefix (RFC 7541, 5.1 and 5.2)."""
+    length = len(text)
+    if length < 0x7F:
+        return bytes((length,)) + text
+    rest, length = [], length - 0x7F
+    while length >= 0x80:
+        rest.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes((0x7F, *rest, length)) + text
