@@ -38,7 +38,8 @@ _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS_FILE) -> None:
     """Refuse a checkpoint by its files and its configuration. `transformers` is the package, which loads it later.
 
-    What is no directory and may be a hub id is left to the library, which is told the same rules.
+    Of what is no directory and may be a hub id, the configuration alone is looked at; the library, which fetches the
+    rest, is told the same rules.
 
     Raises:
         IncompatibleError: there is no such directory; weights are missing, cut short, quantised in a way that cannot be
@@ -47,6 +48,13 @@ def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS
     directory = Path(model)
     if not directory.is_dir():
         _refuse_no_directory(model)
+        try:
+            config, _ = transformers.PreTrainedConfig.get_config_dict(model)
+        except Exception as error:
+            # Of many kinds, by what keeps it from being fetched.
+            raise refusal_of(model, error) from error
+        _refuse_other_models(model, config, transformers)
+        _refuse_quantised(model, config, transformers)
         return
     _refuse_other_kinds(model, directory, weights_file)
     config = read_object(directory / "config.json")
@@ -117,7 +125,17 @@ def refusal_of(model: str, error: Exception) -> IncompatibleError:
         )
     if type(error).__name__ == "SafetensorError":
         return IncompatibleError(f"the weights of {model} are damaged or cut short: {one_line(error)}")
+    if is_of_merging(error):
+        return IncompatibleError(
+            f"{model} has tensors to be merged into one, such as those of experts, that are missing or do not fit "
+            "together: is a shard missing?"
+        )
     return IncompatibleError(f"{model} cannot be loaded: {reason_of(error)}")
+
+
+def is_of_merging(error: Exception) -> bool:
+    """Whether the library could not make the model's tensors of the checkpoint's, as it says in a report."""
+    return isinstance(error, RuntimeError) and "conversion of the weights" in str(error)
 
 
 def _refuse_no_directory(model: str) -> None:

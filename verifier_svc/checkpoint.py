@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coppice.checkpoint_files import reason_of, refusal_of, refuse_without_tokenizer
+from coppice.checkpoint_files import is_of_merging, reason_of, refusal_of, refuse_without_tokenizer
 from coppice.errors import IncompatibleError
 from coppice.loaded_weights import is_finite, not_finite, quiet_loading, refuse_incomplete, refuse_untied
 from verifier_svc.sharded_target import Ranks
@@ -35,7 +35,7 @@ def load_checkpoint(model: str, dtype: torch.dtype, device: torch.device, ranks:
         raise
     except RuntimeError as error:
         # Most of all, a rank that is gone.
-        if ranks is not None:
+        if ranks is not None and not is_of_merging(error):
             raise
         raise CheckpointRefusedError(str(refusal_of(model, error))) from error
     except Exception as error:

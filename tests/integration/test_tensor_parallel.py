@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import distributed
 from transformers import LlamaForCausalLM
 from transformers.utils.import_utils import is_accelerate_available
@@ -280,6 +282,40 @@ def test_heads_that_do_not_divide_are_refused_at_start(
         run_verifier(VerifierConfig(model=str(checkpoint), device="cpu", threads=1, tensor_parallel=4))
     assert ended.value.code == CONFIGURATION_ERROR
     assert "TENSOR_PARALLEL is 4, but the target's 2 key/value heads do not divide" in caplog.text
+
+
+def spoil(tensors: dict[str, torch.Tensor]) -> None:
+    """The last rows of a projection are in rank 1's part alone."""
+    tensors["model.layers.0.self_attn.q_proj.weight"][-1, -1] = float("nan")
+
+
+def lose(tensors: dict[str, torch.Tensor]) -> None:
+    """Neither rank finds it."""
+    del tensors["model.norm.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (spoil, "has NaN or infinity in 1 tensor (model.layers.0.self_attn.q_proj.weight)"),
+        (lose, "lacks 1 tensor (model.norm.weight)"),
+    ],
+)
+async def test_what_is_wrong_with_a_part_rank_0_alone_says(
+    change: Callable[[dict[str, torch.Tensor]], None], expected: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, {"format": "pt"})
+    async with started(tmp_path / "damaged", TENSOR_PARALLEL="2") as service:
+        code, said = await service.ended(START_S)
+    assert code == CONFIGURATION_ERROR
+    [line] = [line for line in said.splitlines() if " ERROR " in line]
+    assert " rank " not in line
+    assert expected in line
+    assert "Traceback" not in said
 
 
 async def test_a_worker_that_dies_ends_the_service(checkpoint: Path) -> None:
