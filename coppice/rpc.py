@@ -45,6 +45,8 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 # sent while rounds go back and forth.
 PEER_KEEPALIVE_MS = 4_000
 RECONNECT_MIN_MS = 100
+# How long a connection may take to be there, TLS included; gRPC calls it the least backoff.
+CONNECT_MS = 2_000
 RECONNECT_MAX_MS = 5_000
 # Health by this name is SERVING as long as the event loop turns, whatever there is to serve: who restarts what hangs
 # asks for it, since restarting what is merely not ready helps nobody.
@@ -88,7 +90,7 @@ _HEALTH_OPTIONS = (
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
-    ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
     # Who waits for an answer asks for as long as it takes.
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -72,6 +72,9 @@ _UNITS = {HEADERS: 3.0, CONTINUATION: 1.0, SETTINGS: 0.5, PING: 0.3, RST_STREAM:
 _EMPTY_UNITS = 0.3
 _DATA_UNITS = 0.02
 _OTHER_UNITS = 0.3
+# A header block's entries and bytes, which are known when it is decoded.
+_ENTRY_UNITS = 0.05
+_BYTE_UNITS = 0.002
 START_UNITS = 3.0
 # What of a header block is read at most, encoded and decoded; and the most metadata that a call may have, as HTTP/2
 # counts it, with 32 bytes beside each entry's own.
@@ -196,13 +199,15 @@ class End(asyncio.Protocol):
 class Connection:
     """Both ends of one client's connection.
 
-    `ready` is called when it has shown a preface, and `gone` when it has ended, with both ends open for a moment yet.
+    `peer` is the client's `host:port`. `ready` is called when it has shown a preface, and `gone` when it has ended, with
+    both ends open for a moment yet.
 
     The server is reached by `dial`, which returns None when it is not there.
     """
 
     def __init__(
         self,
+        peer: str,
         limits: Limits,
         room: Room,
         turnstile: Turnstile,
@@ -218,9 +223,9 @@ class Connection:
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self.opened_s = self._loop.time()
-        self.account: Account = turnstile.open(self._go_on)
+        self.peer = peer
+        self.account: Account = turnstile.open(peer.rpartition(":")[0], self._go_on)
         self.client_end = End(self._from_client, self._client_lost, self._client_writable, self._client_made)
-        self.peer = ""
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
         self._dialing: asyncio.Task[asyncio.Transport | None] | None = None
@@ -324,8 +329,6 @@ class Connection:
     def _client_made(self, transport: asyncio.Transport) -> None:
         self._client = transport
         self._count_ends(1)
-        address = transport.get_extra_info("peername")
-        self.peer = f"{address[0]}:{address[1]}" if address else "local"
         if self.is_closed:
             transport.abort()
 
@@ -512,7 +515,9 @@ class Connection:
 
     def _decoded(self, block: bytes) -> Headers:
         try:
-            return [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
+            headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
+            self._turnstile.charge(self.account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * len(block))
+            return headers
         except (HPACKError, IndexError, ValueError, OverflowError) as error:
             raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
 

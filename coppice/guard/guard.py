@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from coppice.errors import UnavailableError
 from coppice.guard.connection import Connection, Limits, Room
-from coppice.guard.turnstile import Rates, Turnstile
+from coppice.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Guard:
         upstream: str,
         limits: Limits,
         context: Callable[[], ssl.SSLContext] | None = None,
-        rates: Rates = Rates(),  # noqa: B008  frozen
+        rates: Rates = DEFAULT_RATES,
     ) -> None:
         self._upstream = upstream
         self._limits = limits
@@ -105,7 +105,7 @@ class Guard:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(listener)
+                client, address = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno == errno.EBADF:
                     return  # closed
@@ -116,15 +116,20 @@ class Guard:
                 # The one that has taken longest: whoever means well is through in a moment.
                 next(iter(self._handshakes)).abort()
             connection = Connection(
-                self._limits, self._room, self._turnstile, self._dial, self._is_ready, self._is_gone
+                f"{address[0]}:{address[1]}",
+                self._limits,
+                self._room,
+                self._turnstile,
+                self._dial,
+                self._is_ready,
+                self._is_gone,
             )
             self._handshakes[connection] = None
             self._start(self._begin(client, connection))
 
     async def _begin(self, client: socket.socket, connection: Connection) -> None:
         try:
-            if client.family != socket.AF_UNIX:
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context = None if self._context is None else self._context()
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection.client_end,
@@ -158,9 +163,9 @@ class Guard:
 
     def _make_room(self, newcomer: Connection) -> None:
         """Hang up on the oldest connection without calls, of the host that has most; else on the newcomer."""
-        hosts = Counter(_host(connection) for connection in self._connections)
+        hosts = Counter(connection.account.host for connection in self._connections)
         crowd, _ = hosts.most_common(1)[0]
-        own = (connection for connection in self._connections if _host(connection) == crowd)
+        own = (connection for connection in self._connections if connection.account.host == crowd)
         idle = next((connection for connection in own if not connection.num_streams), newcomer)
         idle.close()
 
@@ -182,10 +187,6 @@ class Guard:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _host(connection: Connection) -> str:
-    return connection.peer.rpartition(":")[0]
 
 
 def _bound(address: str) -> list[socket.socket]:
