@@ -199,7 +199,7 @@ class End(asyncio.Protocol):
 class Connection:
     """Both ends of one client's connection.
 
-    `peer` is the client's `host:port`. `ready` is called when it has shown a preface, and `gone` when it has ended; both
+    `peer` is the client's `host:port`. `ready` is called when it has shown a preface, `gone` when it has ended; both
     ends may be open for a moment then.
 
     The server is reached by `dial`, which returns None when it is not there.
