@@ -92,8 +92,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
-    refuse_larger_tokenizer(config.model, tokenizer_json, vocab_size)
     vocab_size: int = model.config.get_text_config().vocab_size
+    refuse_larger_tokenizer(config.model, tokenizer_json, vocab_size)
     probe = ConformanceProbe(model, vocab_size)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     if threads is not None:

@@ -97,7 +97,7 @@ async def test_a_bad_configuration_stops_the_process(env: dict[str, str], messag
     ("file", "changes", "message"),
     [
         ("config.json", {"vocab_size": 60}, "{model} has 2 tensors (lm_head.weight [53, 16] instead of [60, 16], "),
-        ("config.json", {"num_attention_heads": 3}, "{model} cannot be loaded: "),
+        ("config.json", {"num_attention_heads": 3}, "config.json of {model} cannot be loaded: "),
         ("tokenizer.json", None, "{model}/tokenizer.json must be a JSON object, is a list"),
     ],
     ids=["sizes", "heads", "tokenizer"],
