@@ -373,7 +373,9 @@ class Admission:
 
     def _make_room(self, claim: Claim) -> None:
         """See to it that a claim fits the queue, if need be by sending others away that crowd it."""
-        num_missing = self.num_waiting - self.num_paused + claim.num_places - self._max_queued
+        # Places that quotas leave empty are room to wait: nobody is sent away because others are there, too.
+        num_empty = max(self._num_free(), 0) if self._queue.is_shared else 0
+        num_missing = self.num_waiting + claim.num_places - self._max_queued - num_empty
         if num_missing <= 0:
             return
         crowd = self._queue.crowd(claim, num_missing)

@@ -109,7 +109,7 @@ class Config:
     open_reflection: bool = False
     # Where no tokens are asked for: how many outputs hosts, and the connections of a host, share out among them while
     # one of them asks for less than its part. What others have beyond theirs is paused. 0: nothing is ever paused.
-    shared_places: int = 8
+    shared_places: int = 4
     # How long a client may leave a message that waits for it before its call is ended. 0: until its deadline.
     unread_s: float = 10.0
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-# For so long after its last claim a connection still counts as one that others share with: a client whose requests
-# follow one another must not have those of others paused and resumed between any two of them.
-STAY_S = 1.0
+# For so many seconds after its last claim a connection still counts as one that others share with: a client whose
+# requests follow one another must not have those of others resumed and paused again between any two of them.
+STAY_S = 0.3
 
 
 @dataclass(frozen=True, eq=False)

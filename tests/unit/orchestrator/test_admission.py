@@ -11,7 +11,7 @@ import pytest
 
 from coppice.errors import OverloadedError
 from orchestrator.admission import Admission, LongWaitError, Ticket
-from orchestrator.fair_queue import Claim
+from orchestrator.fair_queue import STAY_S, Claim
 from orchestrator.pace import MIN_SEEN
 
 
@@ -326,9 +326,9 @@ def test_a_newcomer_has_its_place_at_once_and_those_it_was_taken_from_go_on_late
     newcomer.leave()
     newcomer.leave()
     assert (admission.num_running, admission.num_paused) == (2, 5)
-    clock.now_s += 1.0
+    clock.now_s += STAY_S
     [(delay_s, look)] = timers.waiting
-    assert delay_s == 1.0
+    assert delay_s == STAY_S
     look()
     assert (admission.num_running, admission.num_paused, admission.num_waiting) == (8, 0, 2)
     assert [one.told for one in outputs[:8]] == [[]] * 2 + [["pause", "resume"]] * 5 + [["pause"]]
@@ -360,7 +360,7 @@ def test_time_that_an_output_was_paused_does_not_count_as_its_pace() -> None:
         assert tickets[1].started_s is None
         clock.now_s += 5.0
         newcomer.leave()
-        clock.now_s += 1.0
+        clock.now_s += STAY_S
         timers.waiting.pop()[1]()
         assert tickets[1].started_s is not None
         assert tickets[1].waited_s == 0
@@ -368,5 +368,17 @@ def test_time_that_an_output_was_paused_does_not_count_as_its_pace() -> None:
         for ticket in tickets:
             ticket.num_tokens = 10
             ticket.leave()
-    # Of the two, one had its place for eight seconds and one for two; four places' worth of five each.
-    assert admission.retry_after_s(8) == pytest.approx(5.0)
+    # Of the two, one had its place all along, and the other before and after.
+    assert admission.retry_after_s(8) == pytest.approx((7.0 + STAY_S + 2.0) / 2)
+
+
+def test_nobody_is_sent_away_because_another_connection_is_there() -> None:
+    admission = Admission(8, 3, shared_places=2)
+    modest = from_peer(admission, "h:2")
+    greedy = [from_peer(admission, "h:1") for _ in range(10)]
+    assert (admission.num_running, admission.num_waiting) == (2, 9)
+    with pytest.raises(OverloadedError, match="there is no place"):
+        from_peer(admission, "h:1")
+    assert from_peer(admission, "h:3").started_s is not None
+    modest.leave()
+    assert all(ticket.refusal is None for ticket in greedy)
