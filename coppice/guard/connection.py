@@ -66,12 +66,16 @@ _TEXT = re.compile(rb"[ -~]*")
 # Of methods that are not ours: health, reflection.
 OTHER_MESSAGE_BYTES = 65536
 OURS = b"/coppice."
-# Units of work (turnstile.py). A connection pays before its frame is read; DATA pays by the frame, and more where it
-# carries nothing.
+# Units of work (turnstile.py), about 50 microseconds each, by kind of frame; a connection pays before a frame is read.
 _UNITS = {HEADERS: 3.0, CONTINUATION: 1.0, SETTINGS: 0.5, PING: 0.3, RST_STREAM: 0.3, PRIORITY: 0.3, WINDOW_UPDATE: 0.1}
 _EMPTY_UNITS = 0.3
-_DATA_UNITS = 0.02
+_DATA_UNITS = 0.1
 _OTHER_UNITS = 0.3
+# Every frame's payload; DATA that belongs to no call; messages of a call that may have many.
+_UNITS_PER_BYTE = {SETTINGS: 2e-3}
+_OTHER_UNITS_PER_BYTE = 1 / 65536
+_LOST_DATA_UNITS = 1.0
+_MESSAGE_UNITS = 0.1
 # A header block's entries and bytes, which are known when it is decoded.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
@@ -102,10 +106,13 @@ class Limits:
     max_message_bytes: int
     # Calls at once on one connection, held ones counted.
     max_streams: int
-    # Paths of methods that are called long before the first message comes, and how many such calls a connection may
-    # have at once.
+    # Paths of methods with a stream of requests. Those in `streaming` are called long before the first message comes;
+    # a connection may have `max_streaming` such calls at once.
     streaming: frozenset[bytes] = frozenset()
     max_streaming: int = 32
+    many_messages: frozenset[bytes] = frozenset(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo".encode() for version in ("v1", "v1alpha")
+    )
     # Until the preface and SETTINGS; and until a call's first message is complete.
     preface_s: float = 10.0
     first_message_s: float = 10.0
@@ -125,6 +132,8 @@ class Room:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._used: dict[Connection, int] = {}
+        # Connections with a message that found no room.
+        self._waiting: dict[Connection, None] = {}
         self._held: Counter[Connection] = Counter()
         self._num_held = 0
 
@@ -142,15 +151,16 @@ class Room:
         """Whether there is room for another message; a connection that has none may take a slow one's of another's."""
         limits = self._limits
         own = self._used.get(connection, 0)
-        if own and own + num_bytes > limits.max_large_bytes_of_one:
-            return False
         total = sum(self._used.values())
-        if total and total + num_bytes > limits.max_large_bytes:
+        is_free = not own or own + num_bytes <= limits.max_large_bytes_of_one
+        if is_free and total and total + num_bytes > limits.max_large_bytes:
             most = max(self._used, key=self._used.__getitem__)
-            if own or not most.end_slow_message(now_s - _SLOW_S):
-                return False
-        self._used[connection] = own + num_bytes
-        return True
+            is_free = not own and most.end_slow_message(now_s - _SLOW_S)
+        if is_free:
+            self._used[connection] = self._used.get(connection, 0) + num_bytes
+        else:
+            self._waiting[connection] = None
+        return is_free
 
     def give_back(self, connection: Connection, num_bytes: int) -> None:
         """A message is complete or given up."""
@@ -158,6 +168,9 @@ class Room:
             self._used[connection] -= num_bytes
             if not self._used[connection]:
                 del self._used[connection]
+            waiting, self._waiting = self._waiting, {}
+            for other in waiting:
+                other.room_is_free()
 
 
 class End(asyncio.Protocol):
@@ -269,7 +282,6 @@ class Connection:
             self._end(number, CANCEL)
         if late:
             logger.info("%d calls of %s ended: no whole message in time", len(late), self.peer)
-            self._release_waiting()
 
     def end_slow_message(self, since_s: float) -> bool:
         """End the call whose large message has been coming in for longest, if that began before `since_s`."""
@@ -279,6 +291,10 @@ class Connection:
                 self._end(number, CANCEL)
                 return True
         return False
+
+    def room_is_free(self) -> None:
+        """There may be room now for a message of this connection's that found none."""
+        self._loop.call_soon(self._release_waiting)
 
     def end_held_call(self) -> None:
         """End the held call that came last: all connections hold too much, and this one most."""
@@ -314,6 +330,9 @@ class Connection:
 
     def _hang_up(self, end: asyncio.Transport) -> None:
         """Close an end; what it does not take soon is lost."""
+        if end.is_closing():
+            # A TLS transport that is closed twice can no longer be aborted.
+            return
         end.close()
         self._loop.call_later(_FLUSH_S, end.abort)
 
@@ -462,8 +481,10 @@ class Connection:
         if stream is None or stream.client_ended:
             if number == 0 or number > self._last_stream:
                 raise ProtocolError("DATA of no stream")
+            self._turnstile.charge(self.account, _LOST_DATA_UNITS)
             self._give_back(len(payload))
             return
+        num_before = stream.messages.num_complete
         try:
             stream.messages.add(content(DATA, flags, payload))
         except MessageTooLargeError:
@@ -473,6 +494,11 @@ class Connection:
                 self._end(number, ENHANCE_YOUR_CALM)
                 return
             self._incomplete.pop(number, None)
+        if stream.is_unary and stream.messages.num_begun > 1:
+            self._give_back(len(payload))
+            self._end(number, PROTOCOL_ERROR)
+            return
+        self._turnstile.charge(self.account, _MESSAGE_UNITS * (stream.messages.num_complete - num_before))
         if stream.upstream:
             self._pass_on(number, stream, flags, payload, out)
             return
@@ -489,7 +515,6 @@ class Connection:
         if stream.reserved and stream.messages.num_complete:
             self._free(stream)
             self._incomplete.pop(number, None)
-            self._release_waiting()
         if flags & END_STREAM:
             stream.client_ended = True
             self._incomplete.pop(number, None)
@@ -547,6 +572,7 @@ class Connection:
         deadline_s = now_s + self._limits.first_message_s
         stream = Stream([*named, (_PEER, self.peer.encode())], Messages(most), self._window, now_s, deadline_s)
         stream.client_ended = bool(flags & END_STREAM)
+        stream.is_unary = path not in self._limits.streaming and path not in self._limits.many_messages
         if path in self._limits.streaming:
             if sum(other.is_streaming for other in self._streams.values()) >= self._limits.max_streaming:
                 self._to_client(frames.reset(number, REFUSED_STREAM))
@@ -773,9 +799,7 @@ class Connection:
         self._incomplete.pop(number, None)
         self._by_upstream.pop(stream.upstream, None)
         self._room.hold(self, -stream.num_held)
-        if stream.reserved:
-            self._free(stream)
-            self._loop.call_soon(self._release_waiting)
+        self._free(stream)
 
     def _give_back(self, num_bytes: int) -> None:
         """Let the client send as many bytes again: the server never sees those that it sent."""
@@ -805,5 +829,7 @@ def _is_metadata(name: bytes, value: bytes) -> bool:
 
 def _units(kind: int, flags: int, length: int) -> float:
     if kind == DATA:
-        return _DATA_UNITS if length or flags & END_STREAM else _EMPTY_UNITS
-    return _UNITS.get(kind, _OTHER_UNITS)
+        of_frame = _DATA_UNITS if length or flags & END_STREAM else _EMPTY_UNITS
+    else:
+        of_frame = _UNITS.get(kind, _OTHER_UNITS)
+    return of_frame + length * _UNITS_PER_BYTE.get(kind, _OTHER_UNITS_PER_BYTE)

@@ -23,7 +23,8 @@ Result = TypeVar("Result")
 
 _BACKLOG = 512
 _SWEEP_S = 1.0
-_CLOSE_S = 1.0
+_CLOSE_S = 0.5
+_LAST_TURNS = 3
 _HANDSHAKE_S = 10.0
 # Where no connection can be accepted for a moment, as without file descriptors.
 _RETRY_S = 0.05
@@ -94,12 +95,20 @@ class Guard:
             connection.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        # What was written last is sent before, as far as clients take it.
+        await self._until_closed()
+        for connection in self._closing:
+            connection.abort()
+        await self._until_closed()
+        # Handshakes that were broken off are closed by the loop in its next turns.
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
+
+    async def _until_closed(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 for connection in list(self._closing):
                     await connection.ended()
-        for connection in self._closing:
-            connection.abort()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -15,11 +15,11 @@ class MessageTooLargeError(Exception):
 class Messages:
     """Follows the messages of one call by their lengths."""
 
-    __slots__ = ("_left", "_prefix", "max_bytes", "num_complete", "size")
+    __slots__ = ("_left", "_prefix", "max_bytes", "num_begun", "num_complete", "size")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.num_complete = 0
+        self.num_begun = self.num_complete = 0
         # Bytes of the message that is coming in; 0 between messages.
         self.size = 0
         self._prefix = b""
@@ -38,6 +38,8 @@ class Messages:
                 self._left -= step
                 at += step
             else:
+                if not self._prefix:
+                    self.num_begun += 1
                 missing = PREFIX_BYTES - len(self._prefix)
                 self._prefix += data[at : at + missing]
                 at += missing
@@ -62,6 +64,7 @@ class Stream:
         "frames",
         "headers",
         "is_streaming",
+        "is_unary",
         "messages",
         "num_held",
         "opened_s",
@@ -82,8 +85,8 @@ class Stream:
         self.opened_s = opened_s
         self.deadline_s = deadline_s
         self.upstream = 0
-        # Passed on before its first message.
-        self.is_streaming = False
+        # Passed on before its first message; and whether there is one message alone.
+        self.is_streaming = self.is_unary = False
         self.client_ended = self.server_ended = False
         # DATA frames that are held: flags and payload; and bytes of these.
         self.frames: list[tuple[int, bytes]] = []

@@ -1,42 +1,39 @@
 """Paces what costs work, so that a connection that asks for much slows itself and not the others.
 
-Each connection has a budget of its own that fills steadily, and all of them share another. When the shared one is used
-up, connections wait, and hosts take turns. A connection that has been there for a while and has used little lately
-never waits for the shared budget; new ones need not as long as their host has had few. Nothing is refused: whoever has
-to wait is not read from meanwhile.
+Each connection has a budget of its own that fills steadily, and all of them share another. While the shared one is used
+up, connections wait and take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): hosts first, then the
+connections of a host. One that has used little goes before those that have used much. Nothing is refused: a connection
+that has to wait is not read from meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Budgets in units of work (`connection.py` says what costs how much): rates are units per second.
+    """Budgets in units of work (`connection.py` says what costs how much); rates are units per second.
 
-    `of_one` and `burst_of_one` are those of a connection, `of_all` and `burst_of_all` those of all together, `of_new`
-    and `burst_of_new` what new connections of a host may use beside. With at most `modest` units of its burst used, a
-    connection of `settled_s` seconds does not wait for the shared budget.
+    `of_one` and `burst_of_one` are those of a connection, `of_all` and `burst_of_all` those of all together.
     """
 
     of_one: float = 1000.0
     burst_of_one: float = 3000.0
     of_all: float = 2000.0
-    burst_of_all: float = 2000.0
-    of_new: float = 300.0
-    burst_of_new: float = 600.0
-    modest: float = 300.0
-    settled_s: float = 2.0
+    burst_of_all: float = 1000.0
 
 
 DEFAULT_RATES = Rates()
 # How often connections that wait are let through, and how much one of them may use in its turn.
-_TICK_S = 0.005
+_TICK_S = 0.004
 _TURN_UNITS = 6.0
+# What a connection that has been there for a while may have used less than others, and makes up for later.
+_CREDIT_UNITS = 60.0
 
 
 class _Budget:
@@ -65,23 +62,29 @@ class _Budget:
 
 
 class _Host:
-    """Connections of one host that wait, and what its new ones may use."""
+    """Connections of one host: those that wait, by their start tags, and the tags of fair queueing."""
 
-    def __init__(self, rates: Rates, now_s: float) -> None:
-        self.new = _Budget(rates.of_new, rates.burst_of_new, now_s)
-        self.waiting: deque[Account] = deque()
+    __slots__ = ("finish", "num_accounts", "virtual", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, int, Account]] = []
+        # Of the host among hosts, and of the connection that was served last among its own.
+        self.finish = 0.0
+        self.virtual = 0.0
         self.num_accounts = 0
 
 
 class Account:
     """What one connection may use. `resume` is called when it had to wait and may go on."""
 
-    __slots__ = ("budget", "host", "opened_s", "resume", "turn")
+    __slots__ = ("budget", "finish", "host", "of_host", "resume", "turn")
 
-    def __init__(self, host: str, budget: _Budget, opened_s: float, resume: Callable[[], object]) -> None:
+    def __init__(self, host: str, of_host: _Host, budget: _Budget, finish: float, resume: Callable[[], object]) -> None:
         self.host = host
+        self.of_host = of_host
         self.budget = budget
-        self.opened_s = opened_s
+        # The tag behind all that it has used.
+        self.finish = finish
         self.resume = resume
         # Units that it may use because its turn has come.
         self.turn = 0.0
@@ -95,34 +98,36 @@ class Turnstile:
         self._loop = asyncio.get_running_loop()
         self._shared = _Budget(rates.of_all, rates.burst_of_all, self._loop.time())
         self._hosts: dict[str, _Host] = {}
-        # Hosts with connections that wait, the one whose turn it is first.
-        self._turns: OrderedDict[str, None] = OrderedDict()
+        # Hosts with connections that wait, by their start tags; and the tag of the one that was served last.
+        self._waiting: list[tuple[float, int, _Host]] = []
+        self._virtual = 0.0
+        self._arrivals = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, host: str, resume: Callable[[], object]) -> Account:
         """An account for a new connection."""
-        now_s = self._loop.time()
         if host not in self._hosts:
-            self._forget_hosts(now_s)
-            self._hosts[host] = _Host(self._rates, now_s)
-        self._hosts[host].num_accounts += 1
-        budget = _Budget(self._rates.of_one, self._rates.burst_of_one, now_s)
-        return Account(host, budget, now_s, resume)
+            self._hosts[host] = _Host()
+        of_host = self._hosts[host]
+        of_host.num_accounts += 1
+        budget = _Budget(self._rates.of_one, self._rates.burst_of_one, self._loop.time())
+        return Account(host, of_host, budget, of_host.virtual, resume)
 
     def close(self, account: Account) -> None:
         """The connection is gone: it is called no more."""
         account.resume = _nothing
-        self._hosts[account.host].num_accounts -= 1
+        account.of_host.num_accounts -= 1
+        # Others have had their turns since: it is not remembered what the host has used.
+        if not account.of_host.num_accounts and account.of_host.finish <= self._virtual:
+            del self._hosts[account.host]
 
     def take(self, account: Account, units: float) -> bool:
         """Whether the connection may do what costs so many units now; else it is called when it may."""
         now_s = self._loop.time()
-        own = account.budget
-        if own.fill(now_s) < units:
-            self._loop.call_later(own.wait_s(units), self._wait, account)
+        if account.budget.fill(now_s) < units:
+            self._loop.call_later(account.budget.wait_s(units), self._wait, account)
             return False
-        has_turn = account.turn >= units or self._is_exempt(account, units, now_s)
-        if not has_turn and (self._turns or self._shared.fill(now_s) < units):
+        if account.turn < units and (self._waiting or self._shared.fill(now_s) < units):
             self._wait(account)
             return False
         account.turn = max(0.0, account.turn - units)
@@ -133,51 +138,43 @@ class Turnstile:
         """Count work that was done without asking, since its size was not known before."""
         account.budget.spend(units)
         self._shared.spend(units)
-        self._hosts[account.host].new.spend(units)
-
-    def _is_exempt(self, account: Account, units: float, now_s: float) -> bool:
-        rates = self._rates
-        if account.budget.level <= rates.burst_of_one - rates.modest:
-            return False
-        if now_s - account.opened_s > rates.settled_s:
-            return True
-        return self._hosts[account.host].new.fill(now_s) >= units
+        host = account.of_host
+        account.finish = max(account.finish, host.virtual - _CREDIT_UNITS) + units
+        host.finish = max(host.finish, self._virtual - _CREDIT_UNITS) + units
+        if not self._waiting:
+            # Nobody has to make up for what was used while there was enough.
+            host.virtual = max(host.virtual, account.finish)
+            self._virtual = max(self._virtual, host.finish)
 
     def _wait(self, account: Account) -> None:
-        self._hosts[account.host].waiting.append(account)
-        self._turns.setdefault(account.host)
+        host = account.of_host
+        if not host.waiting:
+            self._queue(host)
+        heapq.heappush(host.waiting, (max(host.virtual - _CREDIT_UNITS, account.finish), next(self._arrivals), account))
         if self._timer is None:
-            self._timer = self._loop.call_later(_TICK_S, self._turn)
+            self._timer = self._loop.call_later(_TICK_S, self._let_through)
 
-    def _turn(self) -> None:
-        """Let connections through as far as the shared budget goes: one of each host, then another."""
+    def _queue(self, host: _Host) -> None:
+        heapq.heappush(self._waiting, (max(self._virtual - _CREDIT_UNITS, host.finish), next(self._arrivals), host))
+
+    def _let_through(self) -> None:
+        """Let connections through as far as the shared budget goes, the least start tag first."""
         self._timer = None
         now_s = self._loop.time()
-        # Not those that come to wait meanwhile.
-        num_waiting = sum(len(self._hosts[host].waiting) for host in self._turns)
-        for _ in range(num_waiting):
-            if self._shared.fill(now_s) < _TURN_UNITS:
-                break
-            host, _ = self._turns.popitem(last=False)
-            waiting = self._hosts[host].waiting
-            account = waiting.popleft()
-            if waiting:
-                self._turns[host] = None
+        while self._waiting and self._shared.fill(now_s) >= _TURN_UNITS:
+            start, _, host = heapq.heappop(self._waiting)
+            self._virtual = max(self._virtual, start)
+            start, _, account = heapq.heappop(host.waiting)
+            host.virtual = max(host.virtual, start)
+            has_more = bool(host.waiting)
             account.turn = _TURN_UNITS
             account.resume()
-        if self._turns and self._timer is None:
-            self._timer = self._loop.call_later(_TICK_S, self._turn)
-
-    def _forget_hosts(self, now_s: float) -> None:
-        """Forget hosts that have no connection and whose budget is full again: that is what a new one has."""
-        full = self._rates.burst_of_new
-        gone = [
-            name
-            for name, host in self._hosts.items()
-            if not host.num_accounts and not host.waiting and host.new.fill(now_s) >= full
-        ]
-        for name in gone:
-            del self._hosts[name]
+            if has_more:
+                heapq.heappush(
+                    self._waiting, (max(self._virtual - _CREDIT_UNITS, host.finish), next(self._arrivals), host)
+                )
+        if self._waiting and self._timer is None:
+            self._timer = self._loop.call_later(_TICK_S, self._let_through)
 
 
 def _nothing() -> None:

@@ -19,8 +19,9 @@ from coppice.guard.guarded_server import GuardedServer
 from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 
 TIMEOUT_S = 10.0
-LIMITS = Limits(8 << 20, 64, first_message_s=1.0, preface_s=1.0)
 SAY, ECHO, WATCH = "/coppice.test/Say", "/coppice.test/Echo", "/coppice.test/Watch"
+STREAMING = frozenset({ECHO.encode()})
+LIMITS = Limits(8 << 20, 64, STREAMING, first_message_s=1.0, preface_s=1.0)
 
 
 @dataclass
@@ -159,7 +160,7 @@ async def test_calls_pass_with_the_clients_address_that_it_cannot_choose() -> No
 
 
 async def test_large_messages_and_many_calls_pass_both_ways() -> None:
-    async with serving(Limits(8 << 20, 64)) as (_, address), channel(address) as one:
+    async with serving(Limits(8 << 20, 64, STREAMING)) as (_, address), channel(address) as one:
         texts = [bytes((number,)) * size for number, size in enumerate([5_000_000, 1, 70_000, 33_000] * 6)]
         assert await asyncio.gather(*(one.unary_unary(SAY)(text, timeout=60) for text in texts)) == texts
         call = one.stream_stream(ECHO)(timeout=60)
@@ -284,6 +285,30 @@ async def test_bytes_of_calls_that_are_given_up_may_be_sent_again() -> None:
         assert calls.started == []
 
 
+async def test_data_of_calls_that_are_over_does_not_come_faster_than_others_bear() -> None:
+    async with serving() as (_, address), channel(address) as good:
+        method = good.unary_unary(SAY)
+        await method(b"warm", timeout=TIMEOUT_S)
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(raw(address)) for _ in range(20)]
+            for client in clients:
+                client.send(opened(1), frames.reset(1, frames.CANCEL), data(1, b"x" * 500, ends=False) * 20_000)
+            times_s = []
+            for _ in range(30):
+                started_s = time.monotonic()
+                assert await method(b"hello", timeout=TIMEOUT_S) == b"hello"
+                times_s.append(time.monotonic() - started_s)
+                await asyncio.sleep(0.02)
+        assert sorted(times_s)[15] < 0.1
+
+
+async def test_a_call_of_one_message_has_no_second_one() -> None:
+    async with serving() as (_, address), raw(address) as client:
+        client.send(opened(1), data(1, message(b"x"), ends=False), data(1, message(b"") * 3000, ends=False))
+        _, payload = await client.until(frames.RST_STREAM, 1)
+        assert payload == struct.pack(">I", frames.PROTOCOL_ERROR)
+
+
 async def test_a_client_that_takes_nothing_is_not_served_until_it_does() -> None:
     async with serving() as (calls, address), raw(address, (frames.SETTINGS_INITIAL_WINDOW_SIZE, 0)) as client:
         client.send(opened(1), data(1, message(b"x")), opened(3), data(3, message(b"y")))
@@ -340,7 +365,7 @@ async def test_what_is_held_for_all_is_bounded_and_who_holds_most_pays() -> None
             greedy.send(opened(stream), data(stream, part, ends=False))
         _, payload = await greedy.until(frames.RST_STREAM)
         assert payload == struct.pack(">I", frames.REFUSED_STREAM)
-        modest.send(data(1, message(b"x" * 30_000)[16_000:30_000], ends=False), data(1, b"x" * 2005))
+        modest.send(data(1, message(b"x" * 30_000)[16_000:30_000], ends=False), data(1, b"x" * 5))
         await modest.until(frames.HEADERS, 1)
 
 
