@@ -252,6 +252,8 @@ def test_closing_takes_a_grammar_out_of_the_queue(engine: Engine, monkeypatch: p
     engine.detach(2)
     harness.generate([[7]])
     assert engine.grammars.num_waiting == 3
+    engine.detach(1)
+    harness.generate([[7]])
     go.set()
 
 
