@@ -170,9 +170,7 @@ class Turnstile:
             account.turn = _TURN_UNITS
             account.resume()
             if has_more:
-                heapq.heappush(
-                    self._waiting, (max(self._virtual - _CREDIT_UNITS, host.finish), next(self._arrivals), host)
-                )
+                self._queue(host)
         if self._waiting and self._timer is None:
             self._timer = self._loop.call_later(_TICK_S, self._let_through)
 
