@@ -44,6 +44,8 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 # it was doing then goes on elsewhere. gRPC answers pings on threads of its own, also while a model runs, and no ping is
 # sent while rounds go back and forth.
 PEER_KEEPALIVE_MS = 4_000
+# What a peer may send of a call before it is taken.
+WINDOW_BYTES = 1 << 18
 RECONNECT_MIN_MS = 100
 # How long a connection may take to be there, TLS included; gRPC calls it the least backoff.
 CONNECT_MS = 2_000
@@ -70,6 +72,9 @@ _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
+    # No ping for every answer that comes, to find out how much may be on its way: windows are as large as is needed.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,

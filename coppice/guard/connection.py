@@ -76,6 +76,7 @@ _UNITS_PER_BYTE = {SETTINGS: 2e-3}
 _OTHER_UNITS_PER_BYTE = 1 / 65536
 _LOST_DATA_UNITS = 1.0
 _MESSAGE_UNITS = 0.1
+_FREE_MESSAGES = 4
 # A header block's entries and bytes, which are known when it is decoded.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
@@ -498,7 +499,8 @@ class Connection:
             self._give_back(len(payload))
             self._end(number, PROTOCOL_ERROR)
             return
-        self._turnstile.charge(self.account, _MESSAGE_UNITS * (stream.messages.num_complete - num_before))
+        if (num_messages := stream.messages.num_complete - num_before) > _FREE_MESSAGES:
+            self._turnstile.charge(self.account, _MESSAGE_UNITS * num_messages)
         if stream.upstream:
             self._pass_on(number, stream, flags, payload, out)
             return
@@ -718,33 +720,37 @@ class Connection:
     def _from_server(self, data: bytes) -> None:
         if self.is_closed:
             return
-        outbound, at = self._outbound, 0
+        outbound = self._outbound
         outbound += data
+        # Frames up to `at` have been gone through; those from `start` on are passed on as they are.
+        at = start = 0
         out: list[bytes] = []
         refused = 0
         while len(outbound) - at >= HEAD_BYTES:
             first, flags, number = HEAD.unpack_from(outbound, at)
             length, kind = first >> 8, first & 0xFF
-            if len(outbound) - at < HEAD_BYTES + length:
+            after = at + HEAD_BYTES + length
+            if len(outbound) < after:
                 break
-            at += HEAD_BYTES
-            payload = bytes(outbound[at : at + length])
-            at += length
-            if number:
-                client_number = self._by_upstream.get(number)
-                if client_number is None:
+            client_number = self._by_upstream.get(number) if number else None
+            if client_number != number and kind != PING:
+                out.append(bytes(outbound[start:at]))
+                start = after
+                payload = bytes(outbound[at + HEAD_BYTES : after])
+                if not number:
+                    out.append(self._of_connection(kind, flags, payload))
+                elif client_number is None:
                     # The client has given the call up.
                     refused += length if kind == DATA else 0
-                    continue
-                out.append(HEAD.pack(first, flags, client_number))
-                out.append(payload)
-                if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
-                    self._server_ended(client_number, is_reset=kind == RST_STREAM)
-            else:
-                out.append(self._of_connection(kind, flags, payload))
+                else:
+                    out += (HEAD.pack(first, flags, client_number), payload)
+            at = after
+            is_last = kind == RST_STREAM or (flags & END_STREAM and kind in (DATA, HEADERS))
+            if is_last and client_number is not None:
+                self._server_ended(client_number, is_reset=kind == RST_STREAM)
+        out.append(bytes(outbound[start:at]))
         del outbound[:at]
-        if out:
-            self._to_client(b"".join(out))
+        self._to_client(b"".join(out))
         if refused and self._server is not None:
             self._server.write(frames.window_update(0, refused))
 
@@ -807,7 +813,7 @@ class Connection:
             self._to_client(frames.window_update(0, num_bytes))
 
     def _to_client(self, data: bytes) -> None:
-        if self._client is not None and not self.is_closed:
+        if data and self._client is not None and not self.is_closed:
             self._client.write(data)
 
     def _closed(self) -> None:
