@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -120,6 +120,24 @@ def read_certificates(tls: ServerTls | ChannelTls | None, settings: str) -> Cert
         return Certificates(tls)
 
 
+def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Credentials of a server, which looks at its files at every handshake; streams that are open live on."""
+    used = certificates.current()
+
+    def renewed() -> Any:
+        """None where nothing has changed, which gRPC's types do not know of."""
+        nonlocal used
+        pems = certificates.current()
+        if pems is used:
+            return None
+        used = pems
+        return _configuration(pems)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used), renewed, require_client_authentication=used.ca is not None
+    )
+
+
 def channel_credentials(pems: Pems) -> grpc.ChannelCredentials:
     """Credentials of a channel, which has them until it is closed."""
     return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
@@ -132,6 +150,10 @@ def certificate_metrics(own: Prefix, **certificates: Certificates | None) -> Ite
             yield own.gauge(
                 "certificate_expiry_timestamp_seconds", "When the certificate ends, in Unix time.", end_s, use=use
             )
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pems.key or b"", pems.cert or b"")], pems.ca)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import logging
 import signal
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -22,11 +23,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from coppice.certificates import Certificates, channel_credentials
+from coppice.certificates import Certificates, channel_credentials, server_credentials
 from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 from coppice.frozen_heap import frozen_heap
 from coppice.guard.connection import Limits
 from coppice.guard.guarded_server import GuardedServer
+from coppice.lasting_server import LastingServer
 from coppice.server_contexts import ServerContexts
 from coppice.unreadable import UnreadableRequests, check_request
 
@@ -80,7 +82,8 @@ _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     *_keepalive(KEEPALIVE_MS),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-    # Behind the guard, a connection's pings are its client's.
+    # A second server on the same port must fail, not silently take half of the traffic.
+    ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
 )
 # Whoever asks for health alone has shown nothing: little is taken from them. Of two values gRPC takes the first.
@@ -212,18 +215,21 @@ class Server:
         certificates: Certificates | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_request_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        guarded: bool = True,
     ) -> None:
-        """A call with a message of more than `max_request_bytes` bytes fails with RESOURCE_EXHAUSTED."""
+        """A call with a message of more than `max_request_bytes` bytes fails with RESOURCE_EXHAUSTED.
+
+        Unless `guarded`, clients reach gRPC itself, which is for those that this machine's users are.
+        """
         every_call = [*interceptors, UnreadableRequests()]
         # Of two values of an option gRPC takes the first.
         options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
-        self.grpc = grpc.aio.server(options=options, interceptors=every_call)
-        context = None
-        if certificates is not None:
-            asks_client = certificates.current().ca is not None
-            context = ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
+        make = functools.partial(grpc.aio.server, options=options, interceptors=every_call)
+        self.grpc: grpc.aio.Server = make() if guarded else LastingServer(make)
+        self._certificates = certificates
         limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=_streaming_methods(service_names))
-        self._guarded = GuardedServer(self.grpc, limits, context)
+        self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
         # Where health alone is served.
         self._probed: GuardedServer | None = None
         self._names = ["", *service_names]
@@ -242,7 +248,12 @@ class Server:
         """
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        port = await self._guarded.start(address)
+        if self._guarded is not None:
+            port = await self._guarded.start(address)
+        else:
+            credentials = None if self._certificates is None else server_credentials(self._certificates)
+            port = _bind(self.grpc, address, credentials)
+            await self.grpc.start()
         if health_port:
             server = grpc.aio.server(options=_HEALTH_OPTIONS)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -251,7 +262,7 @@ class Server:
             try:
                 await self._probed.start(f"{address.rpartition(':')[0]}:{health_port}")
             except UnavailableError:
-                await self._guarded.stop(None)
+                await self._stop(None)
                 raise
         return port
 
@@ -265,9 +276,31 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Leave the load balancer, let calls in flight finish for `grace_s`, then cancel the rest."""
         await self._health.enter_graceful_shutdown()
-        await self._guarded.stop(grace_s)
+        await self._stop(grace_s)
         if self._probed is not None:
             await self._probed.stop(None)
+
+    async def _stop(self, grace_s: float | None) -> None:
+        if self._guarded is not None:
+            await self._guarded.stop(grace_s)
+        else:
+            await self.grpc.stop(grace_s)
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnavailableError(f"cannot listen at {address}: {error}") from error
+
+
+def _contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
+    if certificates is None:
+        return None
+    asks_client = certificates.current().ca is not None
+    return ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
 
 
 def _streaming_methods(service_names: Sequence[str]) -> frozenset[bytes]:

@@ -28,3 +28,28 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, int, bytes
     head = await reader.readexactly(_HEAD_BYTES)
     payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
     return head[3], head[4], int.from_bytes(head[5:], "big"), payload
+
+
+async def call(address: str, path: bytes, more: Sequence[Header] = ()) -> None:
+    """Call a method of any name, and wait until the server has answered or hung up."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    headers = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        *more,
+    ]
+    writer.write(PREFACE + frame(SETTINGS, 0, 0))
+    writer.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block(headers)))
+    try:
+        async with asyncio.timeout(2.0):
+            while (await read_frame(reader))[0] != HEADERS:
+                pass
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        writer.transport.abort()

@@ -13,7 +13,7 @@ from functools import partial
 from coppice.certificates import Certificates
 from coppice.errors import CoppiceError
 from coppice.message_sizes import SizeChecks
-from coppice.rpc import Server, first_of, run, stop_signal
+from coppice.rpc import Server, first_of, is_loopback, run, stop_signal
 from coppice.stream_observer import StreamObserver
 from coppice.timeline import StreamTimeline, Timeline, open_timeline
 from coppice.tracing import Tracer, open_tracer
@@ -78,7 +78,8 @@ async def serve(
     name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
     sizes = SizeChecks({f"/{name}/Verify": request_sizes(info.max_context_tokens)})
     most_bytes = max_request_bytes(info.max_context_tokens)
-    server = Server([name], certificates, [sizes], max_request_bytes=most_bytes)
+    guarded = not is_loopback(config.listen_address)
+    server = Server([name], certificates, [sizes], max_request_bytes=most_bytes, guarded=guarded)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server.grpc)
     host = config.listen_address.rpartition(":")[0]
     loop, lost = asyncio.get_running_loop(), asyncio.Event()

@@ -44,7 +44,7 @@ async def main() -> None:
     tokenizer_json = load_tokenizer_json(MODELS / "target")
     tokenizer = TargetTokenizer(tokenizer_json)
     script = Script(tokenizer_json, tokenizer.fingerprint, tokenizer.vocab_size, 1, False, Traffic())
-    verifier, drafter = Server([]), Server([])
+    verifier, drafter = Server([], guarded=False), Server([], guarded=False)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), verifier.grpc)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(ScriptedDrafter(script), drafter.grpc)
     ports = [await server.start("127.0.0.1:0") for server in (verifier, drafter)]

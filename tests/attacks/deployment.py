@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,16 @@ _MIB = 1024.0 * 1024.0
 
 
 class WatchedService(Service):
-    """A service whose log lines are counted."""
+    """A service whose log lines are counted.
+
+    It listens on all interfaces, as in a cluster: back ends on loopback have no guard.
+    """
 
     num_lines = 0
+
+    def __init__(self, name: str, module: str, env: Mapping[str, str]) -> None:
+        super().__init__(name, module, env)
+        self._env["LISTEN_ADDRESS"] = f"0.0.0.0:{self.address.rpartition(':')[2]}"
 
     def _hear(self, line: str) -> None:
         self.num_lines += 1

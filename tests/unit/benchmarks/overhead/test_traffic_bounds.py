@@ -35,7 +35,7 @@ async def traffic_of(*, repeats: bool, drafts_ahead: bool = False) -> Traffic:
     script = Script(
         tokenizer_json, tokenizer.fingerprint, tokenizer.vocab_size, NODES, repeats, Traffic(), drafts_ahead
     )
-    verifier, drafter = Server([]), Server([])
+    verifier, drafter = Server([], guarded=False), Server([], guarded=False)
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), verifier.grpc)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(ScriptedDrafter(script), drafter.grpc)
     addresses = [f"127.0.0.1:{await server.start('127.0.0.1:0')}" for server in (verifier, drafter)]
