@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 CHUNK_BYTES = 65_536
 # Of one direction of a connection, on their way; who sends more has to wait.
+_ACCEPT_TURNS = 3
 MAX_CHUNKS = 64
 # What a connection says that is to make no sense: no protocol of ours begins like this.
 GARBAGE_BYTES = 512
@@ -86,6 +87,9 @@ class FaultProxy:
             yield self
         finally:
             server.close()
+            # Those that were just accepted are told in the loop's next turns.
+            for _ in range(_ACCEPT_TURNS):
+                await asyncio.sleep(0)
             self.cut()
             # Some may wait for a link that is stalled.
             connections = list(self._open.values())

@@ -228,7 +228,8 @@ class Server:
         make = functools.partial(grpc.aio.server, options=options, interceptors=every_call)
         self.grpc: grpc.aio.Server = make() if guarded else LastingServer(make)
         self._certificates = certificates
-        limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=_streaming_methods(service_names))
+        streaming, unary = _methods(service_names)
+        limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
         self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
         # Where health alone is served.
         self._probed: GuardedServer | None = None
@@ -303,15 +304,13 @@ def _contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]
     return ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
 
 
-def _streaming_methods(service_names: Sequence[str]) -> frozenset[bytes]:
-    """Paths of the methods whose clients may open a call long before they send its first message."""
-    services = [descriptor_pool.Default().FindServiceByName(name) for name in service_names]
-    return frozenset(
-        f"/{service.full_name}/{method.name}".encode()
-        for service in services
-        for method in service.methods
-        if method.client_streaming
-    )
+def _methods(service_names: Sequence[str]) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """Paths of the methods with a stream of requests, and of those with one request, health's included."""
+    paths: dict[bool, set[bytes]] = {False: set(), True: set()}
+    for name in (*service_names, health.SERVICE_NAME):
+        for method in descriptor_pool.Default().FindServiceByName(name).methods:
+            paths[method.client_streaming].add(f"/{name}/{method.name}".encode())
+    return frozenset(paths[True]), frozenset(paths[False])
 
 
 async def stop_signal() -> None:

@@ -107,13 +107,11 @@ class Limits:
     max_message_bytes: int
     # Calls at once on one connection, held ones counted.
     max_streams: int
-    # Paths of methods with a stream of requests. Those in `streaming` are called long before the first message comes;
-    # a connection may have `max_streaming` such calls at once.
+    # Paths of methods that are called long before the first message comes; a connection may have `max_streaming` such
+    # calls at once. And of those that have one request message alone.
     streaming: frozenset[bytes] = frozenset()
     max_streaming: int = 32
-    many_messages: frozenset[bytes] = frozenset(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo".encode() for version in ("v1", "v1alpha")
-    )
+    unary: frozenset[bytes] = frozenset()
     # Until the preface and SETTINGS; and until a call's first message is complete.
     preface_s: float = 10.0
     first_message_s: float = 10.0
@@ -574,7 +572,7 @@ class Connection:
         deadline_s = now_s + self._limits.first_message_s
         stream = Stream([*named, (_PEER, self.peer.encode())], Messages(most), self._window, now_s, deadline_s)
         stream.client_ended = bool(flags & END_STREAM)
-        stream.is_unary = path not in self._limits.streaming and path not in self._limits.many_messages
+        stream.is_unary = path in self._limits.unary
         if path in self._limits.streaming:
             if sum(other.is_streaming for other in self._streams.values()) >= self._limits.max_streaming:
                 self._to_client(frames.reset(number, REFUSED_STREAM))

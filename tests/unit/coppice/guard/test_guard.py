@@ -21,7 +21,7 @@ from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 TIMEOUT_S = 10.0
 SAY, ECHO, WATCH = "/coppice.test/Say", "/coppice.test/Echo", "/coppice.test/Watch"
 STREAMING = frozenset({ECHO.encode()})
-LIMITS = Limits(8 << 20, 64, STREAMING, first_message_s=1.0, preface_s=1.0)
+LIMITS = Limits(8 << 20, 64, STREAMING, unary=frozenset({SAY.encode()}), first_message_s=1.0, preface_s=1.0)
 
 
 @dataclass
