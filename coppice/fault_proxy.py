@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 CHUNK_BYTES = 65_536
 # Of one direction of a connection, on their way; who sends more has to wait.
-_ACCEPT_TURNS = 3
 MAX_CHUNKS = 64
+# Turns of the event loop in which connections are told of that were accepted before.
+_ACCEPT_TURNS = 3
 # What a connection says that is to make no sense: no protocol of ours begins like this.
 GARBAGE_BYTES = 512
 # Closing a socket that lingers for no time at all resets its connection.

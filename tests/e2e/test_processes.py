@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coppice.cli.topology import DRAFTER_NICENESS, Topology
+from verifier_svc.grammar_trial import NICENESS as GRAMMAR_NICENESS
 
 
 def thread_ids(process_id: int) -> list[int]:
@@ -24,4 +25,6 @@ async def test_the_drafter_steps_back_behind_the_others_with_every_thread(topolo
         threads = thread_ids(child._process.pid)
         niceness[child.name] = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
     behind = min(19, own + int(DRAFTER_NICENESS))
-    assert niceness == {"verifier": {own}, "drafter small-lm": {behind}, "orchestrator": {own}}
+    # The verifier's threads that compile grammars step back, too.
+    assert niceness.pop("verifier") in ({own}, {own, min(19, own + GRAMMAR_NICENESS)})
+    assert niceness == {"drafter small-lm": {behind}, "orchestrator": {own}}
