@@ -12,15 +12,13 @@ from grpc_reflection.v1alpha import reflection
 
 from coppice.access_token import METADATA_KEY
 from coppice.errors import InvalidRequestError
+from coppice.guard.connection import PEER_KEY
 from orchestrator.tenants import Tenant
 from orchestrator.token_file import TokenFile
 from orchestrator.validation import TENANT_KEY, wanted_tenant
 
 # The same for every reason: which of them it was is nobody's business.
 REFUSAL = "a valid bearer token is needed"
-
-# Set by what takes the connections in front of gRPC, which removes a client's own.
-PEER_KEY = "x-coppice-peer"
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Handler = Any  # grpc.RpcMethodHandler, whose type parameters exist for the type checker alone

@@ -199,6 +199,17 @@ async def test_calls_that_are_opened_and_reset_cost_the_others_nothing() -> None
         assert sorted(times_s)[25] < 0.1
 
 
+async def test_a_client_that_opens_and_resets_much_is_read_no_faster_than_its_budget() -> None:
+    async with serving() as (_, address), raw(address) as client:
+        started_s = time.monotonic()
+        client.send(*(opened(stream) + frames.reset(stream, frames.CANCEL) for stream in range(1, 3001, 2)))
+        client.send(frame(frames.PING, 0, 0, b"12345678"))
+        while not (await client.until(frames.PING))[0] & frames.ACK:
+            pass
+        # 1,500 calls cost 4,950 units: 3,000 at once and 1,000 a second.
+        assert time.monotonic() - started_s > 1.5
+
+
 @pytest.mark.parametrize(
     ("bad", "code"),
     [
