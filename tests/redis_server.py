@@ -105,12 +105,14 @@ class SlowProxy:
         self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        far_writer = None
         try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
             await asyncio.gather(self._pass(reader, far_writer, 0.0), self._pass(far_reader, writer, self.delay_s))
         finally:
-            far_writer.close()
             writer.close()
+            if far_writer is not None:
+                far_writer.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
         with contextlib.suppress(ConnectionError):

@@ -12,6 +12,7 @@ from coppice import rpc
 from coppice.logs import TextFormatter
 from tests.faults.alarms import TRACEBACK, Alarms, excused
 from tests.raw_http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, header_block, read_frame
+from tests.stream_server import stream_server
 
 FRAME = '  File "src/python/grpcio/grpc/_cython/_cygrpc/grpc_string.pyx.pxi", line 48, in grpc._cython.cygrpc._decode'
 OURS = '  File "/srv/coppice/rpc.py", line 12, in unary'
@@ -73,15 +74,11 @@ async def test_what_grpc_logs_of_a_flipped_header_is_what_is_recognised(caplog: 
         writer.write(frame(HEADERS, END_HEADERS, 1, header_block(headers)))
         writer.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block([(b"grpc-status", b"5")])))
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with rpc.open_channel(f"{host}:{port}") as channel:
+    async with stream_server(answer) as address, rpc.open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/coppice.test/Say")(b"", timeout=10)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    server.close()
     records = [record for record in caplog.records if record.name == "grpc._cython.cygrpc"]
     assert records
     alarms = Alarms("orchestrator")

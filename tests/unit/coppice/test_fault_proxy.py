@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coppice.fault_proxy import CLEAN, FaultProxy, Greeting, Link
+from tests.stream_server import stream_server
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 MESSAGE = bytes(range(256)) * 40
@@ -26,13 +27,9 @@ async def echo() -> AsyncIterator[tuple[str, list[bytes]]]:
                 heard.append(data)
                 writer.write(data)
                 await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
-    finally:
-        server.close()
+    async with stream_server(answer) as address:
+        yield address, heard
 
 
 @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ from benchmarks.prompts import Prompt
 from coppice.cli import bench
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
+from tests.stream_server import stream_server
 
 ASYNC, SYNC, COLOCATED = Form(Kind.ASYNCHRONOUS), Form(Kind.SYNCHRONOUS), Form(Kind.COLOCATED)
 AHEAD = Form(Kind.DRAFT_AHEAD)
@@ -87,11 +88,12 @@ async def test_a_wire_takes_its_delay_each_way() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
             writer.write(data)
-        writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, deployment.wires([address], 0) as same, deployment.wires([address], 60) as [longer]:
+    async with (
+        stream_server(echo) as address,
+        deployment.wires([address], 0) as same,
+        deployment.wires([address], 60) as [longer],
+    ):
         assert same == (address,)
         reader, writer = await asyncio.open_connection("127.0.0.1", int(longer.rpartition(":")[2]))
         started_s = time.monotonic()
