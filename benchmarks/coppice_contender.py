@@ -11,10 +11,10 @@ import grpc
 
 from benchmarks.contenders import BenchmarkError, Completion, OriginCounts, PassTime, Speculation, Task
 from coppice.completion import origin_name
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from coppice.wire import denoising_to_proto, sampling_to_proto, stopping_to_proto
+from coppice.wire.convert import denoising_to_proto, sampling_to_proto, stopping_to_proto
 
 # Generous: a completion takes seconds. It only keeps a hung server from hanging the benchmark.
 DEADLINE_S = 600.0

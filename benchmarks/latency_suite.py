@@ -31,8 +31,8 @@ from benchmarks.transformers_baseline import (
     quiet_transformers,
     top_two_gap,
 )
-from coppice.bundled import MODELS
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 
 @dataclass(frozen=True, slots=True)

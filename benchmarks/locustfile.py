@@ -22,8 +22,8 @@ import grpc
 import grpc.experimental.gevent as grpc_gevent
 from locust import User, between, task
 
-from coppice.access_token import bearer_metadata
 from coppice.client import Options, build_request
+from coppice.net.access_token import bearer_metadata
 from coppice.v1 import inference_pb2_grpc
 
 # Before the first channel: grpc's own threads would stop all users.

@@ -23,8 +23,8 @@ from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency_suite import shown
 from benchmarks.report import machine_remarks
 from benchmarks.transformers_baseline import load_model, quiet_transformers
-from coppice.hf_cache import cache_argument
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.checkpoints.hf_cache import cache_argument
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.config import VerifierConfig
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.loading import load_probed_target

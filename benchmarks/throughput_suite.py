@@ -27,7 +27,7 @@ from benchmarks.throughput import (
     unequal,
 )
 from benchmarks.transformers_baseline import load_model, quiet_transformers
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 
 @dataclass(frozen=True, slots=True)

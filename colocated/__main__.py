@@ -6,10 +6,10 @@ import logging
 import os
 import sys
 
-from coppice.errors import CoppiceError, IncompatibleError
-from coppice.logs import configure_logging
-from coppice.openmp import set_spin_count
-from coppice.rpc import first_of, run, stop_signal
+from coppice.core.errors import CoppiceError, IncompatibleError
+from coppice.kernels.openmp import set_spin_count
+from coppice.net.rpc import first_of, run, stop_signal
+from coppice.obs.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 

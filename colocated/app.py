@@ -18,8 +18,8 @@ import verifier_svc.app
 from colocated.channel import InMemoryNetwork
 from colocated.config import ColocatedConfig, names
 from colocated.server import InMemoryServer
-from coppice.timeline import Timeline, open_timeline
-from coppice.tracing import Tracer, open_tracer, open_tracing
+from coppice.obs.timeline import Timeline, open_timeline
+from coppice.obs.tracing import Tracer, open_tracer, open_tracing
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter

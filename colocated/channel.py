@@ -12,7 +12,7 @@ import grpc
 from colocated.exchange import CANCELLED, Exchange, Metadata
 from colocated.pipe import PipeOverError
 from colocated.server import STOPPED, InMemoryServer
-from coppice.certificates import Certificates
+from coppice.net.certificates import Certificates
 
 
 class InMemoryNetwork:

@@ -8,7 +8,7 @@ from conformance.deployment import Deployment
 from conformance.errors import DifferenceError, FailureError, RoundingError, SkippedError
 from conformance.requests import FORCED, varied
 from coppice.completion import Completion
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest
 
 # A round never waits for long: on a busy machine drafts may all be late, and another attempt may fare better.

@@ -11,12 +11,12 @@ import grpc
 from conformance.errors import FailureError, UnsuitableError
 from conformance.reference import ReferenceModel
 from conformance.requests import OFF, build, varied
-from coppice.access_token import bearer_metadata
-from coppice.certificates import Certificates
 from coppice.client import Client, RequestFailedError, Stream
 from coppice.completion import Completion
-from coppice.rpc import open_channel
-from coppice.tls import ChannelTls
+from coppice.net.access_token import bearer_metadata
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import open_channel
+from coppice.net.tls import ChannelTls
 from coppice.v1 import inference_pb2_grpc, sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, GetModelInfoResponse
 

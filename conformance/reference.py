@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coppice.tokenizer import fingerprint, load_tokenizer_json
+from coppice.core.tokenizer import fingerprint, load_tokenizer_json
 
 LogProbs: TypeAlias = npt.NDArray[np.float64]
 

@@ -18,14 +18,14 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from coppice.access_token import bearer_metadata
-from coppice.certificates import Certificates
 from coppice.completion import Completion, CompletionBuilder
-from coppice.log_probs import TokenLogProbs
-from coppice.rpc import open_channel
-from coppice.tls import ChannelTls
+from coppice.core.log_probs import TokenLogProbs
+from coppice.net.access_token import bearer_metadata
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import open_channel
+from coppice.net.tls import ChannelTls
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from coppice.wire import log_probs_from_proto
+from coppice.wire.convert import log_probs_from_proto
 
 DEFAULT_TIMEOUT_S = 600.0
 ACCEPTANCE = {

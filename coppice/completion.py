@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2
-from coppice.wire import log_probs_from_proto
+from coppice.wire.convert import log_probs_from_proto
 
 _REASON_PREFIX = "FINISH_REASON_"
 _ORIGIN_PREFIX = "DRAFT_ORIGIN_"

@@ -6,12 +6,12 @@ import logging
 import os
 import sys
 
-from coppice import rpc
-from coppice.certificates import read_certificates
-from coppice.errors import CoppiceError
-from coppice.logs import configure_logging
-from coppice.openmp import set_spin_count
-from coppice.tracing import open_tracer
+from coppice.core.errors import CoppiceError
+from coppice.kernels.openmp import set_spin_count
+from coppice.net import rpc
+from coppice.net.certificates import read_certificates
+from coppice.obs.logs import configure_logging
+from coppice.obs.tracing import open_tracer
 from drafter_svc.app import serve
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 
 # Highest temperature of each class but the last, and how the classes are called.
 _CLASS_LIMITS = (0.0, 0.85)

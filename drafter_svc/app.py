@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from coppice import rpc
-from coppice.certificates import Certificates
-from coppice.message_sizes import SizeChecks
-from coppice.stream_observer import StreamObserver
-from coppice.timeline import StreamTimeline, Timeline, open_timeline
-from coppice.tracing import Tracer
+from coppice.net import rpc
+from coppice.net.certificates import Certificates
+from coppice.net.stream_observer import StreamObserver
+from coppice.obs.timeline import StreamTimeline, Timeline, open_timeline
+from coppice.obs.tracing import Tracer
 from coppice.v1 import drafter_pb2_grpc
+from coppice.wire.message_sizes import SizeChecks
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.config import ON, DrafterConfig
@@ -84,7 +84,7 @@ def serving_metrics(
     if not config.metrics_port:
         return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice import telemetry
+    from coppice.obs import telemetry
     from drafter_svc.metrics import drafter_metrics
 
     return telemetry.serving_metrics(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
-from coppice.metrics_tls import OFF, check_metrics_tls
-from coppice.tls import ServerTls, server_tls
+from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
+from coppice.net.tls import ServerTls, server_tls
+from coppice.obs.metrics_tls import OFF, check_metrics_tls
 from drafter_svc.draft_context import LEAST_CONTEXT
 from drafter_svc.drafters.registry import KINDS
 

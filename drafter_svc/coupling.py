@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from coppice.likeliest_tokens import top_children
-from coppice.sampling import SamplingParams
-from coppice.tree_limits import Children
+from coppice.core.sampling import SamplingParams
+from coppice.search.likeliest_tokens import top_children
+from coppice.search.tree_limits import Children
 from drafter_svc.noise_rows import NoiseRows
 
 FloatArray = npt.NDArray[np.float32]

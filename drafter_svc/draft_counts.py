@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.histogram import Histogram
+from coppice.obs.histogram import Histogram
 
 SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coppice.tree import ROOT, TokenTree
-from coppice.tree_limits import Children
+from coppice.core.tree import ROOT, TokenTree
+from coppice.search.tree_limits import Children
 
 
 class LikelyOutcome(NamedTuple):

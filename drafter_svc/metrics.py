@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from coppice.certificates import Certificates, certificate_metrics
-from coppice.metric import Metric, Prefix
+from coppice.net.certificates import Certificates, certificate_metrics
+from coppice.obs.metric import Metric, Prefix
 from drafter_svc.acceptance_map import TEMPERATURE_CLASSES, AcceptanceMap
 from drafter_svc.service import DrafterService
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice.noise import gumbel
+from coppice.core.noise import gumbel
 
 FloatArray = npt.NDArray[np.float32]
 

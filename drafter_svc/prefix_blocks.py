@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coppice.prefix_digests import first_digest, longer_digest
+from coppice.core.prefix_digests import first_digest, longer_digest
 
 # Rows of a piece. Larger ones are hardly faster (640 tokens of the bundled model: 12 to 14 ms with 128 and 256 rows,
 # 20 with 64), and of a beginning less than one piece is read in vain.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coppice.message_sizes import SAMPLING_BYTES, TREE_BYTES, MessageSizes
 from coppice.v1 import drafter_pb2
+from coppice.wire.message_sizes import SAMPLING_BYTES, TREE_BYTES, MessageSizes
 
 # A drafter takes prompts of any length, and features of as many tokens as a round commits: two and a half million
 # tokens, or the features of a thousand tokens of 8,192 numbers.

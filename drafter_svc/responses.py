@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coppice.v1 import drafter_pb2 as pb
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from drafter_svc.session import AheadDrafts, Draft
 
 

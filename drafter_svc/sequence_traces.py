@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coppice.rpc import status_code_name
-from coppice.tracing import Span, Tracer
+from coppice.net.rpc import status_code_name
+from coppice.obs.tracing import Span, Tracer
 from coppice.v1 import drafter_pb2
 
 _FAULTS = frozenset({"internal", "unavailable"})

@@ -14,18 +14,18 @@ from typing import Any
 import grpc
 from google.rpc import code_pb2
 
-from coppice import rpc
-from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
-from coppice.logs import of_request
-from coppice.message_writer import MessageWriter
-from coppice.sampling import check_token_ids
-from coppice.stream_observer import StreamObserver
-from coppice.timeline import Timeline
-from coppice.tree import TokenTree
+from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError, UnsupportedError
+from coppice.core.sampling import check_token_ids
+from coppice.core.tree import TokenTree
+from coppice.net import rpc
+from coppice.net.message_writer import MessageWriter
+from coppice.net.stream_observer import StreamObserver
+from coppice.obs.logs import of_request
+from coppice.obs.timeline import Timeline
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
+from coppice.wire.convert import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts

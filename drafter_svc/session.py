@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import grpc
 
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.errors import CoppiceError, InvalidRequestError
-from coppice.logs import check_request_id
-from coppice.sampling import SamplingParams, check_token_ids
-from coppice.tree import TokenTree
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.errors import CoppiceError, InvalidRequestError
+from coppice.core.sampling import SamplingParams, check_token_ids
+from coppice.core.tree import TokenTree
+from coppice.obs.logs import check_request_id
 from drafter_svc.acceptance_map import AcceptanceMap, SentTree
 from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.drafters.base import (

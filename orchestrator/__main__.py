@@ -6,11 +6,11 @@ import asyncio
 import os
 import sys
 
-from coppice.errors import CoppiceError, IncompatibleError
-from coppice.logs import configure_logging
-from coppice.rpc import run, stop_signal
-from coppice.timeline import Timeline, open_timeline
-from coppice.tracing import Tracing, open_tracing
+from coppice.core.errors import CoppiceError, IncompatibleError
+from coppice.net.rpc import run, stop_signal
+from coppice.obs.logs import configure_logging
+from coppice.obs.timeline import Timeline, open_timeline
+from coppice.obs.tracing import Tracing, open_tracing
 from orchestrator.app import running
 from orchestrator.config import Config
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from coppice.errors import CoppiceError, OverloadedError
+from coppice.core.errors import CoppiceError, OverloadedError
 from orchestrator.fair_queue import Claim, FairQueue
 from orchestrator.pace import Pace
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coppice.errors import InvalidTreeError
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.errors import InvalidTreeError
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from orchestrator.merge import merge
 
 # Base length, and outcomes of the round there with what may follow them.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from coppice.certificates import Certificates, certificate_metrics, read_certificates
-from coppice.message_sizes import SizeChecks
-from coppice.metric import Metric, Prefix, Read
-from coppice.rpc import Server, is_loopback
-from coppice.timeline import StreamTimeline, Timeline
-from coppice.tokenizer import TargetTokenizer
-from coppice.tracing import Tracing
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.net.certificates import Certificates, certificate_metrics, read_certificates
+from coppice.net.rpc import Server, is_loopback
+from coppice.obs.metric import Metric, Prefix, Read
+from coppice.obs.timeline import StreamTimeline, Timeline
+from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
+from coppice.wire.message_sizes import SizeChecks
 from orchestrator.admission import Admission
 from orchestrator.authentication import Authentication
 from orchestrator.config import Config
@@ -223,7 +223,7 @@ async def _serve_metrics(
     others: Read,
 ) -> None:
     # Here, so that nothing else pays for loading it.
-    from coppice.telemetry import MetricsServer, on_event_loop
+    from coppice.obs.telemetry import MetricsServer, on_event_loop
 
     host = config.listen_address.rpartition(":")[0].strip("[]")
     read = on_event_loop(lambda: [*service.metrics(), *others()])

@@ -10,9 +10,9 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from coppice.access_token import METADATA_KEY
-from coppice.errors import InvalidRequestError
-from coppice.guard.connection import PEER_KEY
+from coppice.core.errors import InvalidRequestError
+from coppice.net.access_token import METADATA_KEY
+from coppice.net.guard.connection import PEER_KEY
 from orchestrator.tenants import Tenant
 from orchestrator.token_file import TokenFile
 from orchestrator.validation import TENANT_KEY, wanted_tenant

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from orchestrator.source_records import SourceRecords
 
 # Trees are compared by so many tokens behind the length that they were made for.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coppice.metrics_tls import OFF, check_metrics_tls
-from coppice.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
+from coppice.net.tls import ChannelTls, ServerTls, TlsError, server_tls, settings_named
+from coppice.obs.metrics_tls import OFF, check_metrics_tls
 
 Value = TypeVar("Value")
 

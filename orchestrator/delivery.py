@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 
-from coppice.errors import CoppiceError, OverloadedError, UnreadError
+from coppice.core.errors import CoppiceError, OverloadedError, UnreadError
 from orchestrator.admission import Ticket
 from orchestrator.outputs import Outputs
 from orchestrator.tenancy import Use

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coppice.errors import InvalidTreeError
-from coppice.tree import TokenTree
+from coppice.core.errors import InvalidTreeError
+from coppice.core.tree import TokenTree
 from orchestrator.ahead import AheadDraft
 
 

@@ -8,15 +8,15 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from coppice import wire
-from coppice.certificates import Certificates
-from coppice.errors import IncompatibleError, InvalidTreeError
-from coppice.logs import of_request
-from coppice.prefix_digests import prefix_digests
-from coppice.rpc import status_code_name
-from coppice.tree import TokenTree
-from coppice.unreadable import received
+from coppice.core.errors import IncompatibleError, InvalidTreeError
+from coppice.core.prefix_digests import prefix_digests
+from coppice.core.tree import TokenTree
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import status_code_name
+from coppice.obs.logs import of_request
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
+from coppice.wire import convert as wire
+from coppice.wire.unreadable import received
 from orchestrator.ahead import MOST_TREES, AheadDraft
 from orchestrator.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peer_stream import PeerStream

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
-from coppice.wire import samples_drafts
+from coppice.wire.convert import samples_drafts
 from orchestrator.ahead import AheadDraft, AheadDrafting, SendAhead, hung
 from orchestrator.asked_at import AskedAt
 from orchestrator.better_trees import BetterTrees

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from coppice.errors import CoppiceError, UnavailableError
-from coppice.logs import of_request
-from coppice.tree import TokenTree
+from coppice.core.errors import CoppiceError, UnavailableError
+from coppice.core.tree import TokenTree
+from coppice.obs.logs import of_request
 from coppice.v1 import sampling_pb2
 from orchestrator.drafting import Drafting
 from orchestrator.output import Delta, Output

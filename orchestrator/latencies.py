@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.histogram import Histogram
+from coppice.obs.histogram import Histogram
 
 # From a fast local drafter's round to a request that waits for a place at the longest deadline.
 GAPS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)

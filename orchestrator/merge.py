@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 
 def labelled(tree: TokenTree, source: str) -> TokenTree:

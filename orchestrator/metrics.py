@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from coppice.metric import Metric, Prefix
+from coppice.obs.metric import Metric, Prefix
 from orchestrator.admission import Admission
 from orchestrator.authentication import Authentication
 from orchestrator.drafter_client import DrafterClient

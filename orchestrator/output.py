@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coppice.log_probs import TokenLogProbs
-from coppice.sampling import StoppingOptions
-from coppice.stop_strings import StopStringMatcher
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.sampling import StoppingOptions
+from coppice.core.stop_strings import StopStringMatcher
+from coppice.core.tokenizer import TargetTokenizer
 from orchestrator.transcript import Transcript
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from coppice.errors import CoppiceError
+from coppice.core.errors import CoppiceError
 from coppice.v1 import inference_pb2
 from orchestrator.generation import Generation
 from orchestrator.responses import Responses

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from coppice.certificates import Certificates
-from coppice.rpc import PEER_KEEPALIVE_MS, open_channel
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import PEER_KEEPALIVE_MS, open_channel
 from orchestrator.peer_stream import CHANNEL_BACKOFF_MAX_MS
 
 Stub = TypeVar("Stub")

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from coppice.errors import CoppiceError
-from coppice.message_writer import MessageWriter
-from coppice.stream_observer import StreamObserver
-from coppice.unreadable import UnreadablePeerError, received
+from coppice.core.errors import CoppiceError
+from coppice.net.message_writer import MessageWriter
+from coppice.net.stream_observer import StreamObserver
+from coppice.wire.unreadable import UnreadablePeerError, received
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from orchestrator.rounds import Outcome
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from coppice.tracing import TRACEPARENT, Attributes, Span, Tracing
+from coppice.obs.tracing import TRACEPARENT, Attributes, Span, Tracing
 from orchestrator.rounds import Finish, Outcome
 from orchestrator.statistics import Clock, Statistics
 from orchestrator.tally import finish_name, reason_of

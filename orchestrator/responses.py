@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coppice.v1 import inference_pb2
-from coppice.wire import log_probs_to_proto
+from coppice.wire.convert import log_probs_to_proto
 from orchestrator.generation import Generation
 from orchestrator.output import Delta
 from orchestrator.rounds import Finish

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.log_probs import TokenLogProbs
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 
 # The source of the target's own drafts, as the verifier names it.

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
-from coppice.errors import CoppiceError, DeadlineError, OverloadedError
-from coppice.logs import MAX_REQUEST_ID_BYTES, request_id
-from coppice.metric import Metric
-from coppice.output_seed import output_seed
-from coppice.rpc import error_status, streaming, unary
-from coppice.timeline import Timeline
-from coppice.tokenizer import TargetTokenizer
-from coppice.tracing import Tracing
+from coppice.core.errors import CoppiceError, DeadlineError, OverloadedError
+from coppice.core.output_seed import output_seed
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.net.rpc import error_status, streaming, unary
+from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
+from coppice.obs.metric import Metric
+from coppice.obs.timeline import Timeline
+from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
 from orchestrator.admission import Admission, Ticket

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from coppice.v1 import tree_pb2
 from orchestrator.ahead import AheadCounts
 from orchestrator.latencies import Latencies

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from types import TracebackType
 
-from coppice.errors import (
+from coppice.core.errors import (
     DeadlineError,
     InvalidRequestError,
     OverloadedError,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from coppice.errors import InvalidRequestError, OverloadedError
+from coppice.core.errors import InvalidRequestError, OverloadedError
 from coppice.v1 import inference_pb2
 from orchestrator.tenants import Tenant
 

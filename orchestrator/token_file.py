@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from coppice.access_token import token_digest
+from coppice.net.access_token import token_digest
 from orchestrator.config import ConfigError
 from orchestrator.tenants import Tenant, parse_tokens
 

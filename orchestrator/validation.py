@@ -8,12 +8,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from coppice import wire
-from coppice.denoising import Denoising
-from coppice.errors import InvalidRequestError, UnsupportedError
-from coppice.log_probs import check_top_log_probs
-from coppice.logs import MAX_REQUEST_ID_BYTES, check_request_id
-from coppice.message_sizes import (
+from coppice.core.denoising import Denoising
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+from coppice.core.log_probs import check_top_log_probs
+from coppice.core.sampling import MAX_STOP_STRINGS, MAX_TOKEN_LIST, SamplingParams, StoppingOptions, check_token_ids
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.obs.logs import MAX_REQUEST_ID_BYTES, check_request_id
+from coppice.v1 import inference_pb2, sampling_pb2
+from coppice.wire import convert as wire
+from coppice.wire.message_sizes import (
     HEAD_BYTES,
     LISTED_ID_BYTES,
     SAMPLING_BYTES,
@@ -21,15 +24,6 @@ from coppice.message_sizes import (
     STOPPING_BYTES,
     MessageSizes,
 )
-from coppice.sampling import (
-    MAX_STOP_STRINGS,
-    MAX_TOKEN_LIST,
-    SamplingParams,
-    StoppingOptions,
-    check_token_ids,
-)
-from coppice.tokenizer import TargetTokenizer
-from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.verifier_client import VerifierInfo
 
 MAX_CACHE_SALT_BYTES = 128

@@ -12,9 +12,7 @@ from typing import Protocol
 
 import grpc
 
-from coppice import wire
-from coppice.certificates import Certificates
-from coppice.errors import (
+from coppice.core.errors import (
     CoppiceError,
     IncompatibleError,
     InvalidRequestError,
@@ -22,10 +20,12 @@ from coppice.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from coppice.logs import of_request
-from coppice.tree import EMPTY_TREE, TokenTree
-from coppice.unreadable import received
+from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.net.certificates import Certificates
+from coppice.obs.logs import of_request
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from coppice.wire import convert as wire
+from coppice.wire.unreadable import received
 from orchestrator.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peer_stream import PeerStream
 from orchestrator.planner import Load

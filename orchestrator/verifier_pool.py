@@ -7,9 +7,9 @@ import itertools
 import logging
 from collections.abc import Sequence
 
-from coppice.certificates import Certificates
-from coppice.errors import IncompatibleError, OverloadedError, UnavailableError
-from coppice.prefix_digests import prefix_digests
+from coppice.core.errors import IncompatibleError, OverloadedError, UnavailableError
+from coppice.core.prefix_digests import prefix_digests
+from coppice.net.certificates import Certificates
 from orchestrator.peer_channel import Dial, dial
 from orchestrator.rounds import Opening
 from orchestrator.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from orchestrator.rounds import DraftOpening, Outcome
 from simulator.clock import Action, Clock
 from simulator.machine import Machine

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from coppice.errors import InvalidTreeError
-from coppice.tree import TokenTree
+from coppice.core.errors import InvalidTreeError
+from coppice.core.tree import TokenTree
 from simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
 from simulator.texts import Trace
 

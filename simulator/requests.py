@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
 from orchestrator.drafting import Drafting
 from orchestrator.planner import Planner
 from orchestrator.rounds import Outcome

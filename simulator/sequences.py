@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from simulator.texts import Text
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.linger import Linger

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 # The drafter's own limits: a path less likely than this is not worth a row, nor even one that costs nothing.
 LEAST_PROBABILITY = 0.12

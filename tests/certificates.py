@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trustme
 
-from coppice.tls import ChannelTls, ServerTls
+from coppice.net.tls import ChannelTls, ServerTls
 
 HOST = "127.0.0.1"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from coppice.tree import TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from tests.toy_target import FINGERPRINT, VOCAB, Target, babble, plain
 
 # (tokens so far, seed, max_nodes) -> tree

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from coppice.stop_strings import StopStringMatcher
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.stop_strings import StopStringMatcher
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
-from coppice.wire import add_log_probs, tree_from_proto
+from coppice.wire.convert import add_log_probs, tree_from_proto
 from tests.toy_target import (
     CONTEXT,
     EOS,

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from coppice import rpc
-from coppice.certificates import Certificates
-from coppice.guard.connection import Limits
-from coppice.guard.guarded_server import GuardedServer
-from coppice.server_contexts import ServerContexts
+from coppice.net import rpc
+from coppice.net.certificates import Certificates
+from coppice.net.guard.connection import Limits
+from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.server_contexts import ServerContexts
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from tests.fake_drafter import FakeDrafter, perfect, wrong
 from tests.fake_verifier import FakeVerifier

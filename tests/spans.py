@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 
-from coppice.otel import OtelTracer
+from coppice.obs.otel import OtelTracer
 
 # What a caller that records its span sends, and one that does not.
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

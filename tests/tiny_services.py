@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import torch
 
-from coppice import rpc
-from coppice.sampling import SamplingParams
-from coppice.stream_observer import StreamObserver
-from coppice.timeline import Timeline
+from coppice.core.sampling import SamplingParams
+from coppice.net import rpc
+from coppice.net.stream_observer import StreamObserver
+from coppice.obs.timeline import Timeline
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.drafters.base import Drafter, DrafterInfo
 from drafter_svc.model_thread import ModelThread

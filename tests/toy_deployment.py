@@ -16,17 +16,17 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from coppice.chance import Purpose, seeded_chance
-from coppice.draft_distribution import DraftDistribution, truncated
-from coppice.grammar import Grammar
-from coppice.log_probs import TokenLogProbs
-from coppice.output_seed import output_seed
-from coppice.rpc import streaming, unary
-from coppice.sampled_tree import SampledTree
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import ROOT, TokenTree
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.grammar import Grammar
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.output_seed import output_seed
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import ROOT, TokenTree
+from coppice.net.rpc import streaming, unary
+from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from coppice.wire import log_probs_to_proto
+from coppice.wire.convert import log_probs_to_proto
 from drafter_svc.tree_sampler import Path, sample_tree
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript

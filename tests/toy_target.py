@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from coppice.log_probs import TokenLogProbs
-from coppice.tokenizer import fingerprint
-from coppice.tree import ROOT, TokenTree
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.tokenizer import fingerprint
+from coppice.core.tree import ROOT, TokenTree
 
 EOS = 256
 VOCAB = 257

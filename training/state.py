@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from training.whole_file import whole_file
 
 _MADE_FROM = "made_from"

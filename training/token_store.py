@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from training.corpus import HELD_OUT_ONE_IN, SourceFile
 from training.whole_file import whole_file
 

@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 
-from coppice.certificates import Certificates, read_certificates
-from coppice.logs import configure_logging
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
+from coppice.net.certificates import Certificates, read_certificates
+from coppice.obs.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
 
 logger = logging.getLogger("verifier_svc")

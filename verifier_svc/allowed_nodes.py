@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.token_choice import Constraint
 
 

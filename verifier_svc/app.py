@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from coppice.certificates import Certificates
-from coppice.errors import CoppiceError
-from coppice.message_sizes import SizeChecks
-from coppice.rpc import Server, first_of, is_loopback, run, stop_signal
-from coppice.stream_observer import StreamObserver
-from coppice.timeline import StreamTimeline, Timeline, open_timeline
-from coppice.tracing import Tracer, open_tracer
+from coppice.core.errors import CoppiceError
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import Server, first_of, is_loopback, run, stop_signal
+from coppice.net.stream_observer import StreamObserver
+from coppice.obs.timeline import StreamTimeline, Timeline, open_timeline
+from coppice.obs.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
+from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine import Engine
 from verifier_svc.hardware import hardware
@@ -131,7 +131,7 @@ def serving_metrics(
     if not config.metrics_port:
         return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice import telemetry
+    from coppice.obs import telemetry
     from verifier_svc.metrics import verifier_metrics
 
     return telemetry.serving_metrics(

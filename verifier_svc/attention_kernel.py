@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc.kv_cache import IntArray
 from verifier_svc.pass_plan import PassPlan
 

@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coppice.checkpoint_files import is_of_merging, reason_of, refusal_of, refuse_without_tokenizer
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import is_finite, not_finite, quiet_loading, refuse_incomplete, refuse_untied
+from coppice.checkpoints.files import is_of_merging, reason_of, refusal_of, refuse_without_tokenizer
+from coppice.checkpoints.loaded_weights import is_finite, not_finite, quiet_loading, refuse_incomplete, refuse_untied
+from coppice.core.errors import IncompatibleError
 from verifier_svc.sharded_target import Ranks
 
 logger = logging.getLogger(__name__)

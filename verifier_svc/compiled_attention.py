@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coppice.compiler import compiled_exactly
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
+from coppice.kernels.compiler import compiled_exactly
 from verifier_svc.aligned_arrays import aligned_rows, aligned_zeros
 from verifier_svc.attention_kernel import AttentionRule, KernelLimitError
 from verifier_svc.exact_math import LANES, exponentials, lane_max, lane_sum

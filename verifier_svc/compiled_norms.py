@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coppice.compiler import compiled_exactly
-from coppice.half_tables import FloatArray
+from coppice.kernels.compiler import compiled_exactly
+from coppice.kernels.half_tables import FloatArray
 from verifier_svc.exact_math import LANES, lane_sum
 
 # Largest difference to the model's own norm that still counts as rounding, beside numbers of about 1.

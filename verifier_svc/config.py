@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from coppice.metrics_tls import OFF, check_metrics_tls
-from coppice.tls import ServerTls, server_tls
+from coppice.net.tls import ServerTls, server_tls
+from coppice.obs.metrics_tls import OFF, check_metrics_tls
 
 DEVICES = ("auto", "cpu", "cuda")
 SWITCH = ("on", "off")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.tree import TokenTree, chain
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import TokenTree, chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.pass_plan import SequenceRows, moved
 from verifier_svc.rope_regimes import position_limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.redraft import RedraftSettings
 

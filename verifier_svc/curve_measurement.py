@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from coppice.tree import chain
+from coppice.core.tree import chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.pass_curve import PassCurve
 from verifier_svc.pass_plan import SequenceRows, padded_sizes

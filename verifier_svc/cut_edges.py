@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coppice.sampling import SamplingParams
+from coppice.core.sampling import SamplingParams
 
 # Of an exponent: beyond it, at temperatures of next to nothing, one token has all the weight either way.
 _MAX_EXPONENT = 500.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
-from coppice.log_probs import check_top_log_probs
-from coppice.logs import check_request_id
-from coppice.sampling import check_token_ids
-from coppice.tree import TokenTree
+from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
+from coppice.core.log_probs import check_top_log_probs
+from coppice.core.sampling import check_token_ids
+from coppice.core.tree import TokenTree
+from coppice.obs.logs import check_request_id
 from coppice.v1 import sampling_pb2, verifier_pb2
-from coppice.wire import samples_drafts, sampling_from_proto, stopping_from_proto, tree_from_proto
+from coppice.wire.convert import samples_drafts, sampling_from_proto, stopping_from_proto, tree_from_proto
 from verifier_svc.engine import Engine
 from verifier_svc.events import DraftRejection, ErrorEvent, Event
 from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec

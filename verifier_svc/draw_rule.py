@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coppice.sampling import SamplingParams
+from coppice.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.core.errors import IncompatibleError
 from verifier_svc.draw_rule import Threshold, Thresholds
 from verifier_svc.space_adapter import LowRank
 

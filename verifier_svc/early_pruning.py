@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from coppice.noise import gumbel_of
-from coppice.tree import ROOT
+from coppice.core.noise import gumbel_of
+from coppice.core.tree import ROOT
 from verifier_svc.draw_rule import DrawRule
 from verifier_svc.kv_cache import IntArray
 from verifier_svc.mask_groups import MaskGroup

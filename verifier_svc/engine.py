@@ -11,12 +11,12 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
-from coppice.grammar import Grammar
-from coppice.logs import of_request
-from coppice.noise import gumbel
-from coppice.timeline import Timeline
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.errors import CoppiceError, InvalidRequestError, InvalidTreeError, OverloadedError
+from coppice.core.grammar import Grammar
+from coppice.core.noise import gumbel
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.obs.logs import of_request
+from coppice.obs.timeline import Timeline
 from verifier_svc.draft_counts import DraftCounts
 from verifier_svc.engine_counts import EngineCounts
 from verifier_svc.events import CompleteEvent, DraftRejection, ErrorEvent, LoadEvent, OutcomeEvent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coppice.errors import CoppiceError
-from coppice.histogram import Histogram
+from coppice.core.errors import CoppiceError
+from coppice.obs.histogram import Histogram
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.output_end import FinishReason
 from verifier_svc.pass_plan import PassPlan

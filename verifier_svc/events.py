@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.core.errors import CoppiceError, InvalidRequestError
 from verifier_svc.output_end import Finish
 from verifier_svc.round_outcome import RoundOutcome
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice.compiler import compiled_exactly
+from coppice.kernels.compiler import compiled_exactly
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.compiler import compiled_exactly
+from coppice.kernels.compiler import compiled_exactly
 from verifier_svc.vector_code import (
     BYTES,
     FLOAT,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from verifier_svc.kv_cache import SequenceCache
 from verifier_svc.mask_groups import MaskGroup
 from verifier_svc.pass_plan import SequenceRows, moved

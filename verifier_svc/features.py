@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from coppice.errors import IncompatibleError
-from coppice.tree import ROOT
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import ROOT
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.kv_cache import BLOCK_SIZE, HalfArray, SequenceCache
 from verifier_svc.pass_plan import SequenceRows

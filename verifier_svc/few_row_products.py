@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coppice.half_tables import halves
+from coppice.kernels.half_tables import halves
 from verifier_svc.packed_linear import PackedLinear, Product, layers_by_shape
 
 LastFaster: TypeAlias = Callable[[Mapping[PackedLinear, Product], Callable[[int], None]], int]

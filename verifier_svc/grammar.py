@@ -16,8 +16,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
-from coppice.errors import InvalidRequestError, UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

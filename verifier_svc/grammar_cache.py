@@ -8,8 +8,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from coppice.errors import CoppiceError
-from coppice.grammar import Grammar
+from coppice.core.errors import CoppiceError
+from coppice.core.grammar import Grammar
 
 if TYPE_CHECKING:
     from verifier_svc.grammar import CompiledGrammar

@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
-from coppice.histogram import Histogram
+from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
+from coppice.obs.histogram import Histogram
 from verifier_svc.grammar_cache import GrammarCache, release_memory
 from verifier_svc.grammar_queue import Deliver, GrammarQueue, Job
 from verifier_svc.grammar_trial import NICENESS, GrammarTrial

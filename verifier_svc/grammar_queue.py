@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from coppice.errors import CoppiceError
-from coppice.grammar import Grammar
+from coppice.core.errors import CoppiceError
+from coppice.core.grammar import Grammar
 
 if TYPE_CHECKING:
     from verifier_svc.grammar import GrammarState

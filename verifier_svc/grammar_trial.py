@@ -19,8 +19,8 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from coppice.errors import CoppiceError, InvalidRequestError, OverloadedError
-from coppice.grammar import Grammar
+from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError
+from coppice.core.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coppice.errors import InvalidRequestError
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.errors import InvalidRequestError
+from coppice.core.grammar import Grammar, GrammarKind
 from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary, too_slow
 from verifier_svc.grammar_cache import allocated_bytes
 from verifier_svc.grammar_trial import NICENESS, TRIAL_BYTES, TRIAL_CPU_S, read_frame, write_frame

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coppice.errors import OverloadedError
-from coppice.prefix_digests import first_digest, longer_digest
+from coppice.core.errors import OverloadedError
+from coppice.core.prefix_digests import first_digest, longer_digest
 
 IntArray = npt.NDArray[np.int64]
 # bfloat16, which numpy does not know.

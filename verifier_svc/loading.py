@@ -16,10 +16,10 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from coppice.checkpoint_files import refuse_unsuitable
-from coppice.errors import IncompatibleError
-from coppice.tokenizer import fingerprint
-from coppice.transition_scores import TransitionScores
+from coppice.checkpoints.files import refuse_unsuitable
+from coppice.core.errors import IncompatibleError
+from coppice.core.tokenizer import fingerprint
+from coppice.search.transition_scores import TransitionScores
 from verifier_svc.attention_kernel import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.config import VerifierConfig

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice.log_probs import TokenLogProbs
-from coppice.tree import ROOT
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.tree import ROOT
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.token_choice import Logits
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 
 # Drafts for lengths that are not reached yet; more than this means that the sender has lost track.

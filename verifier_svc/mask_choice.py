@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.mask_counts import count_masks
 from verifier_svc.mask_groups import MaskGroup, MaskShape
 from verifier_svc.pass_curve import PassCurve

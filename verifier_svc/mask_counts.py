@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 try:
-    from coppice.compiler import compiled_exactly
+    from coppice.kernels.compiler import compiled_exactly
 except ImportError:
-    from coppice.uncompiled import uncompiled as compiled_exactly
+    from coppice.kernels.uncompiled import uncompiled as compiled_exactly
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

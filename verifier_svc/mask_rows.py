@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.half_tables import halves
+from coppice.core.errors import IncompatibleError
+from coppice.kernels.half_tables import halves
 from verifier_svc.packed_linear import PackedLinear
 from verifier_svc.space_adapter import LowRank, SpaceAdapter
 

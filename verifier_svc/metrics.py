@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coppice.certificates import Certificates, certificate_metrics
-from coppice.metric import Metric, Prefix
+from coppice.net.certificates import Certificates, certificate_metrics
+from coppice.obs.metric import Metric, Prefix
 from verifier_svc.engine import Engine
 from verifier_svc.target_model import TargetInfo
 

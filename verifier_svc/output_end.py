@@ -6,9 +6,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coppice.sampling import StoppingOptions
-from coppice.stop_strings import StopStringMatcher
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.sampling import StoppingOptions
+from coppice.core.stop_strings import StopStringMatcher
+from coppice.core.tokenizer import TargetTokenizer
 
 
 class FinishReason(enum.Enum):

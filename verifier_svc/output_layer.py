@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.compiler import compiled_exactly
-from coppice.half_tables import FloatArray, HalfArray
+from coppice.kernels.compiler import compiled_exactly
+from coppice.kernels.half_tables import FloatArray, HalfArray
 from verifier_svc.aligned_arrays import aligned_zeros
 from verifier_svc.vector_code import (
     BYTES,

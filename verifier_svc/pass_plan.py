@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.draw_rule import DrawRule
 from verifier_svc.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 from verifier_svc.mask_groups import MaskGroup, mask_depths, mask_parents

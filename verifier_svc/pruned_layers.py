@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc.early_head import EarlyHead
 from verifier_svc.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
 from verifier_svc.early_scores import EarlyScores

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coppice.errors import IncompatibleError
-from coppice.tree import TokenTree
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import TokenTree
 from verifier_svc.draw_rule import DrawRule
 from verifier_svc.early_pruning import num_candidates, survivors_of
 from verifier_svc.kv_cache import SequenceCache

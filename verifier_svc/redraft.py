@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coppice.error_scales import ErrorScales, error_scales_at
-from coppice.likeliest_tokens import FloatArray, top_children
-from coppice.marginal_tree import marginal_tree
-from coppice.sampling import SamplingParams
-from coppice.transition_scores import TransitionScores
-from coppice.transition_tree import transition_tree
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.search.error_scales import ErrorScales, error_scales_at
+from coppice.search.likeliest_tokens import FloatArray, top_children
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.transition_scores import TransitionScores
+from coppice.search.transition_tree import transition_tree
+from coppice.search.tree_limits import TreeLimits
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.mask_choice import choose_groups, num_worth_verifying
 from verifier_svc.mask_groups import MaskGroup, MaskShape, masks_for

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coppice.message_sizes import LISTED_ID_BYTES, SAMPLING_BYTES, STOPPING_BYTES, TREE_BYTES, MessageSizes
 from coppice.v1 import verifier_pb2
+from coppice.wire.message_sizes import LISTED_ID_BYTES, SAMPLING_BYTES, STOPPING_BYTES, TREE_BYTES, MessageSizes
 
 # Of what has no limit of its own: ids, traces, numbers.
 _OTHER_BYTES = 16 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coppice.prefix_digests import prefix_digests
+from coppice.core.prefix_digests import prefix_digests
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coppice.errors import InvalidRequestError
-from coppice.rpc import error_status
+from coppice.core.errors import InvalidRequestError
+from coppice.net.rpc import error_status
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2
-from coppice.wire import add_log_probs, put_tree
+from coppice.wire.convert import add_log_probs, put_tree
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.events import CompleteEvent, DraftRejection, DrainEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish, FinishReason

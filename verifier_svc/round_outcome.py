@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coppice.log_probs import TokenLogProbs
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.output_end import Finish
 

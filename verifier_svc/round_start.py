@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from verifier_svc.mailbox import ExactMailbox, Mailbox
 
 # A round starts with what is left of an older tree when that promises this share of what drafts promise on average:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coppice.logs import of_request
+from coppice.obs.logs import of_request
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.mask_shares import deal_masks
 from verifier_svc.pass_cost import PassCost

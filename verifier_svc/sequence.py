@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from coppice.chance import Purpose, seeded_chance
-from coppice.errors import InvalidTreeError
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.errors import InvalidTreeError
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.acceptance import sample_and_follow
 from verifier_svc.allowed_nodes import allowed_nodes
 from verifier_svc.draft_counts import DraftCounts, DraftOrigin

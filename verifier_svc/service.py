@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from coppice.rpc import errors_as_status, unary
-from coppice.stream_observer import StreamObserver
+from coppice.net.rpc import errors_as_status, unary
+from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
 from verifier_svc.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc.pass_message import PassStep
 from verifier_svc.pass_plan import PassPlan
 from verifier_svc.target_model import TargetModel

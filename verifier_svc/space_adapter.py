@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from coppice.error_scales import ErrorScales, check_error_scales, read_error_scales
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.core.errors import IncompatibleError
+from coppice.search.error_scales import ErrorScales, check_error_scales, read_error_scales
 
 DESCRIPTION_FILE = "space.json"
 TENSOR_FILE = "space.safetensors"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.tree import ROOT
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import ROOT
 from verifier_svc.attention_kernel import AttentionKernel
 from verifier_svc.cpu_threads import CpuThreads
 from verifier_svc.early_head import EarlyHead

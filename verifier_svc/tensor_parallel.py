@@ -25,8 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.import_utils import is_accelerate_available
 
-from coppice.checkpoint_files import refuse_unsuitable
-from coppice.errors import IncompatibleError
+from coppice.checkpoints.files import refuse_unsuitable
+from coppice.core.errors import IncompatibleError
 from verifier_svc.config import VerifierConfig
 from verifier_svc.pass_message import PassStep, decode, encode
 from verifier_svc.sharded_target import Ranks, refuse_uneven_heads

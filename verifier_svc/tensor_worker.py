@@ -14,8 +14,8 @@ import threading
 import time
 from pathlib import Path
 
-from coppice.errors import CoppiceError
-from coppice.logs import configure_logging
+from coppice.core.errors import CoppiceError
+from coppice.obs.logs import configure_logging
 from verifier_svc.checkpoint import CheckpointRefusedError
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
 from verifier_svc.loading import load_probed_target

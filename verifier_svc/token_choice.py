@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coppice.errors import InvalidRequestError
-from coppice.noise import NoiseStream
-from coppice.sampling import SamplingParams
+from coppice.core.errors import InvalidRequestError
+from coppice.core.noise import NoiseStream
+from coppice.core.sampling import SamplingParams
 from verifier_svc.cut_edges import has_cuts, is_near_tie
 
 Logits = npt.NDArray[np.float32]

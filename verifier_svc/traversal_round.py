@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coppice.chance import Chance
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT, TokenTree
+from coppice.core.chance import Chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.acceptance_rules.residual import FloatArray
 from verifier_svc.acceptance_rules.traversal import traversal

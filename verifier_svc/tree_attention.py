@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc.attention_kernel import AttentionKernel, AttentionRule
 from verifier_svc.kv_cache import IntArray
 from verifier_svc.pass_plan import PassPlan

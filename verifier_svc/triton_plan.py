@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
 from verifier_svc.kv_cache import BLOCK_SIZE
 from verifier_svc.pass_plan import PassPlan, Segment
 

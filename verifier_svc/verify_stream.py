@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from coppice.errors import CoppiceError, InvalidRequestError
-from coppice.message_writer import MessageWriter
-from coppice.stream_observer import StreamObserver
+from coppice.core.errors import CoppiceError, InvalidRequestError
+from coppice.net.message_writer import MessageWriter
+from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import verifier_pb2
 from verifier_svc.door import Door
 from verifier_svc.engine import Engine

@@ -15,7 +15,7 @@ from benchmarks.contenders import Contender
 from benchmarks.coppice_contender import AcceptanceRule, CoppiceContender, Mode
 from benchmarks.latency import Plan, measure
 from benchmarks.summary import OFF, Samples
-from coppice.denoising import LEFT_TO_DRAFTER
+from coppice.core.denoising import LEFT_TO_DRAFTER
 
 
 @dataclass(frozen=True, slots=True)

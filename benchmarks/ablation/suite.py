@@ -22,7 +22,7 @@ from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.prompts import Prompt
 from benchmarks.report import document
 from coppice.cli.topology import DrafterSpec
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 NOTES = (
     "One request at a time, each forced to speculate with the sources that it names and the fixed plan, but for those "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.summary import ON
 from coppice.cli.topology import DrafterSpec
-from coppice.denoising import LEFT_TO_DRAFTER, MAX_DENOISING_STEPS, Denoising
+from coppice.core.denoising import LEFT_TO_DRAFTER, MAX_DENOISING_STEPS, Denoising
 from drafter_svc.drafters.registry import SMALL_LMS
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 
 from coppice.cli.topology import LOCAL
-from coppice.rpc import run, stop_signal
+from coppice.net.rpc import run, stop_signal
 from orchestrator.app import running
 from orchestrator.config import Config
 from orchestrator.prefix_cache.cache import PrefixCache

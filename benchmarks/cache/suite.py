@@ -19,7 +19,7 @@ from benchmarks.environment import describe_machine, describe_run
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 
 @dataclass(frozen=True, slots=True)

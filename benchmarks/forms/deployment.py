@@ -16,7 +16,7 @@ from benchmarks.forms.form import Form, Kind
 from benchmarks.latency_suite import LatencySuite
 from coppice.cli.child import Child
 from coppice.cli.topology import START_TIMEOUT_S, STOP_TIMEOUT_S, Topology, TopologySpec
-from coppice.fault_proxy import FaultProxy, Link
+from coppice.lab.fault_proxy import FaultProxy, Link
 
 # What is remembered of a request's own text needs no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}

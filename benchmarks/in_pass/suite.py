@@ -22,7 +22,7 @@ from benchmarks.latency import Plan, fit_context
 from benchmarks.latency_suite import progress_bar, shown
 from benchmarks.prompts import Prompt
 from benchmarks.report import document
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 NOTES = (
     "Every variant that speculates is forced to, with the sources that it names and the fixed plan; nobody has a "

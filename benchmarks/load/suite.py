@@ -28,8 +28,8 @@ from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from benchmarks.transformers_baseline import load_model, quiet_transformers
 from coppice.client import Client, RequestFailedError
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.frozen_heap import frozen_heap
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.v1 import inference_pb2
 
 

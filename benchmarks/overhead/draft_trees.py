@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 
 # Mean probability of a node's children by rank; each is more or less by up to this factor.
 PROBABILITIES = (0.62, 0.14, 0.07, 0.04)

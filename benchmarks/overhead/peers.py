@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.overhead.scripted_peers import KIND, Script, ScriptedDrafter, ScriptedVerifier
 from benchmarks.overhead.traffic import Traffic
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
-from coppice.rpc import Server, run
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.net.rpc import Server, run
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from orchestrator.merge import merge
 from orchestrator.planner import Load, RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner

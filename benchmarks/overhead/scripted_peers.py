@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.overhead.scripted_text import ScriptedText
 from benchmarks.overhead.traffic import Traffic
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
-from coppice.wire import tree_from_proto, tree_to_proto
+from coppice.wire.convert import tree_from_proto, tree_to_proto
 
 KIND = "scripted"
 # What outcomes say of their pass, though it took no time. All of them say the same, so that the planner takes one round

@@ -6,7 +6,7 @@ import functools
 import random
 
 from benchmarks.overhead.draft_trees import best_first_tree
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 
 # A text that repeats after so many tokens is one that the prefix cache knows all about.
 PERIOD = 40

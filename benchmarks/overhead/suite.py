@@ -11,7 +11,7 @@ from benchmarks.overhead.planner_cost import PassCost, planner_cost
 from benchmarks.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
 from benchmarks.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
 from benchmarks.report import machine_remarks
-from coppice.rpc import run
+from coppice.net.rpc import run
 
 # Trees whose messages are counted, whatever `num_nodes` is.
 COUNTED_NODES = 64

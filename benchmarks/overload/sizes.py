@@ -10,7 +10,7 @@ from benchmarks.contenders import BenchmarkError
 from benchmarks.latency import fit_context
 from benchmarks.load.workload import Workload, lognormal_length
 from benchmarks.prompts import Prompt
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 
 # A shorter prompt says too little to go on with.
 MIN_PROMPT_TOKENS = 16

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 
 from benchmarks.contenders import BenchmarkError
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
-from coppice.wire import tree_from_proto
+from coppice.wire.convert import tree_from_proto
 
 TIMEOUT_S = 120.0
 

@@ -37,8 +37,8 @@ from benchmarks.profile.seen import seen
 from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from coppice.client import Client, RequestFailedError
-from coppice.rpc import open_channel
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.net.rpc import open_channel
 from coppice.v1 import inference_pb2, verifier_pb2, verifier_pb2_grpc
 from simulator.machine import Contention, Machine
 from simulator.profile import Profile, profile_to_json

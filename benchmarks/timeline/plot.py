@@ -12,8 +12,8 @@ from matplotlib.patches import Patch
 
 from benchmarks.plot import DPI, FIGURE_INCHES
 from benchmarks.timeline.rounds import Round
+from coppice.obs.timeline import TimelineEvent
 from coppice.picture import save
-from coppice.timeline import TimelineEvent
 
 LANES = ("verifier", "drafter", "orchestrator", "client")
 COLOURS = {

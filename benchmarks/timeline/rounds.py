@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coppice.timeline import TimelineEvent
+from coppice.obs.timeline import TimelineEvent
 
 
 @dataclass(frozen=True, slots=True)

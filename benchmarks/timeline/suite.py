@@ -19,11 +19,11 @@ from benchmarks.prompts import Prompt
 from benchmarks.report import machine_remarks
 from benchmarks.timeline.figures import hop_rows, ratios
 from benchmarks.timeline.rounds import Watched, rounds_of
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.timeline import SUFFIX, Timeline, TimelineEvent, read_timeline
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.obs.timeline import SUFFIX, Timeline, TimelineEvent, read_timeline
 from coppice.v1 import inference_pb2, inference_pb2_grpc
-from coppice.wire import sampling_to_proto, stopping_to_proto
+from coppice.wire.convert import sampling_to_proto, stopping_to_proto
 
 DIRECTORY_VARIABLE = "TIMELINE_DIR"
 NUM_WARM_UP_REQUESTS = 2

@@ -12,7 +12,7 @@ from conformance.deployment import Deployment
 from conformance.errors import RoundingError
 from conformance.requests import FORCED, OFF, build, varied
 from coppice.completion import Completion
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest, ResponseOptions
 
 GROUP = Group("log-probs")

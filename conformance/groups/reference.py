@@ -13,7 +13,7 @@ from conformance.deployment import OPENINGS, Deployment
 from conformance.errors import RoundingError, SkippedError
 from conformance.reference import LogProbs, ReferenceModel
 from conformance.requests import FORCED, build, varied
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("reference")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from coppice.cli import bench, conformance, demo, generate, simulate, token, train, up
-from coppice.huge_pages import start_with_huge_pages
+from coppice.kernels.huge_pages import start_with_huge_pages
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)

@@ -29,7 +29,7 @@ from coppice.cli.options import (
 from coppice.cli.preemption_log import PreemptionLog
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import RequestFailedError
-from coppice.tls import ChannelTls
+from coppice.net.tls import ChannelTls
 
 if TYPE_CHECKING:
     from conformance.case import Case

@@ -31,8 +31,8 @@ from coppice.cli.options import (
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion, outputs_json
-from coppice.log_probs import MAX_TOP_LOG_PROBS
-from coppice.tls import ChannelTls
+from coppice.core.log_probs import MAX_TOP_LOG_PROBS
+from coppice.net.tls import ChannelTls
 from coppice.v1.inference_pb2 import GenerateRequest
 
 Prompt = str | list[int]

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
-from coppice.certificates import Certificates
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import TopologySpec, parse_drafters
-from coppice.tls import ChannelTls, TlsError
+from coppice.net.certificates import Certificates
+from coppice.net.tls import ChannelTls, TlsError
 
 Target = Annotated[str, typer.Option(help="Checkpoint directory or hub id of the target. Default: the bundled one.")]
 Drafters = Annotated[

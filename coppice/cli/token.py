@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.access_token import new_token, token_digest
+from coppice.net.access_token import new_token, token_digest
 
 app = typer.Typer(help="Bearer tokens for the public API.", no_args_is_help=True)
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.bundled import MODELS
-from coppice.errors import CoppiceError
-from coppice.openmp import set_spin_count
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.errors import CoppiceError
+from coppice.kernels.openmp import set_spin_count
 
 app = typer.Typer(
     help="Train the tokenizer, the target, a drafter or an early head: seeded and resumable.", no_args_is_help=True

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from coppice.certificates import Certificates
 from coppice.cli.child import ChildError
 from coppice.cli.options import AUTO, DEFAULT_TARGET, OFF, Device, Drafters, Space, Target, Threads, topology_spec
 from coppice.cli.topology import Topology, TopologySpec, tls_files
-from coppice.rpc import stop_signal
-from coppice.tls import ChannelTls, TlsError
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import stop_signal
+from coppice.net.tls import ChannelTls, TlsError
 
 
 def up(

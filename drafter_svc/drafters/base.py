@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from coppice.denoising import Denoising
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
+from coppice.core.denoising import Denoising
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
 from drafter_svc.prefix_blocks import PrefixBlocks
 
 if TYPE_CHECKING:

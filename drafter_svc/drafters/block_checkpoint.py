@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coppice.denoising import MAX_BLOCK_TOKENS
-from coppice.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
-from coppice.errors import IncompatibleError
+from coppice.core.denoising import MAX_BLOCK_TOKENS
+from coppice.core.errors import IncompatibleError
+from coppice.search.error_scales import ErrorScales, check_error_scales, error_scales_at, read_error_scales
 from drafter_svc.drafters.checkpoint import CALIBRATION_FILE
 
 FloatArray = npt.NDArray[np.float32]

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from coppice.denoising import Denoising
-from coppice.errors import IncompatibleError
-from coppice.likeliest_tokens import top_children
-from coppice.marginal_tree import marginal_tree
-from coppice.sampling import SamplingParams
-from coppice.transition_scores import TransitionScores
-from coppice.transition_tree import transition_tree
-from coppice.tree import EMPTY_TREE, TokenTree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.denoising import Denoising
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.search.likeliest_tokens import top_children
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.transition_scores import TransitionScores
+from coppice.search.transition_tree import transition_tree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling
 from drafter_svc.draft_context import DraftContext

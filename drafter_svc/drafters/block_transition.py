@@ -8,10 +8,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.likeliest_tokens import FloatArray
-from coppice.loaded_weights import refuse_not_finite, refuse_other_names
-from coppice.transition_scores import TransitionScores
+from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.core.errors import IncompatibleError
+from coppice.search.likeliest_tokens import FloatArray
+from coppice.search.transition_scores import TransitionScores
 from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, TRANSITION, has_layers_alone
 
 _FILE = "model.safetensors"

@@ -15,7 +15,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from coppice.checkpoint_files import (
+from coppice.checkpoints.files import (
     WEIGHTS_FILE,
     read_object,
     reason_of,
@@ -23,9 +23,9 @@ from coppice.checkpoint_files import (
     refuse_unsuitable,
     refuse_without_tokenizer,
 )
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import quiet_loading, refuse_incomplete, refuse_not_finite, refuse_untied
-from coppice.tokenizer import fingerprint, load_tokenizer_json
+from coppice.checkpoints.loaded_weights import quiet_loading, refuse_incomplete, refuse_not_finite, refuse_untied
+from coppice.core.errors import IncompatibleError
+from coppice.core.tokenizer import fingerprint, load_tokenizer_json
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
 from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, TRANSITION, base_of, has_layers_alone, load_layers
 from drafter_svc.drafters.llama_forward import LlamaForward, compiled_ways, is_supported

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.compiler import compiled
-from coppice.top_scores import top_scores
-from coppice.tree_limits import Children
+from coppice.kernels.compiler import compiled
+from coppice.kernels.top_scores import top_scores
+from coppice.search.tree_limits import Children
 from drafter_svc.drafters.few_rows import FewRowsPass, FewRowsWeights, run_rows
 from drafter_svc.drafters.whole_search import Found, WholeSearch
 

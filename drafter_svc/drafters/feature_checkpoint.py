@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, from_numpy
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.checkpoint import CALIBRATION_FILE
 from drafter_svc.drafters.feature_heads import FeatureHeads, FloatArray
 from drafter_svc.drafters.int8_weights import quantise

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from coppice.errors import InvalidRequestError
+from coppice.core.errors import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
 

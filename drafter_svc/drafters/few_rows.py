@@ -17,8 +17,8 @@ import numpy.typing as npt
 from numba.extending import overload
 from transformers import LlamaForCausalLM
 
-from coppice.compiler import compiled
-from coppice.exponentials import exponentials
+from coppice.kernels.compiler import compiled
+from coppice.kernels.exponentials import exponentials
 from drafter_svc.drafters.int8_inputs import arrange, multiply_bytes
 from drafter_svc.drafters.int8_weights import Weights, multiply_floats, quantise
 from drafter_svc.drafters.tree_cache import Rows

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from coppice.hf_cache import cache_argument
+from coppice.checkpoints.hf_cache import cache_argument
 from drafter_svc.drafters.tree_cache import FloatArray, Rows
 from drafter_svc.drafters.whole_search import WholeSearch
 from drafter_svc.prefix_blocks import KvBlock

@@ -19,7 +19,7 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.compiler import compiled
+from coppice.kernels.compiler import compiled
 from drafter_svc.drafters.int8_weights import Weights
 
 FloatArray = npt.NDArray[np.float32]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import Protocol
 
-from coppice.tree import ROOT, TokenTree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.tree import ROOT, TokenTree
+from coppice.search.tree_limits import Children, TreeLimits
 
 
 class KnownRows(Protocol):

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from coppice.checkpoint_files import named
-from coppice.errors import IncompatibleError
-from coppice.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.checkpoints.files import named
+from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
+from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.int8_weights import quantise
 
 LAYERS_FILE = "layers.safetensors"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from coppice.tree import ROOT, TokenTree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.tree import ROOT, TokenTree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.drafters.base import AheadDraft
 from drafter_svc.drafters.known_tree import KnownRows

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from coppice.errors import UnsupportedError
+from coppice.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from drafter_svc.config import DrafterConfig

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from coppice.chance import Purpose, seeded_chance
-from coppice.draft_distribution import DraftDistribution, truncated
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.search.draft_distribution import DraftDistribution, truncated
+from coppice.search.tree_limits import TreeLimits
 from drafter_svc.coupling import Coupling
 from drafter_svc.draft_context import DraftContext
 from drafter_svc.drafters.read_context import ReadContext

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from coppice.denoising import Denoising
-from coppice.tree_limits import Children
+from coppice.core.denoising import Denoising
+from coppice.search.tree_limits import Children
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block_checkpoint import load_block_calibration
 from drafter_svc.drafters.block_lm import BlockLm, Look, load_block_lm

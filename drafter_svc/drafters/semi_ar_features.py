@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block_checkpoint import load_block_calibration
 from drafter_svc.drafters.block_lm import BlockLm, load_block_lm

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.tree_builder import Frontier, build_tree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.search.tree_builder import Frontier, build_tree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.ahead_pace import AheadPace, RoundLengths
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.coupling import ChildChoice, Coupling

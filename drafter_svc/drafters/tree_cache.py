@@ -9,8 +9,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coppice.tree import ROOT
-from coppice.tree_limits import Children
+from coppice.core.tree import ROOT
+from coppice.search.tree_limits import Children
 from drafter_svc.drafters.whole_search import Found, WholeSearch
 from drafter_svc.prefix_blocks import PIECE_ROWS, Beginning, KvBlock
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.tree_limits import Children, TreeLimits
+from coppice.search.tree_limits import Children, TreeLimits
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

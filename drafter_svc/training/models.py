@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from training.precision import training_dtype
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.block_checkpoint import BlockCalibration, load_block_calibration
 from drafter_svc.drafters.block_transition import transition_matrices
 from drafter_svc.drafters.checkpoint import load_model

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from orchestrator.planner import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation, round_plan
 from orchestrator.planning.common_plans import HYSTERESIS
 from orchestrator.planning.draft_plans import STEPS_PER_GAIN

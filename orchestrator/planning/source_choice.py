@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from orchestrator.planning.comparison_pace import ComparisonPace
 from orchestrator.planning.cost_model import PassRecord
 from orchestrator.planning.source_comparison import SourceComparison

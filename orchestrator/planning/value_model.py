@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 
 # Nodes deeper than this share the correction of this depth.
 DEEPEST = 16

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from orchestrator.planner import DraftGain
 from orchestrator.prefix_cache.guesses import Candidate, Guesses
 from orchestrator.prefix_cache.hit_rates import HitRates

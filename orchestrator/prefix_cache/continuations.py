@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
 
 MAX_NODES = 128
 MAX_DEPTH = 64

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from orchestrator.prefix_cache.hit_rates import MOST, HitRates, Place, kind_of
 from orchestrator.prefix_cache.outlook import Outlook
 

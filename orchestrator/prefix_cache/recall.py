@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from coppice.first_step import start_now
+from coppice.net.first_step import start_now
 from orchestrator.prefix_cache.anchors import anchors
 from orchestrator.prefix_cache.codec import decode_continuations, decode_statistics
 from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 
 # Weight of a tree in the running mean of an output, and of all.
 _RATE_OF_OUTPUT = 0.2

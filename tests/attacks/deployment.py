@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from tests.attacks.chart_limits import settings
 from tests.faults.deployment import Service, left_in
 

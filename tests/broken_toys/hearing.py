@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coppice.errors import CoppiceError, InvalidRequestError
+from coppice.core.errors import CoppiceError, InvalidRequestError
 from coppice.v1.inference_pb2 import GenerateRequest, SpeculationPolicy
 from orchestrator.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment

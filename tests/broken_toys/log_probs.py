@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from orchestrator.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment, toy_logits

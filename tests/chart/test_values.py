@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from coppice.logs import read_settings
-from coppice.tracing import open_tracing
+from coppice.obs.logs import read_settings
+from coppice.obs.tracing import open_tracing
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config
 from tests.chart.rendering import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coppice.rpc import LIVENESS
+from coppice.net.rpc import LIVENESS
 from coppice.v1 import drafter_pb2, inference_pb2, verifier_pb2
 from tests.chart.rendering import (
     PROFILES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cache.redis_server import redis_program
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 
 PHASES = ["cold", "fill", "again", "shifted", "second", "killed"]
 

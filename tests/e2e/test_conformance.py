@@ -12,7 +12,7 @@ from conformance.catalogue import all_groups, cases_like
 from conformance.deployment import connected
 from conformance.reference import ReferenceModel
 from conformance.runner import run_cases
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client
 
 LIMIT_S = 60.0

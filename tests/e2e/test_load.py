@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.load.arrivals import Arrival
 from benchmarks.load.suite import LoadPlan, LoadSuite
 from benchmarks.prompts import Prompt
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import Topology
 
 PROMPTS = tuple(Prompt(text, "here") for text in ("def add(a, b):\n", "import os\n", "class Stack:\n    def"))

@@ -19,11 +19,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.child import Child, ChildError
 from coppice.cli.topology import DrafterSpec, Topology, TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
-from coppice.output_seed import output_seed
+from coppice.core.output_seed import output_seed
 
 REPO = Path(__file__).resolve().parents[2]
 FOREIGN = Path(os.environ.get("COPPICE_FOREIGN_MODELS", REPO.parent / "shared" / "data" / "models"))

@@ -9,10 +9,10 @@ from benchmarks.profile.plan import ProfilePlan
 from benchmarks.profile.records import DIRECTORY_VARIABLE, read_records
 from benchmarks.profile.suite import Addresses, ProfileSuite
 from benchmarks.prompts import Prompt
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_ORCHESTRATOR, RECORDED_VERIFIER
 from coppice.cli.topology import TopologySpec, running
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from simulator.profile import profile_from_json
 from simulator.validation import compare
 

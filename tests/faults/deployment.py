@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coppice.cli.child import Child
-from coppice.fault_proxy import FaultProxy
+from coppice.lab.fault_proxy import FaultProxy
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import grpc
 
 from coppice.client import Client, Options, RequestFailedError
-from coppice.fault_proxy import Greeting, Link
-from coppice.rpc import MAX_MESSAGE_BYTES, open_channel
+from coppice.lab.fault_proxy import Greeting, Link
+from coppice.net.rpc import MAX_MESSAGE_BYTES, open_channel
 from coppice.v1 import inference_pb2
 from tests.faults.deployment import Deployment
 from tests.faults.messages import mangled_bytes, valid_message

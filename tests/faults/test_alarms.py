@@ -8,8 +8,8 @@ import logging
 import grpc
 import pytest
 
-from coppice import rpc
-from coppice.logs import TextFormatter
+from coppice.net import rpc
+from coppice.obs.logs import TextFormatter
 from tests.faults.alarms import TRACEBACK, Alarms, excused
 from tests.raw_http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, header_block, read_frame
 from tests.stream_server import stream_server
@@ -49,7 +49,7 @@ def test_at_other_times_they_are_not(now_s: float) -> None:
         (TRACEBACK, FRAME),
         (TRACEBACK, FRAME, "ValueError: another error"),
         (TRACEBACK, FRAME, "UnicodeDecodeError: 'ascii' codec can't decode byte 0xd9"),
-        ("2026 ERROR coppice.rpc: unexpected error, incident 5d41402abc4b",),
+        ("2026 ERROR coppice.net.rpc: unexpected error, incident 5d41402abc4b",),
     ],
 )
 def test_all_else_fails_the_run(lines: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
 from tests.faults.doors import write_checkpoint

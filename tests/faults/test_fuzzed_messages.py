@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coppice.client import Options
-from coppice.errors import InvalidRequestError
+from coppice.core.errors import InvalidRequestError
 from coppice.v1 import drafter_pb2, inference_pb2, tree_pb2, verifier_pb2
-from coppice.wire import sampling_from_proto, stopping_from_proto, tree_from_proto
+from coppice.wire.convert import sampling_from_proto, stopping_from_proto, tree_from_proto
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier
 from tests.faults import fuzz as fuzzing

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.child import Child
 from coppice.client import Client, Options
 

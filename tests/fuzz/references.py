@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
 from tests.unit.verifier_svc.crowd import Case
 from verifier_svc.engine import Engine
 from verifier_svc.events import Event, LoadEvent, OutcomeEvent

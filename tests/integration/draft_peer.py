@@ -5,10 +5,10 @@ from __future__ import annotations
 import grpc
 from google.rpc import code_pb2
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
-from coppice.wire import tree_from_proto
+from coppice.wire.convert import tree_from_proto
 
 PROMPT = (4, 8, 15, 16, 23)
 TIMEOUT_S = 20.0

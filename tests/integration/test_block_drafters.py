@@ -15,8 +15,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coppice.client import Client, Options
-from coppice.errors import IncompatibleError
-from coppice.sampling import SamplingParams
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, JointDrafter, SamplingDrafter

@@ -10,7 +10,7 @@ import pytest
 
 from coppice.client import Client, Options
 from coppice.completion import Completion
-from coppice.tree import TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.app import Orchestrator
 from tests.conftest import StartFakes

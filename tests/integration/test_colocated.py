@@ -15,7 +15,7 @@ import torch
 from colocated.app import Colocated, Models, load, running
 from colocated.config import ColocatedConfig
 from colocated.pipe import Pipe
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually

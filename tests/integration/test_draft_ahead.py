@@ -9,8 +9,8 @@ import pytest
 
 from coppice.client import Client, Options
 from coppice.completion import Completion
-from coppice.sampling import SamplingParams
-from coppice.tree import ROOT, TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import ROOT, TokenTree, chain
 from drafter_svc.drafters.base import AheadDraft
 from orchestrator.app import running
 from orchestrator.config import Config

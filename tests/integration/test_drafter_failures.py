@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coppice.tree import TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from drafter_svc.drafters.base import AheadDraft, Drafter, DraftSequence
 from tests.integration.draft_peer import Peer
 from tests.integration.test_drafter_service import (

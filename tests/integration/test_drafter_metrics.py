@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from coppice import rpc
-from coppice.errors import InvalidRequestError
-from coppice.histogram import Distribution
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.errors import InvalidRequestError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
+from coppice.net import rpc
+from coppice.obs.histogram import Distribution
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread

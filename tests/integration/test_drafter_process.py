@@ -15,8 +15,8 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coppice import rpc
-from coppice.certificates import Certificates
+from coppice.net import rpc
+from coppice.net.certificates import Certificates
 from coppice.v1 import drafter_pb2_grpc
 from drafter_svc.service import SERVICE_NAME
 from tests.certificates import directory

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from coppice import rpc
-from coppice.sampling import SamplingParams
-from coppice.tokenizer import fingerprint
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tokenizer import fingerprint
+from coppice.core.tree import TokenTree, chain
+from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
-from coppice.wire import sampling_to_proto
+from coppice.wire.convert import sampling_to_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint

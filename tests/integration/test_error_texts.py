@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coppice import rpc
-from coppice.access_token import bearer_metadata, token_digest
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.net import rpc
+from coppice.net.access_token import bearer_metadata, token_digest
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.app import Orchestrator
 from orchestrator.rounds import Outcome
@@ -97,7 +97,7 @@ async def test_an_error_of_ours_that_has_a_name_is_told_no_better(start_fakes: S
         request.response.top_log_probs = 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Outcome, "log_probs", (), raising=False)
-            patch.setattr("coppice.wire.outcome_log_probs", lambda message: ())
+            patch.setattr("coppice.wire.convert.outcome_log_probs", lambda message: ())
             senseless = await told(orchestrator, request.SerializeToString())
     for code, text in (failed, senseless):
         assert code == INTERNAL

@@ -14,9 +14,9 @@ import torch
 from google.rpc import code_pb2
 from transformers import LlamaForCausalLM
 
-from coppice import rpc
 from coppice.client import Client, Options
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
+from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig

@@ -11,7 +11,7 @@ import pytest
 
 from coppice.client import Options, RequestFailedError, build_request
 from coppice.completion import Completion
-from coppice.log_probs import TokenLogProbs
+from coppice.core.log_probs import TokenLogProbs
 from coppice.v1 import verifier_pb2
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect, wrong

@@ -11,8 +11,8 @@ import sys
 import grpc
 import pytest
 
-from coppice import rpc
-from coppice.logs import JsonFormatter
+from coppice.net import rpc
+from coppice.obs.logs import JsonFormatter
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, wrong

@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from coppice import rpc
 from coppice.client import Client, Options, RequestFailedError
-from coppice.logs import JsonFormatter
+from coppice.net import rpc
+from coppice.obs.logs import JsonFormatter
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter

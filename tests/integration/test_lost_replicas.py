@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from coppice import rpc
 from coppice.client import Client, Options
+from coppice.net import rpc
 from coppice.v1 import verifier_pb2_grpc
 from orchestrator.app import running
 from orchestrator.config import Config

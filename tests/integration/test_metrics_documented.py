@@ -12,10 +12,10 @@ import pytest
 import trustme
 from transformers import PreTrainedModel
 
-from coppice.access_token import token_digest
-from coppice.certificates import Certificates, certificate_metrics
 from coppice.client import Client, Options
-from coppice.metric import Metric, Prefix
+from coppice.net.access_token import token_digest
+from coppice.net.certificates import Certificates, certificate_metrics
+from coppice.obs.metric import Metric, Prefix
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model_thread import ModelThread
 from drafter_svc.service import DrafterService

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coppice.client import Client, Completion, Options, RequestFailedError
-from coppice.histogram import Distribution
+from coppice.obs.histogram import Distribution
 from orchestrator.app import Orchestrator
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, wrong

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from coppice.client import Client, Options, RequestFailedError, build_request
-from coppice.log_probs import MAX_TOP_LOG_PROBS
+from coppice.core.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.validation import certain_tokens
 from tests.conftest import StartFakes

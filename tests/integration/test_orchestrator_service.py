@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coppice.client import Chunk, Client, Options, RequestFailedError
-from coppice.errors import IncompatibleError, UnavailableError
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.errors import IncompatibleError, UnavailableError
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import inference_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from colocated.app import load, running
 from colocated.config import ColocatedConfig
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.config import VerifierConfig
 from verifier_svc.loading import load_probed_target

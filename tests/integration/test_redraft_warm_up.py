@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("numba")
 SCRIPT = """
 import os
-from coppice.compiled_search import search_behind_token
-from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.search.compiled_search import search_behind_token
+from coppice.core.sampling import SamplingParams, StoppingOptions
 from tests.unit.verifier_svc.engine_harness import Harness
 from verifier_svc.compiled_products import add_low_rank, put_inputs
 from verifier_svc.config import VerifierConfig

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice import rpc
 from coppice.client import Client, Options
 from coppice.completion import Completion
-from coppice.tree_limits import TreeLimits
+from coppice.net import rpc
+from coppice.search.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration

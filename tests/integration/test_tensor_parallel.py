@@ -21,12 +21,12 @@ from torch import distributed
 from transformers import LlamaForCausalLM
 from transformers.utils.import_utils import is_accelerate_available
 
-from coppice import rpc
-from coppice.bundled import MODELS
-from coppice.tree import TokenTree
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.tree import TokenTree
+from coppice.net import rpc
 from coppice.v1 import sampling_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.app import run_verifier
 from verifier_svc.config import CONFIGURATION_ERROR, WORKER_LOST, VerifierConfig

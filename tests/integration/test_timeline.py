@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.timeline.figures import HOPS, hop_rows, ratios
 from benchmarks.timeline.rounds import Watched, rounds_of
 from coppice.client import Client, Options
-from coppice.timeline import StreamTimeline, Timeline
+from coppice.obs.timeline import StreamTimeline, Timeline
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.tiny_services import tiny_drafter, tiny_verifier

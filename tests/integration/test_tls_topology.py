@@ -13,9 +13,9 @@ import grpc
 import pytest
 import trustme
 
-from coppice.certificates import Certificates
 from coppice.client import Client, Options, RequestFailedError
-from coppice.errors import UnavailableError
+from coppice.core.errors import UnavailableError
+from coppice.net.certificates import Certificates
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from tests.certificates import Directory, directory, issue

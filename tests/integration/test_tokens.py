@@ -15,9 +15,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coppice import rpc
-from coppice.access_token import token_digest
 from coppice.client import Client, Options, RequestFailedError
+from coppice.net import rpc
+from coppice.net.access_token import token_digest
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from orchestrator.config import ConfigError
 from tests.conftest import StartFakes

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
 from coppice.client import Client, Options
-from coppice.output_seed import output_seed
+from coppice.core.output_seed import output_seed
 from tests.certificates import directory
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs
@@ -33,9 +33,9 @@ TIMEOUT_S = 60
 # Stands in for a service: what it does follows from the checkpoint that it is told to load.
 SERVICE = """
 import asyncio, os, sys
-from coppice.certificates import read_certificates
-from coppice.rpc import stop_signal
-from coppice.tls import server_tls
+from coppice.net.certificates import read_certificates
+from coppice.net.rpc import stop_signal
+from coppice.net.tls import server_tls
 from tests.fakes import FakeDrafter, FakeVerifier, serving
 from tests.toy_target import FINGERPRINT
 

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
-from coppice import rpc
-from coppice.tracing import TRACEPARENT, Tracing
+from coppice.net import rpc
+from coppice.obs.tracing import TRACEPARENT, Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from drafter_svc.sequence_traces import SequenceTraces as DrafterTraces
 from orchestrator.app import Orchestrator, running

@@ -15,15 +15,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice import rpc
 from coppice.client import Client, Options, RequestFailedError
-from coppice.draft_distribution import DraftDistribution
-from coppice.sampled_tree import SampledTree
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.net import rpc
+from coppice.search.draft_distribution import DraftDistribution
+from coppice.search.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2_grpc
-from coppice.wire import tree_from_proto
+from coppice.wire.convert import tree_from_proto
 from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.llama_forward import LlamaForward

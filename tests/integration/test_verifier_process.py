@@ -17,10 +17,10 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coppice import rpc
-from coppice.certificates import Certificates
-from coppice.errors import IncompatibleError
-from coppice.sampling import StoppingOptions
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import StoppingOptions
+from coppice.net import rpc
+from coppice.net.certificates import Certificates
 from coppice.v1 import verifier_pb2_grpc
 from tests.certificates import directory
 from tests.integration.test_orchestrator_metrics import free_port

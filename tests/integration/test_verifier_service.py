@@ -11,12 +11,12 @@ import torch
 from google.rpc import code_pb2
 from tokenizers import Tokenizer
 
-from coppice import rpc
-from coppice.log_probs import MAX_TOP_LOG_PROBS
-from coppice.tree import TokenTree
+from coppice.core.log_probs import MAX_TOP_LOG_PROBS
+from coppice.core.tree import TokenTree
+from coppice.net import rpc
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from tests.integration.verify_peer import PROMPT, TIMEOUT_S, Peer, Stub
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig

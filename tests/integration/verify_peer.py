@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import grpc
 
-from coppice.tree import chain
+from coppice.core.tree import chain
 from coppice.v1 import sampling_pb2, tree_pb2, verifier_pb2_grpc
 from coppice.v1 import verifier_pb2 as pb
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 
 PROMPT = (4, 8, 15, 16, 23)
 TIMEOUT_S = 30.0

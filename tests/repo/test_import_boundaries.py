@@ -79,7 +79,7 @@ def test_only_the_orchestrator_knows_redis(service: str) -> None:
 
 def test_one_module_alone_knows_opentelemetry() -> None:
     paths = [path for package in ("coppice", *SERVICES) for path in python_files(package)]
-    assert {found.split(":")[0] for found in forbidden_imports(paths, {"opentelemetry"})} == {"coppice/otel.py"}
+    assert {found.split(":")[0] for found in forbidden_imports(paths, {"opentelemetry"})} == {"coppice/obs/otel.py"}
 
 
 def test_the_conformance_suite_knows_no_service_and_no_model_library_but_for_its_reference() -> None:
@@ -120,7 +120,7 @@ sys.meta_path.insert(0, Blocker())
 for package_name in sys.argv[1:]:
     package = importlib.import_module(package_name)
     for module in pkgutil.walk_packages(package.__path__, package_name + "."):
-        if not module.name.endswith(("__main__", "coppice.otel")):
+        if not module.name.endswith(("__main__", "coppice.obs.otel")):
             importlib.import_module(module.name)
 import coppice.cli.__main__
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
 from drafter_svc.drafters.registry import load_drafter

@@ -16,10 +16,10 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from coppice import rpc
-from coppice.errors import InvalidRequestError, UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.net import rpc
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config

@@ -6,9 +6,9 @@ first rejection ends the block with a token of the residual.
 
 from __future__ import annotations
 
-from coppice.chance import Chance
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT
+from coppice.core.chance import Chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.acceptance_rules.residual import Target, accept, check_chain, ratio, residual
 

@@ -7,9 +7,9 @@ itself drawn from, and the rule is recursive rejection sampling (Sequoia, Chen e
 
 from __future__ import annotations
 
-from coppice.chance import Chance
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT
+from coppice.core.chance import Chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.acceptance_rules.residual import FloatArray, Target, accept, ratio, residual
 

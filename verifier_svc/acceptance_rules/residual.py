@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from coppice.chance import Chance
-from coppice.draft_distribution import DraftDistribution
-from coppice.errors import InvalidTreeError
-from coppice.sampled_tree import SampledTree
+from coppice.core.chance import Chance
+from coppice.core.errors import InvalidTreeError
+from coppice.core.sampled_tree import SampledTree
+from coppice.search.draft_distribution import DraftDistribution
 from verifier_svc.acceptance import Acceptance
 
 FloatArray = npt.NDArray[np.float64]

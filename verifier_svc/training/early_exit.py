@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from training.checkpoint import make_readable
 from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coppice.error_scales import ErrorScales
+from coppice.search.error_scales import ErrorScales
 from training.block_layout import even_layout, random_layout
 from training.block_losses import position_weights, token_terms, weighted
 from training.block_report import BlockReport, measure_blocks

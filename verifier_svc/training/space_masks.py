@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from coppice.error_scales import ErrorScales
-from coppice.errors import IncompatibleError
-from coppice.hf_cache import cache_argument
+from coppice.checkpoints.hf_cache import cache_argument
+from coppice.core.errors import IncompatibleError
+from coppice.search.error_scales import ErrorScales
 from training.block_layout import BlockLayout
 from training.transition import TrainedTransition
 from verifier_svc.space_adapter import LowRank, SpaceAdapter, Transition

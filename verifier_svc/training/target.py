@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from coppice.tokenizer import fingerprint
+from coppice.core.tokenizer import fingerprint
 from training.checkpoint import save_checkpoint
 from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop

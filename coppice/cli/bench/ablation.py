@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.in_pass import InPassOptions, Sizes, run_in_pass
 from coppice.cli.bench.options import (
     PromptsFile,
@@ -25,8 +25,8 @@ from coppice.cli.bench.options import (
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from coppice.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
-from coppice.openmp import set_spin_count
+from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
+from coppice.kernels.openmp import set_spin_count
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 DRAFTERS, IN_PASS = "drafters", "in-pass"

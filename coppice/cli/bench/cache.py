@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
     PromptsFile,
     Seed,
@@ -21,7 +21,7 @@ from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import NO_DRAFTER, TopologySpec
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 
 def cache(

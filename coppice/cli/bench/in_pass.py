@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
     choose_parts,
     choose_prompts,
@@ -154,7 +154,7 @@ async def _measure(suite: InPassSuite, spec: TopologySpec) -> dict[str, Any]:
 
 def _space(directory: Path | None) -> tuple[str, int]:
     """The adapter's directory and its number of masks; nothing where none was asked for and none is bundled."""
-    from coppice.errors import IncompatibleError
+    from coppice.core.errors import IncompatibleError
     from verifier_svc.space_adapter import DESCRIPTION_FILE, load_adapter
 
     chosen = directory or MODELS / "space"

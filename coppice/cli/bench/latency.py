@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
     NumPrompts,
     PromptsFile,
@@ -24,7 +24,7 @@ from coppice.cli.bench.services import measure_or_exit, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from benchmarks.forms.form import Form

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
     NumPrompts,
     PromptsFile,
@@ -20,7 +20,7 @@ from coppice.cli.bench.options import (
 from coppice.cli.bench.services import measure_or_exit
 from coppice.cli.options import Threads, topology_spec
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from benchmarks.load.arrivals import Arrival

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.load import length_range, multiples
 from coppice.cli.bench.options import (
     NumPrompts,
@@ -24,7 +24,7 @@ from coppice.cli.bench.services import measure_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import LOCAL, TopologySpec
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 
 def overload(

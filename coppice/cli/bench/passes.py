@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import Seed, numbers, require_checkpoint
 from coppice.cli.options import Device, Threads, require_device
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 
 def passes(

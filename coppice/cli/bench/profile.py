@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import Seed, choose_prompts, drafter_spec, numbers, require_checkpoint
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND, TopologySpec, running
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from benchmarks.profile.suite import ProfileSuite

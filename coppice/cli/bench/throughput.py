@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import PromptsFile, Seed, choose_prompts, drafter_spec, numbers, require_checkpoint
 from coppice.cli.bench.services import measure_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import TopologySpec
-from coppice.openmp import set_spin_count
+from coppice.kernels.openmp import set_spin_count
 
 
 def throughput(

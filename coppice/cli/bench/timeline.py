@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import NumPrompts, PromptsFile, Seed, choose_prompts, drafter_spec, require_checkpoint
 from coppice.cli.bench.services import measure_or_exit
 from coppice.cli.options import Threads
@@ -40,7 +40,7 @@ def timeline(
     from benchmarks.timeline.plot import plot_timeline
     from benchmarks.timeline.suite import TimelineSuite, add_rounds, keeping_events, read_events
     from benchmarks.timeline.table import print_timeline
-    from coppice.timeline import Timeline
+    from coppice.obs.timeline import Timeline
 
     # What is remembered of earlier requests would stand beside the drafter.
     os.environ["CACHE_DRAFTER"] = "false"

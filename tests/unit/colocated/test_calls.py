@@ -12,8 +12,8 @@ import pytest
 from colocated.channel import InMemoryNetwork
 from colocated.pipe import MAX_ON_THE_WAY
 from colocated.server import InMemoryServer
-from coppice.errors import OverloadedError
-from coppice.rpc import errors_as_status, unary
+from coppice.core.errors import OverloadedError
+from coppice.net.rpc import errors_as_status, unary
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc
 
 

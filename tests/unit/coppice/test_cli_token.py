@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from coppice.access_token import new_token, token_digest
 from coppice.cli.__main__ import app
+from coppice.net.access_token import new_token, token_digest
 from orchestrator.tenants import Tenant, parse_tokens
 
 LIMITS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from coppice import rpc
+from coppice.net import rpc
 
 
 def test_what_was_there_before_a_service_runs_is_never_looked_at_again() -> None:

@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from coppice.certificates import Certificates
-from coppice.tls import ChannelTls, ServerTls
+from coppice.net.certificates import Certificates
+from coppice.net.tls import ChannelTls, ServerTls
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 

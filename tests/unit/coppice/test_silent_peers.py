@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from coppice.fault_proxy import FaultProxy
-from coppice.rpc import MIN_PING_INTERVAL_MS, PEER_KEEPALIVE_MS, Server, open_channel
+from coppice.lab.fault_proxy import FaultProxy
+from coppice.net.rpc import MIN_PING_INTERVAL_MS, PEER_KEEPALIVE_MS, Server, open_channel
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc
 
 KEEPALIVE_MS = 500

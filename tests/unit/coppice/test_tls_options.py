@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coppice.cli.__main__ import app
 from coppice.cli.options import channel_tls
 from coppice.cli.topology import tls_files
-from coppice.tls import ChannelTls
+from coppice.net.tls import ChannelTls
 from tests.certificates import Directory, directory
 
 ADDRESS = "127.0.0.1:1"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from coppice.sampling import SamplingParams
-from coppice.tree import ROOT, TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import ROOT, TokenTree, chain
 from drafter_svc.acceptance_map import AcceptanceMap, ObservedCounts
 from drafter_svc.session import Opening, Outcome, Session
 from tests.unit.drafter_svc.test_session import CountingDrafter, CountingSequence

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.half_tables import floats, halves
-from coppice.marginal_tree import marginal_tree
-from coppice.noise import gumbel
-from coppice.sampling import SamplingParams
-from coppice.transition_scores import TransitionScores
-from coppice.tree import TokenTree
-from coppice.tree_builder import Frontier, build_tree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.noise import gumbel
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.kernels.half_tables import floats, halves
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.transition_scores import TransitionScores
+from coppice.search.tree_builder import Frontier, build_tree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.block_checkpoint import BlockCalibration

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from coppice.errors import IncompatibleError
-from coppice.sampling import SamplingParams
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.block_checkpoint import load_block_calibration

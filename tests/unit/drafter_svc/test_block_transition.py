@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.block_transition import load_transition
 from drafter_svc.training import semi_ar
 from drafter_svc.training.block_model import block_logits, mask_ids, new_block_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from coppice.sampling import SamplingParams
+from coppice.core.sampling import SamplingParams
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.cache_budget import CacheBudget, CachingSequence
 from drafter_svc.config import ConfigError, DrafterConfig

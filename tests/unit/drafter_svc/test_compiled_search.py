@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from coppice.sampling import SamplingParams
-from coppice.tree import ROOT
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import ROOT
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.compiled_search import CompiledLlama

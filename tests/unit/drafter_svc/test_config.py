@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coppice.errors import UnsupportedError
-from coppice.tls import ServerTls
+from coppice.core.errors import UnsupportedError
+from coppice.net.tls import ServerTls
 from drafter_svc.config import ConfigError, DrafterConfig
 from drafter_svc.drafters import registry
 

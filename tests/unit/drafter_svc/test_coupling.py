@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coppice.likeliest_tokens import library_top_scores, top_children
-from coppice.noise import gumbel
-from coppice.sampling import SamplingParams
-from coppice.top_scores import top_scores
+from coppice.core.noise import gumbel
+from coppice.core.sampling import SamplingParams
+from coppice.kernels.top_scores import top_scores
+from coppice.search.likeliest_tokens import library_top_scores, top_children
 from drafter_svc.coupling import ChildChoice, Coupling, FloatArray
 
 VOCAB = 300
@@ -178,8 +178,8 @@ import subprocess
 import sys
 
 import numpy as np
-from coppice import likeliest_tokens
-assert "coppice.top_scores" not in sys.modules
+from coppice.search import likeliest_tokens
+assert "coppice.kernels.top_scores" not in sys.modules
 scores = np.random.default_rng(5).normal(0, 5, (2, 300)).astype(np.float32)
 print(json.dumps(likeliest_tokens.top_children(scores, np.float32(0.7), 6)))
 """

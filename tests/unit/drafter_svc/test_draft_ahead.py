@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from coppice.bundled import MODELS
-from coppice.sampling import SamplingParams
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.tree import ROOT, TokenTree, chain
-from coppice.tree_limits import Children, TreeLimits
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.sampling import SamplingParams
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tree import ROOT, TokenTree, chain
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.ahead_pace import READING_SHARE
 from drafter_svc.config import DrafterConfig

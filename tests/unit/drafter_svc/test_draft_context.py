@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from coppice.sampling import SamplingParams
+from coppice.core.sampling import SamplingParams
 from drafter_svc.config import ConfigError, DrafterConfig
 from drafter_svc.draft_context import LEAST_CONTEXT, SINKS, STEP_SHARE, DraftContext
 from drafter_svc.drafters.block_lm import BlockLm

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice.errors import InvalidRequestError
-from coppice.marginal_tree import marginal_tree
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.errors import InvalidRequestError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DraftSequence
 from drafter_svc.drafters.feature_heads import FeatureHeads, last_feature
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from coppice.errors import IncompatibleError
-from coppice.sampling import SamplingParams
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.block_lm import BlockLm

@@ -79,7 +79,7 @@ def test_a_drafter_gets_the_compiled_pass(llama: LlamaForCausalLM, caplog: pytes
 def test_without_numba_drafts_are_slower_but_there(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("drafter_svc.drafters.compiled_search", "drafter_svc.drafters.few_rows", "coppice.compiler"):
+    for module in ("drafter_svc.drafters.compiled_search", "drafter_svc.drafters.few_rows", "coppice.kernels.compiler"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "numba", None)
     forward = checkpoint.choose_forward(llama)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo, DraftSequence, JointDrafter
 from drafter_svc.drafters.block_checkpoint import BlockCalibration
 from drafter_svc.drafters.block_lm import BlockLm

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from coppice.tree import ROOT, TokenTree
-from coppice.tree_builder import Frontier, build_tree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.tree import ROOT, TokenTree
+from coppice.search.tree_builder import Frontier, build_tree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.known_tree import known_tree
 
 NO_CHILDREN = Children((), ())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.noise import gumbel
+from coppice.core.noise import gumbel
 from drafter_svc.noise_rows import NoiseRows
 
 VOCAB_SIZE = 7

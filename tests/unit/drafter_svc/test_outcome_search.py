@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.ahead_pace import AheadPace
 from drafter_svc.drafters.outcome_search import DraftAhead, OutcomeSearch, Row
 

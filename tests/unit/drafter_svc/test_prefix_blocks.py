@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import TreeLimits
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DrafterInfo, DraftSequence
 from drafter_svc.drafters.checkpoint import Calibration
 from drafter_svc.drafters.hf_forward import CachedForward, PlainForward

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from coppice.errors import InvalidRequestError
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.errors import InvalidRequestError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import sampling_pb2
 from drafter_svc.drafters.base import DrafterInfo

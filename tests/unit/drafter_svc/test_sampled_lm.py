@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice.sampled_tree import SampledTree
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.drafters.base import SamplingDrafter
 from drafter_svc.drafters.sampled_lm import MAX_TOKENS
 from drafter_svc.drafters.small_lm import SmallLm

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.denoising import LEFT_TO_DRAFTER, Denoising
-from coppice.errors import InvalidRequestError
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.errors import InvalidRequestError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.prefix_blocks import PrefixBlocks

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coppice.errors import IncompatibleError
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree
-from coppice.tree_limits import Children, TreeLimits
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree
+from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.coupling import ChildChoice
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.checkpoint import Calibration, load_calibration

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from coppice.chance import Purpose, seeded_chance
-from coppice.draft_distribution import DraftDistribution
-from coppice.tree import ROOT
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.tree import ROOT
+from coppice.search.draft_distribution import DraftDistribution
 from drafter_svc.tree_sampler import Path, sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, every_outcome
 

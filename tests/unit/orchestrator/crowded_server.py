@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coppice.errors import OverloadedError
+from coppice.core.errors import OverloadedError
 from orchestrator.admission import Admission, Ticket
 from orchestrator.fair_queue import Claim
 

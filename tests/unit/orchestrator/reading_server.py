@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from coppice.errors import OverloadedError
+from coppice.core.errors import OverloadedError
 from orchestrator.admission import Admission, Ticket
 from orchestrator.fair_queue import Claim
 

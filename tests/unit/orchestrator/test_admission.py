@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coppice.errors import OverloadedError
+from coppice.core.errors import OverloadedError
 from orchestrator.admission import Admission, LongWaitError, Ticket
 from orchestrator.fair_queue import STAY_S, Claim
 from orchestrator.pace import MIN_SEEN

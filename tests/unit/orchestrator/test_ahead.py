@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coppice.errors import InvalidTreeError
-from coppice.sampling import SamplingParams
-from coppice.tree import ROOT, TokenTree, chain
+from coppice.core.errors import InvalidTreeError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import ROOT, TokenTree, chain
 from coppice.v1 import drafter_pb2
-from coppice.wire import tree_to_proto
+from coppice.wire.convert import tree_to_proto
 from orchestrator.ahead import MOST_NODES, AheadCounts, AheadDraft, hung
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting

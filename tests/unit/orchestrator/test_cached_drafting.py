@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.merge import labelled
 from orchestrator.planner import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation

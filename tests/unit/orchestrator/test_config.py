@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coppice.tls import ChannelTls, ServerTls
+from coppice.net.tls import ChannelTls, ServerTls
 from orchestrator.config import Config, ConfigError
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.draft_distribution import DraftDistribution
-from coppice.errors import InvalidTreeError
-from coppice.sampled_tree import SampledTree
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.core.errors import InvalidTreeError
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1 import sampling_pb2, tree_pb2
 from orchestrator.drafting import BUDGETS_SENT, Drafting
 from orchestrator.planner import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation

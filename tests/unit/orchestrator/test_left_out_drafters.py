@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
 from orchestrator.planner import UNKNOWN_LOAD, Load, RoundPlan, Situation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.merge import labelled, merge
 
 

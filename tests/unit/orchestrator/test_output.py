@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.sampling import StoppingOptions
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.sampling import StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
 from coppice.v1 import sampling_pb2
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coppice.errors import CoppiceError, UnavailableError
+from coppice.core.errors import CoppiceError, UnavailableError
 from coppice.v1 import inference_pb2
 from orchestrator.output import Delta
 from orchestrator.outputs import OneOutput, Outputs

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from coppice.errors import InvalidRequestError
-from coppice.grammar import MAX_GRAMMAR_BYTES
-from coppice.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
+from coppice.core.errors import InvalidRequestError
+from coppice.core.grammar import MAX_GRAMMAR_BYTES
+from coppice.core.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
 from coppice.v1 import inference_pb2, sampling_pb2, verifier_pb2
 from orchestrator.validation import (
     MAX_PROMPT_BYTES,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coppice.prefix_digests import prefix_digests
+from coppice.core.prefix_digests import prefix_digests
 from orchestrator.routing import BLOCKS_PER_SEQUENCE, BLOCKS_WITHOUT_ROOM, Candidate, PrefixMemory, cost
 
 BLOCK = 4

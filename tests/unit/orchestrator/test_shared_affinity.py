@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.prefix_digests import prefix_digests
+from coppice.core.prefix_digests import prefix_digests
 from orchestrator.prefix_cache.keys import Realm
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.shared_affinity import TTL_S, WAIT_S, SharedAffinity, landmarks, verifier_digest

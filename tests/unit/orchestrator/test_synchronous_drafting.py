@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coppice.client import Options
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting
 from orchestrator.planner import FixedPlanner

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coppice.errors import InvalidRequestError
+from coppice.core.errors import InvalidRequestError
 from coppice.v1 import inference_pb2
 from orchestrator.tenancy import Bucket, Tenancy, TenantLimitError, keep_limits
 from orchestrator.tenants import Tenant

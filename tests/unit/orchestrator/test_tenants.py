@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.access_token import new_token, token_digest
+from coppice.net.access_token import new_token, token_digest
 from orchestrator.config import ConfigError
 from orchestrator.tenants import Tenant, parse_tokens
 from orchestrator.token_file import TokenFile

@@ -7,8 +7,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from coppice.errors import CoppiceError, IncompatibleError, OverloadedError, UnavailableError
-from coppice.sampling import SamplingParams, StoppingOptions
+from coppice.core.errors import CoppiceError, IncompatibleError, OverloadedError, UnavailableError
+from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import sampling_pb2, verifier_pb2
 from orchestrator.rounds import Opening
 from orchestrator.verifier_client import Place, VerifierClient, VerifierInfo

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coppice.sampling import SamplingParams
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.drafter_client import DrafterClient
 from orchestrator.drafting import Drafting

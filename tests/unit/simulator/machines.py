@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.tree import EMPTY_TREE, chain
+from coppice.core.tree import EMPTY_TREE, chain
 from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
 from simulator.texts import Trace
 

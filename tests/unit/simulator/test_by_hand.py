@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.tree import EMPTY_TREE
+from coppice.core.tree import EMPTY_TREE
 from simulator.clock import Clock
 from simulator.deployment import Deployment, Fleet
 from simulator.loads import ClosedLoad, Workload

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from simulator.machine import OrchestratorCosts
 from simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
 from simulator.texts import Trace

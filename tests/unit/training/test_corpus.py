@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from training import corpus
 from training.corpus import HELD_OUT_ONE_IN, SourceFile, corpus_digest, name_hash, read_corpus
 from training.token_store import TokenStore

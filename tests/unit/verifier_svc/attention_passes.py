@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.attention_kernel import AttentionKernel, AttentionRule
 from verifier_svc.kv_cache import BLOCK_SIZE, IntArray, KVCache, SequenceCache

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import TokenTree, chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.kv_cache import KVCache
 from verifier_svc.scheduler import Scheduler, SchedulerLimits

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from coppice.chance import Chance, Purpose
+from coppice.core.chance import Chance, Purpose
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_engine
 from tests.unit.verifier_svc.traversal_door import PROMPT, Door
 from verifier_svc import sequence as sequence_module

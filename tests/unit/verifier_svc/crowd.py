@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree, tree_around
 from verifier_svc.engine import Engine
 from verifier_svc.events import ErrorEvent, Event, OutcomeEvent

@@ -6,9 +6,9 @@ import queue
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from coppice.log_probs import TokenLogProbs
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
 from verifier_svc.engine import Engine
 from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
 from verifier_svc.output_end import Finish

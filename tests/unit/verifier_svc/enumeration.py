@@ -14,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coppice.chance import Chance
-from coppice.draft_distribution import DraftDistribution, truncated
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT
+from coppice.core.chance import Chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT
+from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.tree_sampler import sample_tree
 from verifier_svc.acceptance import Acceptance
 

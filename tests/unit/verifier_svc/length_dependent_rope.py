@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from coppice.sampling import SamplingParams
+from coppice.core.sampling import SamplingParams
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.oracles import plain_logits
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_info

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from verifier_svc.acceptance import Acceptance, sample_and_follow
 
 VOCAB = 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.chance import Chance
-from coppice.sampled_tree import SampledTree
-from coppice.tree import TokenTree
+from coppice.core.chance import Chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.enumeration import DEGENERATE, Languages, Rule, find, sampler
 from verifier_svc.acceptance import Acceptance, sample_and_follow
 from verifier_svc.acceptance_rules.block import block_verification

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coppice.chance import Chance, Purpose, UniformChance, seeded_chance
-from coppice.draft_distribution import DraftDistribution
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT
+from coppice.core.chance import Chance, Purpose, UniformChance, seeded_chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT
+from coppice.search.draft_distribution import DraftDistribution
 from drafter_svc.tree_sampler import sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
 from verifier_svc.acceptance import Acceptance

@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from coppice.checkpoint_files import refuse_unsuitable
-from coppice.errors import IncompatibleError
+from coppice.checkpoints.files import refuse_unsuitable
+from coppice.core.errors import IncompatibleError
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 from verifier_svc.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc import compiled_attention, loading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coppice.half_tables import floats, halves
+from coppice.kernels.half_tables import floats, halves
 from verifier_svc.compiled_products import add_low_rank
 
 F = np.float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.tls import ServerTls
+from coppice.net.tls import ServerTls
 from verifier_svc.config import VerifierConfig
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.errors import IncompatibleError
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
 from tests.unit.verifier_svc.test_redraft import SETTINGS
 from tests.unit.verifier_svc.tiny_engine import tiny_info
 from verifier_svc.context_limit import context_that_fits

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from coppice.noise import gumbel
-from coppice.sampling import SamplingParams
+from coppice.core.noise import gumbel
+from coppice.core.sampling import SamplingParams
 from verifier_svc.token_choice import TokenChooser
 
 VOCAB = 7

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from coppice.bundled import MODELS
-from coppice.errors import IncompatibleError
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.errors import IncompatibleError
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.early_head import load_head

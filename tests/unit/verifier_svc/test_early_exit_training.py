@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES
 from training.corpus import read_corpus

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from coppice.errors import IncompatibleError
-from coppice.noise import gumbel, gumbel_of
-from coppice.sampling import SamplingParams
-from coppice.tree import ROOT, TokenTree
+from coppice.core.errors import IncompatibleError
+from coppice.core.noise import gumbel, gumbel_of
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import ROOT, TokenTree
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
 from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.test_triton_plan import SCRATCH, keys_of_rows

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.errors import InvalidRequestError, OverloadedError
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.errors import InvalidRequestError, OverloadedError
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits
 from tests.unit.verifier_svc.tiny_engine import CONTEXT, PROMPTS, SAMPLING, VOCAB, oracle_drafter

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
 from tests.allocations import allocated_mib
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import random_tree

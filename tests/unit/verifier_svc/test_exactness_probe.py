@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from verifier_svc import loading
 from verifier_svc.compiled_attention import CompiledKernel

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from transformers import PreTrainedModel
 
-from coppice.errors import CoppiceError, InvalidRequestError, InvalidTreeError
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.errors import CoppiceError, InvalidRequestError, InvalidTreeError
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.early_heads import random_head
 from tests.unit.verifier_svc.tiny_engine import LIMITS, PROMPTS, VOCAB, tiny_info, tiny_target
 from verifier_svc.engine import Engine

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.noise import gumbel
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.noise import gumbel
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.crowd import Clock
 from tests.unit.verifier_svc.oracles import tree_around
 from tests.unit.verifier_svc.test_preemption import INFO

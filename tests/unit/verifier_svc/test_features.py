@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.sampling import StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.sampling import StoppingOptions
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head

@@ -15,10 +15,10 @@ import pytest
 from llguidance import LLParserLimits
 from tokenizers import Tokenizer, models
 
-from coppice.bundled import MODELS
-from coppice.errors import InvalidRequestError, UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
-from coppice.tokenizer import TargetTokenizer
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
+from coppice.core.tokenizer import TargetTokenizer
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from verifier_svc import grammar
 from verifier_svc.grammar import GrammarState, GrammarVocabulary

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from coppice.errors import InvalidRequestError
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.errors import InvalidRequestError
+from coppice.core.grammar import Grammar, GrammarKind
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from verifier_svc.grammar import GrammarVocabulary
 from verifier_svc.grammar_cache import GrammarCache
@@ -41,7 +41,7 @@ _FLOOD = """
 import json, sys
 from concurrent.futures import Future
 from pathlib import Path
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.grammar import Grammar, GrammarKind
 from verifier_svc.grammar_compiler import GrammarCompiler
 
 def resident():

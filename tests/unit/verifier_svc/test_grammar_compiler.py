@@ -13,8 +13,8 @@ from concurrent.futures import Future
 import pytest
 from tokenizers import Tokenizer, models
 
-from coppice.errors import CoppiceError, InvalidRequestError, UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from verifier_svc import grammar_compiler
 from verifier_svc.grammar import CompiledGrammar, GrammarState, GrammarVocabulary

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from coppice.errors import InvalidRequestError
-from coppice.grammar import Grammar, GrammarKind
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.errors import InvalidRequestError
+from coppice.core.grammar import Grammar, GrammarKind
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits, tree_around

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from coppice.grammar import Grammar, GrammarKind
+from coppice.core.grammar import Grammar, GrammarKind
 from verifier_svc.grammar_queue import GrammarQueue, Job
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coppice.bundled import MODELS
-from coppice.errors import InvalidRequestError
-from coppice.grammar import Grammar, GrammarKind
+from coppice.checkpoints.bundled import MODELS
+from coppice.core.errors import InvalidRequestError
+from coppice.core.grammar import Grammar, GrammarKind
 from verifier_svc import grammar_trial
 from verifier_svc.grammar_trial import GrammarTrial
 

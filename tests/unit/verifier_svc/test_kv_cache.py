@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coppice.errors import OverloadedError
-from coppice.prefix_digests import prefix_digests
+from coppice.core.errors import OverloadedError
+from coppice.core.prefix_digests import prefix_digests
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 
 TEXT = list(range(10 * BLOCK_SIZE))

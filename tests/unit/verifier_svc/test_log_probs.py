@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from coppice.log_probs import TokenLogProbs
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from verifier_svc.acceptance import sample_and_follow
 from verifier_svc.log_probs import committed_log_probs, token_log_probs
 from verifier_svc.token_choice import Logits

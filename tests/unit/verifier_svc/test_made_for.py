@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from verifier_svc.made_for import FILE, is_made_for, weights_digest, write_target
 from verifier_svc.packed_linear import pack_linears
 

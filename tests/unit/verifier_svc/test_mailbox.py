@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from verifier_svc.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.mailbox import ExactMailbox, Mailbox
 

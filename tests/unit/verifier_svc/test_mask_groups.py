@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.mask_choice import FURTHER, choose_groups, num_worth_verifying
 from verifier_svc.mask_counts import MASK_PRICE, path_ends
 from verifier_svc.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
@@ -127,7 +127,7 @@ import sys
 sys.modules["numba"] = None
 from tests.unit.verifier_svc.test_mask_groups import ROOT, SHAPE, chosen, tree
 groups = chosen(tree((ROOT, 0.9), (0, 0.9), (1, 0.1)), SHAPE, 99, 99, 0.9)
-print("coppice.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
+print("coppice.kernels.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert output == "False [(1, 3), (-1, 2)]\n"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.hf_cache import cache_argument
-from coppice.tree import ROOT
+from coppice.checkpoints.hf_cache import cache_argument
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import ROOT
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.oracles import random_tree

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from coppice.histogram import Distribution
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree, chain
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree, chain
+from coppice.obs.histogram import Distribution
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.test_preemption import INFO
 from verifier_svc.engine import Engine

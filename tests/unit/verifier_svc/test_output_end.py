@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coppice.sampling import StoppingOptions
-from coppice.tokenizer import TargetTokenizer
+from coppice.core.sampling import StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
 from orchestrator.output import Output
 from orchestrator.transcript import Transcript
 from tests.toy_target import CONTEXT, TOKENIZER_JSON

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import chain
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import chain
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.crowd import MAX_NODES, Case, Crowd
 from tests.unit.verifier_svc.engine_harness import Harness

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from coppice.tree import chain
+from coppice.core.tree import chain
 from tests.unit.verifier_svc.closed_loop import CHEAP_ROWS, CPU, LATE_DRAFTS, ClosedLoop, Costs, Counts
 from tests.unit.verifier_svc.test_pass_shares import sampled
 from tests.unit.verifier_svc.test_scheduler import MAX_NODES, Bench

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coppice.chance import Purpose, seeded_chance
-from coppice.draft_distribution import DraftDistribution
-from coppice.sampled_tree import SampledTree
-from coppice.tree import ROOT
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.sampled_tree import SampledTree
+from coppice.core.tree import ROOT
+from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import Rule
 from verifier_svc.acceptance_rules.block import block_verification
 from verifier_svc.acceptance_rules.chain_rejection import chain_rejection

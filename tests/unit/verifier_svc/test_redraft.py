@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.transition_scores import TransitionScores
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
+from coppice.search.transition_scores import TransitionScores
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.tiny_engine import (

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from coppice.errors import IncompatibleError
-from coppice.prefix_digests import prefix_digests
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import TokenTree, chain
+from coppice.core.errors import IncompatibleError
+from coppice.core.prefix_digests import prefix_digests
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import TokenTree, chain
 from tests.tiny_checkpoint import write_tiny_llama
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.early_heads import random_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, chain
+from coppice.core.tree import EMPTY_TREE, chain
 from verifier_svc.mailbox import Mailbox
 from verifier_svc.round_start import WORTH_STARTING, UsualPromise, has_draft_to_start_with
 

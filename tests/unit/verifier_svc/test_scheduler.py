@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tokenizer import TargetTokenizer
-from coppice.tree import chain
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.core.tree import chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.draft_counts import DraftOrigin
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache

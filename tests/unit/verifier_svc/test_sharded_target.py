@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.tree import TokenTree
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.kv_cache import SequenceCache

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from coppice.cli.train import app
-from coppice.errors import IncompatibleError
-from coppice.transition_scores import TransitionScores
+from coppice.core.errors import IncompatibleError
+from coppice.search.transition_scores import TransitionScores
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from training import held_out_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.errors import IncompatibleError
+from coppice.core.errors import IncompatibleError
 from verifier_svc import tensor_parallel
 from verifier_svc.config import VerifierConfig
 

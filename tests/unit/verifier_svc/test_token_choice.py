@@ -14,8 +14,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from coppice.noise import gumbel
-from coppice.sampling import SamplingParams
+from coppice.core.noise import gumbel
+from coppice.core.sampling import SamplingParams
 from verifier_svc.token_choice import TokenChooser
 
 VOCAB = 101

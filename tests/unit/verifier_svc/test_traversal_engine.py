@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coppice.chance import Chance
-from coppice.draft_distribution import DraftDistribution
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.chance import Chance
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
+from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, EOS, PROMPT, VOCAB, Door, draw, raw_logits
 from verifier_svc.round_outcome import RoundOutcome

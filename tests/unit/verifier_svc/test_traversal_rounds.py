@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coppice.chance import Chance, Purpose, UniformChance, uniforms
-from coppice.draft_distribution import DraftDistribution, truncated
-from coppice.errors import UnsupportedError
-from coppice.grammar import Grammar, GrammarKind
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.chance import Chance, Purpose, UniformChance, uniforms
+from coppice.core.errors import UnsupportedError
+from coppice.core.grammar import Grammar, GrammarKind
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
+from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.tree_sampler import sample_tree
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door, draw, raw_logits, some_tree

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.errors import IncompatibleError
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
 from verifier_svc.attention_kernel import AttentionKernel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 from verifier_svc.layer_pools import LayerPools, LayerShape

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from coppice.sampling import SamplingParams
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import tree_around
 from verifier_svc.compiled_attention import CompiledKernel
 from verifier_svc.engine import Engine

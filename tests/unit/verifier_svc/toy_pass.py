@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
 from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.pass_plan import PassPlan, Segment, SequenceRows, plan_pass
 from verifier_svc.target_model import TargetInfo

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from coppice.chance import Chance, Purpose, UniformChance, uniforms
-from coppice.draft_distribution import DraftDistribution, truncated
-from coppice.sampling import SamplingParams, StoppingOptions
-from coppice.tree import TokenTree
+from coppice.core.chance import Chance, Purpose, UniformChance, uniforms
+from coppice.core.sampling import SamplingParams, StoppingOptions
+from coppice.core.tree import TokenTree
+from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import sampling_pb2, verifier_pb2
-from coppice.wire import sampling_to_proto, stopping_to_proto, tree_to_proto
+from coppice.wire.convert import sampling_to_proto, stopping_to_proto, tree_to_proto
 from drafter_svc.tree_sampler import Path, sample_tree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info

@@ -12,7 +12,7 @@ from benchmarks.ablation.rows import differing_offs, mismatches, rows
 from benchmarks.ablation.services import front_of
 from benchmarks.ablation.variants import Grids, make_groups
 from coppice.cli.topology import DrafterSpec
-from coppice.denoising import Denoising
+from coppice.core.denoising import Denoising
 from tests.unit.benchmarks.ablation.made_up import DIFFUSION, SEMI_AR, SMALL_LM, measured, observed
 
 

@@ -24,9 +24,9 @@ from benchmarks.contenders import BenchmarkError
 from benchmarks.latency import Plan
 from benchmarks.prompts import Prompt
 from benchmarks.report import write_json
-from coppice import telemetry
 from coppice.cli import bench
-from coppice.metric import Metric, Prefix
+from coppice.obs import telemetry
+from coppice.obs.metric import Metric, Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.benchmarks.ablation.made_up import SMALL_LM
 

@@ -26,9 +26,9 @@ from benchmarks.in_pass.table import print_in_pass
 from benchmarks.in_pass.variants import Group, InPass, make_groups
 from benchmarks.latency import Plan
 from benchmarks.prompts import Prompt
-from coppice import telemetry
 from coppice.cli import bench
-from coppice.metric import Metric, Prefix
+from coppice.obs import telemetry
+from coppice.obs.metric import Metric, Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.benchmarks.in_pass.made_up import SMALL_LM
 from verifier_svc.space_adapter import SpaceAdapter, save_adapter

@@ -18,7 +18,7 @@ from benchmarks.load.policies import OFF, PLANNER, Mode, Policy, policies
 from benchmarks.load.window import Answer, Fate, Window
 from benchmarks.load.workload import Workload
 from coppice.client import Client
-from coppice.errors import OverloadedError, UnavailableError
+from coppice.core.errors import OverloadedError, UnavailableError
 from coppice.v1 import inference_pb2
 from orchestrator.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy

@@ -13,7 +13,7 @@ from benchmarks.overhead.planner_cost import planner_cost
 from benchmarks.overhead.scripted_text import PERIOD, ScriptedText
 from benchmarks.overhead.suite import quantile
 from benchmarks.overhead.traffic import Traffic
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
 from coppice.v1 import verifier_pb2
 
 

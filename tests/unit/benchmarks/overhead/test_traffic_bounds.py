@@ -15,10 +15,10 @@ from benchmarks.overhead.scripted_peers import (
     ScriptedVerifier,
 )
 from benchmarks.overhead.traffic import Traffic
-from coppice.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client
-from coppice.rpc import Server
-from coppice.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.net.rpc import Server
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from orchestrator.app import running
 from orchestrator.config import Config

@@ -11,8 +11,8 @@ from benchmarks.contenders import BenchmarkError
 from benchmarks.load.manner import ATTENTIVE
 from benchmarks.overload.crowd_watch import Crowd, CrowdWatch, read_crowd
 from benchmarks.overload.visitors import LEAVE_WITHIN_S, Visitors, visits
-from coppice.metric import Metric, Prefix
-from coppice.telemetry import MetricsServer
+from coppice.obs.metric import Metric, Prefix
+from coppice.obs.telemetry import MetricsServer
 from tests.fakes import eventually
 
 

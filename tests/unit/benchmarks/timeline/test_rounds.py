@@ -15,7 +15,7 @@ from benchmarks.timeline.plot import bars, messages, plot_timeline
 from benchmarks.timeline.rounds import Round, Watched, rounds_of
 from benchmarks.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds
 from benchmarks.timeline.table import print_timeline
-from coppice.timeline import TimelineEvent as Event
+from coppice.obs.timeline import TimelineEvent as Event
 
 # How long each hop of a made up round takes, microseconds: all different, so that none can stand for another.
 TOOK = dict(zip([name for name, _, _ in HOPS], (11, 12, 13, 14, 150, 16, 17, 18, 19, 20, 300, 22, 23), strict=True))

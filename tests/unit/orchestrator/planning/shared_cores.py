@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coppice.tree import EMPTY_TREE, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import Load, RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from orchestrator.planner import Situation
 from orchestrator.planning.adaptive import NEWCOMERS, AdaptivePlanner
 from orchestrator.rounds import Outcome

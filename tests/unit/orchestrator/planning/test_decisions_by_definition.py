@@ -8,7 +8,7 @@ import random
 import pytest
 
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from coppice.tree import TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from orchestrator.planner import Situation
 from orchestrator.planning.adaptive import NEWCOMERS, AdaptivePlanner
 from orchestrator.planning.fleet import FleetPlanner

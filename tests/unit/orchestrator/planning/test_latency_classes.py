@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coppice.tree import chain
+from coppice.core.tree import chain
 from orchestrator.planner import Planner, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.latency_class import class_weight

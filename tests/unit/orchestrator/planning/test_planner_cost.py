@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from orchestrator.planner import Situation
 from orchestrator.planning.adaptive import AdaptivePlanner
 from orchestrator.planning.request import AdaptiveRequest

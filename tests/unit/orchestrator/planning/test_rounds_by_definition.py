@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
-from coppice.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from orchestrator.merge import labelled, merge
 from orchestrator.planner import UNKNOWN_LOAD, Load, RoundPlan, Situation
 from orchestrator.planning.adaptive import AdaptivePlanner

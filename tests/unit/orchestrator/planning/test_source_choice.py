@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from coppice.tree import ROOT, TokenTree, chain
+from coppice.core.tree import ROOT, TokenTree, chain
 from orchestrator.merge import labelled, merge
 from orchestrator.planning.comparison_pace import FIRST_BETWEEN
 from orchestrator.planning.cost_model import PassRecord

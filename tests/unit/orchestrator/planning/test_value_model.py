@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.tree import TokenTree, chain
+from coppice.core.tree import TokenTree, chain
 from orchestrator.merge import labelled, merge
 from orchestrator.planning.value_model import DEEPEST, FEWEST_IN_ORDER, ValueModel
 

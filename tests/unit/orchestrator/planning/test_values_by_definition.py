@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
-from coppice.tree import ROOT, TokenTree
+from coppice.core.tree import ROOT, TokenTree
 from orchestrator.merge import labelled, merge
 from orchestrator.planning.value_model import DEEPEST, ValueModel
 

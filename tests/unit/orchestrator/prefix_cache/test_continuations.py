@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from coppice.tree import ROOT
+from coppice.core.tree import ROOT
 from orchestrator.prefix_cache.continuations import MAX_COUNT, MAX_DEPTH, MAX_NODES, Continuations, InvalidValueError
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from orchestrator.prefix_cache.guesses import SOURCE, Candidate, Guesses
 from orchestrator.prefix_cache.hit_rates import MOST, HitRates, Place, kind_of
 from orchestrator.prefix_cache.outlook import Outlook

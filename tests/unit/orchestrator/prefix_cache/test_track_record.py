@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coppice.tree import EMPTY_TREE, chain
+from coppice.core.tree import EMPTY_TREE, chain
 from orchestrator.prefix_cache.track_record import TrackRecord
 from orchestrator.prefix_cache.usual_promise import UsualPromise
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from coppice.tree import TokenTree
+from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.interpreted.tape import TapeCapture
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB

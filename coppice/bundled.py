@@ -1,8 +1,0 @@
-"""Where the bundled checkpoints are."""
-
-from __future__ import annotations
-
-import os
-from pathlib import Path
-
-MODELS = Path(os.environ.get("COPPICE_MODELS", Path(__file__).resolve().parent.parent / "models"))

@@ -1,0 +1,299 @@
+"""What a checkpoint directory must hold, looked at before any library opens it.
+
+Weights are safetensors, no code comes with them, the files are whole, and the configuration is that of a causal
+language model that can be loaded here. Whether the tensors are those of the model is checked once they are loaded, see
+`loaded_weights.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coppice.core.errors import IncompatibleError
+
+# Weights in pickles, or in formats that may embed one.
+UNSAFE_KINDS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5"})
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# JSON objects that are read where they are there; that of weights in several files is checked with these.
+_OBJECTS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# One of these or more make a tokenizer.
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.spm")
+# The numbers of a tensor that is not quantised, by safetensors' names.
+_PLAIN_NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
+# The same limit as safetensors'.
+_MAX_HEADER_BYTES = 100_000_000
+_LENGTH_BYTES = 8
+_MAX_REASON = 300
+# What a hub id may look like; anything else is a path.
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# Classes that generate text from left to right, beside those that the library lists.
+_CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
+
+
+def refuse_unsuitable(model: str, transformers: Any, weights_file: str = WEIGHTS_FILE) -> None:
+    """Refuse a checkpoint by its files and its configuration. `transformers` is the package, which loads it later.
+
+    Of what is no directory and may be a hub id, the configuration alone is looked at; the library, which fetches the
+    rest, is told the same rules.
+
+    Raises:
+        IncompatibleError: there is no such directory; weights are missing, cut short, quantised in a way that cannot be
+            loaded here, or in a format that can carry code; or it is no causal language model that the library has.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        _refuse_no_directory(model)
+        try:
+            config, _ = transformers.PreTrainedConfig.get_config_dict(model)
+        except Exception as error:
+            # Of many kinds, by what keeps it from being fetched.
+            raise refusal_of(model, error) from error
+        _refuse_other_models(model, config, transformers)
+        _refuse_quantised(model, config, transformers)
+        return
+    _refuse_other_kinds(model, directory, weights_file)
+    config = read_object(directory / "config.json")
+    if (base := directory / "adapter_config.json").is_file():
+        raise IncompatibleError(
+            f"{model} has adapters ({base.name}): merge them into the model that they are for (peft: merge_and_unload, "
+            "then save_pretrained), without that file"
+        )
+    _refuse_other_models(model, config, transformers)
+    _refuse_quantised(model, config, transformers)
+    for name in _OBJECTS:
+        if (directory / name).is_file():
+            read_object(directory / name)
+    _refuse_damaged_weights(model, directory, weights_file, is_quantised=_quantisation(config) is not None)
+
+
+def refuse_without_tokenizer(model: str) -> None:
+    """Raise IncompatibleError where a checkpoint directory has no file that a tokenizer could be made of."""
+    directory = Path(model)
+    if directory.is_dir() and not any(any(directory.glob(name)) for name in _TOKENIZERS):
+        raise IncompatibleError(f"{model} has no tokenizer: tokenizer.json, that of the model, is missing")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file of a checkpoint.
+
+    Raises:
+        IncompatibleError: there is no such file, or it holds something else.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise IncompatibleError(f"{path.parent} has no {path.name}") from None
+    except UnicodeDecodeError as error:
+        raise IncompatibleError(f"{path} is not JSON: {error}") from error
+    if not text.strip():
+        raise IncompatibleError(f"{path} is empty")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise IncompatibleError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise IncompatibleError(f"{path} must be a JSON object, is a {type(content).__name__}")
+    return content
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error of a library's says, with the next where that ends in `:`; of bounded length."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    kept = lines[0]
+    for line in lines[1:]:
+        if not kept.endswith(":"):
+            break
+        kept += f" {line}"
+    return kept if len(kept) <= _MAX_REASON else f"{kept[:_MAX_REASON]}..."
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a library's says in one line, and its kind where its text alone might say nothing."""
+    return one_line(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def refusal_of(model: str, error: Exception) -> IncompatibleError:
+    """What the library raised while it loaded a checkpoint, as one line that names the checkpoint."""
+    if not Path(model).is_dir() and isinstance(error, OSError):
+        return IncompatibleError(
+            f"there is no directory {model}, and no such model could be fetched: {one_line(error)}"
+        )
+    if type(error).__name__ == "SafetensorError":
+        return IncompatibleError(f"the weights of {model} are damaged or cut short: {one_line(error)}")
+    if is_of_merging(error):
+        return IncompatibleError(
+            f"{model} has tensors to be merged into one, such as those of experts, that are missing or do not fit "
+            "together: is a shard missing?"
+        )
+    return IncompatibleError(f"{model} cannot be loaded: {reason_of(error)}")
+
+
+def is_of_merging(error: Exception) -> bool:
+    """Whether the library could not make the model's tensors of the checkpoint's, as it says in a report."""
+    return isinstance(error, RuntimeError) and "conversion of the weights" in str(error)
+
+
+def _refuse_no_directory(model: str) -> None:
+    path = Path(model)
+    if path.exists():
+        what = "a GGUF file, which is not supported yet" if path.suffix == ".gguf" else "a file"
+        raise IncompatibleError(f"{model} is {what}: MODEL is a directory with config.json and *.safetensors")
+    if not _HUB_ID.fullmatch(model):
+        raise IncompatibleError(f"there is no directory {model}")
+
+
+def _refuse_other_kinds(model: str, directory: Path, weights_file: str) -> None:
+    """By the names of files alone."""
+    names = {path.name for path in directory.iterdir()}
+    kinds = {Path(name).suffix for name in names}
+    if "config.json" not in names and "adapter_config.json" in names:
+        base = read_object(directory / "adapter_config.json").get("base_model_name_or_path")
+        raise IncompatibleError(
+            f"{model} has adapters for {base}, and no model: merge them into it first (peft: merge_and_unload, then "
+            "save_pretrained)"
+        )
+    if ".safetensors" not in kinds:
+        if ".gguf" in kinds:
+            raise IncompatibleError(
+                f"{model} has its weights as GGUF, which is not supported yet: *.safetensors is needed"
+            )
+        if kinds & UNSAFE_KINDS:
+            raise IncompatibleError(
+                f"{model} has no *.safetensors; other formats of weights can carry code and are never read"
+            )
+    if "config.json" in names and not names & {weights_file, INDEX_FILE}:
+        raise IncompatibleError(f"{model} has no weights: neither {weights_file} nor {INDEX_FILE}")
+
+
+def _refuse_other_models(model: str, config: Mapping[str, Any], transformers: Any) -> None:
+    """What is no causal language model of an architecture that the library has."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise IncompatibleError(f"config.json of {model} has no model_type, so that nobody knows what model it is")
+    if kind not in transformers.CONFIG_MAPPING:
+        # With an architecture that the library has, its own class is used, and the code beside the weights is not.
+        if "auto_map" in config:
+            raise IncompatibleError(f"{model} needs code of its own, which is never run")
+        version = transformers.__version__
+        raise IncompatibleError(f"{model} is of model_type {kind!r}, which transformers {version} does not know")
+    mappings = transformers.models.auto.modeling_auto
+    causal: Mapping[str, str] = mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    what = f"{names[0]} ({kind})" if names else kind
+    is_encoder_decoder = kind in mappings.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in causal
+    if config.get("is_encoder_decoder") or is_encoder_decoder:
+        raise IncompatibleError(f"{model} is an encoder-decoder model, {what}: a decoder-only language model is needed")
+    if kind not in causal:
+        raise IncompatibleError(f"{model} is a {what}: a causal language model is needed")
+    known = {*causal.values()}
+    if names and not any(name in known or name.endswith(_CAUSAL_ENDINGS) for name in names):
+        hint = f", such as {causal[kind]}" if causal[kind].endswith("ForCausalLM") else ""
+        raise IncompatibleError(
+            f"{model} is a {what}, which does not predict the next token: a causal language model is needed{hint}"
+        )
+    try:
+        transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:
+        # Of many kinds, by what is wrong with it.
+        raise IncompatibleError(f"config.json of {model} cannot be loaded: {reason_of(error)}") from error
+
+
+def _refuse_quantised(model: str, config: Mapping[str, Any], transformers: Any) -> None:
+    """What is quantised in a way that the library does not know, or lacks a package or a device for."""
+    settings = _quantisation(config)
+    if settings is None:
+        return
+    try:
+        # A method that it does not know the library would leave out, and take what is stored for the weights.
+        auto = transformers.quantizers.auto
+        quantizer = auto.AutoHfQuantizer.from_config(
+            auto.AutoQuantizationConfig.from_dict(settings), pre_quantized=True
+        )
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except Exception as error:
+        method = settings.get("quant_method", "an unknown method")
+        reason = one_line(error).partition(" - supported types")[0]
+        raise IncompatibleError(f"{model} is quantised with {method}, which cannot be loaded here: {reason}") from error
+
+
+def _quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, dict) else {}):
+        if isinstance(settings := part.get("quantization_config"), dict):
+            return settings
+    return None
+
+
+def _refuse_damaged_weights(model: str, directory: Path, weights_file: str, *, is_quantised: bool) -> None:
+    """By the headers of the weights' files."""
+    names = [weights_file]
+    if not (directory / weights_file).is_file():
+        places = read_object(directory / INDEX_FILE).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise IncompatibleError(f"{directory / INDEX_FILE} has no weight_map")
+        names = sorted(set(places.values()))
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise IncompatibleError(
+                f"{model} lacks {named(missing, 'file')} of {len(names)} that {INDEX_FILE} names: was it copied whole?"
+            )
+    for name in names:
+        try:
+            header = _header(directory / name)
+        except ValueError as error:
+            raise IncompatibleError(f"the weights of {model} are damaged or cut short: {name} {error}") from error
+        if not is_quantised and weights_file == WEIGHTS_FILE:
+            _refuse_other_numbers(model, header)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors.
+
+    Raises:
+        ValueError: it is damaged; the message goes on behind the file's name.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError("is empty")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError("has no valid header")
+        if _LENGTH_BYTES + length > size:
+            raise ValueError(f"ends within its header, after {size} bytes")
+        try:
+            header = json.loads(file.read(length))
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError("has no valid header") from error
+    whole = _LENGTH_BYTES + length + max(ends, default=0)
+    if whole > size:
+        raise ValueError(f"has {size} of {whole} bytes")
+    found: dict[str, Any] = header
+    return found
+
+
+def _refuse_other_numbers(model: str, header: Mapping[str, Any]) -> None:
+    """Integers in place of weights would be taken for these."""
+    strange = [
+        f"{name} {entry.get('dtype')}"
+        for name, entry in header.items()
+        if name.endswith(".weight") and entry.get("dtype") not in _PLAIN_NUMBERS
+    ]
+    if strange:
+        raise IncompatibleError(
+            f"{model} has {named(strange, 'tensor')} in quantised form, but config.json has no quantization_config"
+        )
+
+
+def named(names: list[str], noun: str) -> str:
+    """A count with its noun and the first five names, as `7 tensors (a, b, c, d, e and 2 more)`."""
+    shown = names[:5]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({', '.join(shown)}{more})"

@@ -1,0 +1,126 @@
+"""The request's noise: Gumbel numbers that are a pure function of (seed, position, token id).
+
+Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Philox4x32 with
+ten rounds.
+
+    key     = (seed mod 2^32, seed div 2^32)
+    counter = (token_id div 4, position mod 2^32, position div 2^32, 0)
+    word    = philox(counter, key)[token_id mod 4]
+    u       = (word + 0.5) / 2^32            in float64, never 0 or 1
+    G       = -log(-log(u))                  in float64
+
+`tests/unit/coppice/core/test_noise.py` holds the test vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    from coppice.core.compiled_noise import noise_words
+except ImportError:
+
+    def noise_words(
+        seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+    ) -> npt.NDArray[np.uint32]:
+        """Stands in for the compiled one."""
+        return library_noise_words(seed_low, seed_high, first_position, num_positions, groups)
+
+
+FloatArray = npt.NDArray[np.float64]
+WordArray = npt.NDArray[np.uint64]
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+# Positions are filled in blocks of this many: one vectorised call for several rounds to come.
+BLOCK = 8
+
+
+def philox4x32(
+    counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[WordArray | np.uint64, WordArray | np.uint64]
+) -> list[WordArray]:
+    """Ten rounds of Philox4x32 over arrays of counters, with one key or an array; words are uint64 below 2^32."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0, c2 = (product1 >> _SHIFT) ^ c1 ^ k0, (product0 >> _SHIFT) ^ c3 ^ k1
+        c1, c3 = product1 & _LOW, product0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return [c0, c1, c2, c3]
+
+
+def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) -> FloatArray:
+    """Gumbel noise [num_positions, vocab_size] for consecutive absolute positions."""
+    groups = -(-vocab_size // 4)
+    seed_low, seed_high = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
+    words = noise_words(seed_low, seed_high, np.uint64(first_position), num_positions, groups)
+    # In place from here on: the block is as large as a core's cache.
+    noise = words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64)
+    noise += 0.5
+    noise /= 2.0**32
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return noise
+
+
+def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> FloatArray:
+    """Gumbel noise [nodes] of single tokens, each of its own seed and absolute position: the same as `gumbel` has."""
+    places = positions.astype(np.uint64)
+    groups, words = np.divmod(token_ids, 4)
+    counter = (groups.astype(np.uint64), places & _LOW, places >> _SHIFT, np.zeros(len(places), np.uint64))
+    by_word = np.stack(philox4x32(counter, (seeds & _LOW, seeds >> _SHIFT)))
+    uniform = (by_word[words, np.arange(len(places))].astype(np.float64) + 0.5) / 2.0**32
+    noise: FloatArray = -np.log(-np.log(uniform))
+    return noise
+
+
+def library_noise_words(
+    seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+) -> npt.NDArray[np.uint32]:
+    """What `compiled_noise.noise_words` computes, in calls of numpy."""
+    positions = first_position + np.arange(num_positions, dtype=np.uint64)[:, None]
+    shape = (num_positions, groups)
+    counter = (
+        np.broadcast_to(np.arange(groups, dtype=np.uint64)[None], shape),
+        np.broadcast_to(positions & _LOW, shape),
+        np.broadcast_to(positions >> _SHIFT, shape),
+        np.zeros(shape, np.uint64),
+    )
+    words = philox4x32(counter, (seed_low, seed_high))
+    return np.stack(words, axis=-1).astype(np.uint32)
+
+
+class NoiseStream:
+    """One request's noise by position, computed in blocks; forgotten behind the last position asked for."""
+
+    def __init__(self, seed: int, vocab_size: int) -> None:
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._blocks: dict[int, FloatArray] = {}
+
+    def prepare(self, position: int) -> None:
+        """Compute the noise of this position and of the next BLOCK ones now, so that `at` finds it."""
+        for index in (position // BLOCK, position // BLOCK + 1):
+            self._block(index)
+
+    def at(self, position: int) -> FloatArray:
+        """Noise [vocab_size] of an absolute position."""
+        index, offset = divmod(position, BLOCK)
+        row: FloatArray = self._block(index)[offset]
+        return row
+
+    def _block(self, index: int) -> FloatArray:
+        block = self._blocks.get(index)
+        if block is None:
+            for old in [key for key in self._blocks if key < index - 1]:
+                del self._blocks[old]
+            block = gumbel(self._seed, index * BLOCK, BLOCK, self._vocab_size)
+            self._blocks[index] = block
+        return block

@@ -1,0 +1,112 @@
+"""Trees whose every node is a draw from a known distribution: what rejection rules are exact for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from coppice.core.errors import InvalidTreeError
+from coppice.core.tree import ROOT, TokenTree
+from coppice.search.draft_distribution import DraftDistribution
+
+
+@dataclass(frozen=True)
+class SampledTree:
+    """Draft tokens, parents before children and siblings in the order of their drawing.
+
+    `distributions` belong to the root and then to each node, and are what their children were drawn from; None where
+    no child was drawn. Without replacement, a sibling is drawn from what its elder siblings left. With replacement,
+    siblings may repeat a token, and each counts.
+
+    Under a rejection rule such a tree may not be pruned, merged, re-ranked or otherwise selected from by what was
+    drawn: the nodes that stay would not be draws from these distributions.
+
+    Raises:
+        InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, children without a
+            distribution, or a child that its parent's distribution cannot have given.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    distributions: tuple[DraftDistribution | None, ...]
+    with_replacement: bool = False
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if len(self.parents) != count or len(self.distributions) != count + 1:
+            raise InvalidTreeError(
+                f"{count} token ids, {len(self.parents)} parents and {len(self.distributions)} distributions"
+            )
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise InvalidTreeError(f"node {node} names parent {parent}, not an earlier node")
+        for parent, children in enumerate(self.children, start=ROOT):
+            self._check_draws(parent, [self.token_ids[child] for child in children])
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> SampledTree:
+        """A tree that was drawn without replacement, as it travels.
+
+        Raises:
+            InvalidTreeError: it does not carry what its nodes were drawn from.
+        """
+        return cls(tree.token_ids, tree.parents, tree.distributions)
+
+    def token_tree(self, source: str) -> TokenTree:
+        """The tree as it travels, drawn without replacement by `source`.
+
+        The drafter's estimate of a node is the probability that it was drawn with.
+        """
+        log_probs = [0.0] * len(self)
+        for parent in range(ROOT, len(self)):
+            for child, distribution in self.draws(parent):
+                log_probs[child] = min(0.0, math.log(distribution.probability(self.token_ids[child])))
+        return TokenTree(self.token_ids, self.parents, tuple(log_probs), (source,), (), self.distributions)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """The children of the root and then of each node, in the order of their drawing."""
+        children: list[list[int]] = [[] for _ in self.distributions]
+        for node, parent in enumerate(self.parents):
+            children[parent + 1].append(node)
+        return tuple(map(tuple, children))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node, nor the root, has more than one child."""
+        return all(len(children) <= 1 for children in self.children)
+
+    def draws(self, node: int) -> Iterator[tuple[int, DraftDistribution]]:
+        """The children of a node (or ROOT) in order, each with the distribution that it was itself drawn from."""
+        distribution = self.distributions[node + 1]
+        last = None
+        for child in self.children[node + 1]:
+            assert distribution is not None, "checked when the tree was built"
+            if last is not None and not self.with_replacement:
+                distribution = distribution.without(self.token_ids[last])
+            yield child, distribution
+            last = child
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`; none for ROOT."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def _check_draws(self, parent: int, tokens: list[int]) -> None:
+        distribution = self.distributions[parent + 1]
+        if not tokens:
+            return
+        if distribution is None:
+            raise InvalidTreeError(f"node {parent} has children but no distribution")
+        if not set(tokens) <= set(distribution.token_ids):
+            raise InvalidTreeError(f"a child of node {parent} is not in its distribution")
+        if not self.with_replacement and len(set(tokens)) != len(tokens):
+            raise InvalidTreeError(f"node {parent} repeats a child, drawn without replacement")

@@ -1,0 +1,294 @@
+"""Token trees: plain immutable data, valid by construction."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from coppice.core.errors import InvalidTreeError
+from coppice.search.draft_distribution import DraftDistribution
+
+# The parent of a root's child. The root is the last committed token; it is not a node.
+ROOT = -1
+# The place of a node that is left out.
+_NOWHERE = -2
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Draft tokens, parents before children, as parallel arrays of one entry per node.
+
+    `log_probs[i]` estimates log P(the target's token is `token_ids[i]` | the parent is right).
+    `sources[i]` has bit j set when `source_names[j]` proposed the node.
+    `distributions`, of a sampled tree, are those of the root and then of each node; `SampledTree` checks them. Whatever
+    chooses among a tree's nodes loses them, so that nothing but a whole draw can pass for one.
+
+    Raises:
+        InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, a positive or
+            non-finite log-probability, two children of one parent with the same token, or an unknown source.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    source_names: tuple[str, ...] = ()
+    sources: tuple[int, ...] = ()
+    distributions: tuple[DraftDistribution | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if len(self.parents) != count or len(self.log_probs) != count:
+            raise InvalidTreeError(
+                f"{count} token ids, {len(self.parents)} parents and {len(self.log_probs)} log-probabilities"
+            )
+        if self.sources and len(self.sources) != count:
+            raise InvalidTreeError(f"{count} nodes but {len(self.sources)} source masks")
+        # Every round makes some trees. In whole arrays they are found valid without a loop of ours, which only one that
+        # does not look so is worth.
+        if not self._looks_valid():
+            self._check_nodes()
+        if any(mask >> len(self.source_names) for mask in self.sources):
+            raise InvalidTreeError("a source mask names an unknown source")
+
+    def _looks_valid(self) -> bool:
+        """Whether no node can be wrong; where it says no, nodes may still be right."""
+        count = len(self.token_ids)
+        return (
+            min(self.parents, default=ROOT) >= ROOT
+            and all(map(operator.lt, self.parents, range(count)))
+            and len(set(zip(self.parents, self.token_ids, strict=True))) == count
+            and max(self.log_probs, default=0.0) <= 0
+            # Neither infinities nor NaN get lost in a sum.
+            and math.isfinite(sum(self.log_probs))
+        )
+
+    def _check_nodes(self) -> None:
+        seen: set[tuple[int, int]] = set()
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if not ROOT <= parent < node:
+                raise InvalidTreeError(f"node {node} names parent {parent}, not an earlier node")
+            if (parent, token) in seen:
+                raise InvalidTreeError(f"node {node} repeats token {token} of a sibling")
+            seen.add((parent, token))
+        for node, value in enumerate(self.log_probs):
+            if not (value <= 0 and math.isfinite(value)):
+                raise InvalidTreeError(f"node {node} has log-probability {value}, not a finite number up to 0")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for the empty tree."""
+        return max(self.depths, default=0)
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """The child of (parent, token id), where there is one."""
+        return {key: node for node, key in enumerate(zip(self.parents, self.token_ids, strict=True))}
+
+    @cached_property
+    def path_log_probs(self) -> tuple[float, ...]:
+        """Sum of log-probabilities along each node's path."""
+        # The root's own place comes last, where its index of -1 finds it.
+        sums = [0.0] * (len(self.parents) + 1)
+        for node, (parent, value) in enumerate(zip(self.parents, self.log_probs, strict=True)):
+            sums[node] = value + sums[parent]
+        sums.pop()
+        return tuple(sums)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def sources_of(self, node: int) -> tuple[str, ...]:
+        """Names of the sources that proposed a node; all of them when the tree carries no masks."""
+        if not self.sources:
+            return self.source_names
+        return tuple(name for bit, name in enumerate(self.source_names) if self.sources[node] >> bit & 1)
+
+    def select(self, nodes: Iterable[int]) -> TokenTree:
+        """The tree of the given nodes alone.
+
+        Raises:
+            InvalidTreeError: a node's parent is not among them, or there is no such node.
+        """
+        kept = sorted(set(nodes))
+        if kept and not 0 <= kept[0] <= kept[-1] < len(self):
+            raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
+        if kept and kept[-1] == len(kept) - 1:
+            # The first nodes, as of a tree whose nodes come likeliest first: their parents are among them.
+            return self.first(len(kept))
+        # The root's own place comes last, where its index of -1 finds it.
+        places = [_NOWHERE] * len(self) + [ROOT]
+        for new, old in enumerate(kept):
+            places[old] = new
+        parents = tuple([places[self.parents[old]] for old in kept])
+        if _NOWHERE in parents:
+            raise InvalidTreeError("a selected node has a parent that is not selected")
+        return self._take(kept, parents)
+
+    def take(self, nodes: Sequence[int]) -> TokenTree:
+        """As `select`, of nodes that are known to be in order and to have their parents among them."""
+        count = len(nodes)
+        # Those that stay where they are; the others are few, mostly.
+        while count and nodes[count - 1] >= count:
+            count -= 1
+        if count == len(nodes):
+            return self.first(count)
+        if len(nodes) == 1:
+            return self._take(nodes, (ROOT,))
+        taken = operator.itemgetter(*nodes)
+        parents = taken(self.parents)
+        if max(parents) >= count:
+            places = dict(zip(nodes[count:], range(count, len(nodes)), strict=True))
+            parents = tuple([places.get(parent, parent) for parent in parents])
+        return _valid_tree(
+            taken(self.token_ids),
+            parents,
+            taken(self.log_probs),
+            self.source_names,
+            taken(self.sources) if self.sources else (),
+        )
+
+    def first(self, count: int) -> TokenTree:
+        """The first `count` nodes: parents come before children, so that they are a tree."""
+        tree = object.__new__(TokenTree)
+        # Every draft that is cut comes by here: `_valid_tree`, without the call, and without the fields that are empty,
+        # which the class has.
+        fields = tree.__dict__
+        fields["token_ids"] = self.token_ids[:count]
+        fields["parents"] = self.parents[:count]
+        fields["log_probs"] = self.log_probs[:count]
+        fields["source_names"] = self.source_names
+        if self.sources:
+            fields["sources"] = self.sources[:count]
+        return tree
+
+    def up_to_depth(self, depth: int) -> TokenTree:
+        """The tree without the nodes deeper than `depth`.
+
+        A sampled tree stays one: how deep a node lies does not depend on what was drawn.
+        """
+        # Mostly there are no more nodes than that, and nobody has to know how deep they lie.
+        if len(self.parents) <= depth or self.depth <= depth:
+            return self
+        kept = [node for node, value in enumerate(self.depths) if value <= depth]
+        cut = self.select(kept)
+        if not self.distributions:
+            return cut
+        root = self.distributions[0] if depth > 0 else None
+        others = (self.distributions[node + 1] if self.depths[node] < depth else None for node in kept)
+        return replace(cut, distributions=(root, *others))
+
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """The node that these tokens lead to, ROOT for none; None when they leave the tree."""
+        node = ROOT
+        for token in token_ids:
+            child = self.children.get((node, token))
+            if child is None:
+                return None
+            node = child
+        return node
+
+    def descend(self, token_ids: Sequence[int]) -> TokenTree:
+        """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.
+
+        Empty when they leave the tree.
+        """
+        top = self.find(token_ids)
+        if top is None:
+            return EMPTY_TREE
+        if top == ROOT:
+            return self
+        renumbered = {top: ROOT}
+        kept: list[int] = []
+        parents: list[int] = []
+        for node in range(top + 1, len(self)):
+            parent = renumbered.get(self.parents[node])
+            if parent is not None:
+                renumbered[node] = len(kept)
+                kept.append(node)
+                parents.append(parent)
+        return self._take(kept, tuple(parents))
+
+    def labelled(self, source: str) -> TokenTree:
+        """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
+        if self.source_names == (source,) and not self.sources:
+            return self
+        return _valid_tree(self.token_ids, self.parents, self.log_probs, (source,), (), self.distributions)
+
+    def _take(self, kept: Sequence[int], parents: tuple[int, ...]) -> TokenTree:
+        """The nodes `kept`, in their order, with these parents among them."""
+        return _valid_tree(
+            tuple([self.token_ids[old] for old in kept]),
+            parents,
+            tuple([self.log_probs[old] for old in kept]),
+            self.source_names,
+            tuple([self.sources[old] for old in kept]) if self.sources else (),
+        )
+
+    @cached_property
+    def expected_tokens(self) -> float:
+        """How many of the nodes the target will accept, by the tree's own probabilities."""
+        return sum(math.exp(value) for value in self.path_log_probs)
+
+    def prune(self, max_nodes: int) -> TokenTree:
+        """Keep the `max_nodes` likeliest nodes by path probability.
+
+        A node is never likelier than its parent and ties go to the earlier node, so the kept set is a tree.
+        """
+        if len(self) <= max_nodes:
+            return self
+        ranked = sorted(range(len(self)), key=lambda node: (-self.path_log_probs[node], node))
+        return self.select(ranked[: max(0, max_nodes)])
+
+    def paths(self) -> Iterator[tuple[int, ...]]:
+        """The token ids along every root-to-node path, in node order."""
+        for node in range(len(self)):
+            yield tuple(self.token_ids[step] for step in self.path(node))
+
+
+def _valid_tree(
+    token_ids: tuple[int, ...],
+    parents: tuple[int, ...],
+    log_probs: tuple[float, ...],
+    source_names: tuple[str, ...],
+    sources: tuple[int, ...],
+    distributions: tuple[DraftDistribution | None, ...] = (),
+) -> TokenTree:
+    """A tree of arrays that stem from a valid one and need not be checked again."""
+    tree = object.__new__(TokenTree)
+    # Entry by entry is the quickest way, and every draft that is cut comes by here.
+    fields = tree.__dict__
+    fields["token_ids"] = token_ids
+    fields["parents"] = parents
+    fields["log_probs"] = log_probs
+    fields["source_names"] = source_names
+    fields["sources"] = sources
+    fields["distributions"] = distributions
+    return tree
+
+
+EMPTY_TREE = TokenTree((), (), ())
+
+
+def chain(token_ids: Sequence[int], log_probs: Sequence[float] | None = None) -> TokenTree:
+    """A tree that is a single path."""
+    values = tuple(log_probs) if log_probs is not None else (0.0,) * len(token_ids)
+    return TokenTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), values)

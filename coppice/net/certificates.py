@@ -1,0 +1,233 @@
+"""Certificates as files hold them: checked before they are used, and read again when the files have changed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+
+from coppice.net.tls import ChannelTls, ServerTls, TlsError, settings_named
+from coppice.obs.metric import Metric, Prefix
+
+logger = logging.getLogger(__name__)
+
+# Messages of a handshake that is over sooner or never.
+_MOST_TURNS = 8
+# Files that could not be used are looked at again after this, though they have not changed.
+RETRY_S = 1.0
+
+# Of each file, what changes with it.
+Stamps: TypeAlias = list[tuple[int, int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """What the files held when they fitted together."""
+
+    cert: bytes | None = field(repr=False)
+    key: bytes | None = field(repr=False)
+    ca: bytes | None = field(repr=False)
+    # When the certificate ends, in Unix time; infinite where there is none.
+    not_after_s: float
+
+
+class Certificates:
+    """The files of one side of TLS. `current` looks whether they have changed; safe on any thread.
+
+    Kubernetes swaps a directory of them in one step, others write one file after the other: what does not fit together
+    is not used, and the last that did stays.
+    """
+
+    def __init__(self, tls: ServerTls | ChannelTls) -> None:
+        """Read the files for the first time.
+
+        Raises:
+            TlsError: one cannot be read, is no PEM, has expired, or does not belong to the others.
+        """
+        self.tls = tls
+        self._files = {part: Path(path) for part, path in tls.files.items()}
+        self._lock = threading.Lock()
+        # Before they are read: a change in between is seen the next time.
+        self._stamp = self._stamps()
+        self._pems = self._read()
+        # What could not be used when it was looked at last, and when to look at it again.
+        self._refused: Stamps | None = None
+        self._retry_s = 0.0
+
+    @property
+    def server_name(self) -> str:
+        """The name that servers have to have; empty for the host that is called."""
+        return self.tls.name if isinstance(self.tls, ChannelTls) else ""
+
+    def current(self) -> Pems:
+        """What the files hold; the same object as long as they have not changed."""
+        with self._lock:
+            stamp = self._stamps()
+            if stamp != self._stamp and (stamp != self._refused or time.monotonic() >= self._retry_s):
+                self._renew(stamp)
+            return self._pems
+
+    def _renew(self, stamp: Stamps) -> None:
+        try:
+            self._pems = self._read()
+        except TlsError as error:
+            if stamp != self._refused:
+                logger.warning("certificates have changed but cannot be used, the old ones stay: %s", error)
+            # The same files may do later: reading can fail for a moment.
+            self._refused, self._retry_s = stamp, time.monotonic() + RETRY_S
+        else:
+            self._stamp, self._refused = stamp, None
+            logger.info("certificates have been read again; valid until %s", _date(self._pems.not_after_s))
+
+    def _stamps(self) -> Stamps:
+        return [_stamp(path) for path in self._files.values()]
+
+    def _read(self) -> Pems:
+        contents = {part: _content(part, path) for part, path in self._files.items()}
+        not_after_s = math.inf
+        for part in ("client_ca", "ca"):
+            if part in self._files:
+                _check_parses(part, self._files[part])
+        if "cert" in self._files:
+            _check_parses("cert", self._files["cert"])
+            not_after_s = _not_after_s(self._files["cert"], self._files["key"], isinstance(self.tls, ServerTls))
+        # The checks read the files themselves; they hold for what has not changed since.
+        if contents != {part: _content(part, path) for part, path in self._files.items()}:
+            raise TlsError("cert", "or another file has changed while it was read")
+        return Pems(
+            contents.get("cert"), contents.get("key"), contents.get("client_ca") or contents.get("ca"), not_after_s
+        )
+
+
+def read_certificates(tls: ServerTls | ChannelTls | None, settings: str) -> Certificates | None:
+    """The certificates of a service whose variables begin with `settings`; None for plaintext.
+
+    Raises:
+        ValueError: a file cannot be used; the message names the variable.
+    """
+    if tls is None:
+        return None
+    with settings_named(settings):
+        return Certificates(tls)
+
+
+def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Credentials of a server, which looks at its files at every handshake; streams that are open live on."""
+    used = certificates.current()
+
+    def renewed() -> Any:
+        """None where nothing has changed, which gRPC's types do not know of."""
+        nonlocal used
+        pems = certificates.current()
+        if pems is used:
+            return None
+        used = pems
+        return _configuration(pems)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used), renewed, require_client_authentication=used.ca is not None
+    )
+
+
+def channel_credentials(pems: Pems) -> grpc.ChannelCredentials:
+    """Credentials of a channel, which has them until it is closed."""
+    return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
+
+
+def certificate_metrics(own: Prefix, **certificates: Certificates | None) -> Iterator[Metric]:
+    """When the certificates of a service end, by what they are used as; nothing where there are none."""
+    for use, one in certificates.items():
+        if one is not None and math.isfinite(end_s := one.current().not_after_s):
+            yield own.gauge(
+                "certificate_expiry_timestamp_seconds", "When the certificate ends, in Unix time.", end_s, use=use
+            )
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pems.key or b"", pems.cert or b"")], pems.ca)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file, or the link that leads to it, is replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _content(part: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(part, f"cannot be read: {error}") from error
+
+
+def _check_parses(part: str, path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError(part, f"is no certificate in PEM format: {path}: {error}") from error
+
+
+def _not_after_s(cert: Path, key: Path, by_server: bool) -> float:
+    """When a certificate ends, in Unix time, as a peer sees it to which it is shown, with the proof of the key.
+
+    Raises:
+        TlsError: the key is another one's, or the peer would not take the certificate.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    shows, sees = (server, client) if by_server else (client, server)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    # It trusts this certificate, whoever has signed it.
+    sees.load_verify_locations(cafile=cert)
+    sees.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    sees.verify_mode = ssl.CERT_REQUIRED
+    try:
+        for context in {server, shows}:
+            # A key with a password would otherwise be asked for at the terminal.
+            context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError("key", f"does not belong to the certificate, or is no key: {key}: {error}") from error
+    try:
+        shown = _shake_hands(server, client)[0 if sees is server else 1].getpeercert()
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", None) or error
+        raise TlsError("cert", f"would be refused by every peer: {cert}: {reason}") from error
+    return ssl.cert_time_to_seconds(str((shown or {})["notAfter"]))
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both ends of a connection in memory, once each has seen what the other shows."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server),
+    )
+    for _ in range(_MOST_TURNS):
+        over = [_advance(end) for end in reversed(ends)]
+        if all(over):
+            break
+    return ends
+
+
+def _advance(end: ssl.SSLObject) -> bool:
+    """Whether its part of the handshake is over."""
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def _date(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat() if math.isfinite(unix_s) else "any time"

@@ -1,0 +1,226 @@
+"""Accepts clients' connections for a gRPC server that listens on a Unix socket of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from coppice.core.errors import UnavailableError
+from coppice.net.guard.connection import Connection, Limits, Room
+from coppice.net.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_BACKLOG = 512
+_SWEEP_S = 1.0
+_CLOSE_S = 0.5
+_LAST_TURNS = 3
+_HANDSHAKE_S = 10.0
+# Where no connection can be accepted for a moment, as without file descriptors.
+_RETRY_S = 0.05
+_ALPN = "h2"
+
+
+class Guard:
+    """Listens at an address, and passes on to `upstream`, a Unix socket, what calls need.
+
+    `context` gives the TLS context for a connection that begins now; without it connections are plaintext.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        limits: Limits,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        rates: Rates = DEFAULT_RATES,
+    ) -> None:
+        self._upstream = upstream
+        self._limits = limits
+        self._context = context
+        self._rates = rates
+        self._room = Room(limits)
+        # By arrival: those that have shown no preface, and the others.
+        self._handshakes: dict[Connection, None] = {}
+        self._connections: dict[Connection, None] = {}
+        # Those that have ended, and have an end that is not closed yet.
+        self._closing: set[Connection] = set()
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def num_connections(self) -> int:
+        """Clients that are connected."""
+        return len(self._handshakes) + len(self._connections)
+
+    def listen(self, address: str) -> int:
+        """Bind to `host:port`, and begin to accept; returns the port.
+
+        Raises:
+            UnavailableError: the address is taken or none of this machine's.
+        """
+        try:
+            self._listeners = _bound(address)
+        except OSError as error:
+            raise UnavailableError(f"cannot listen at {address}: {error.strerror or error}") from error
+        self._turnstile = Turnstile(self._rates)
+        for listener in self._listeners:
+            self._start(self._accept(listener))
+        self._start(self._sweep())
+        port: int = self._listeners[0].getsockname()[1]
+        return port
+
+    def stop_listening(self) -> None:
+        """Accept no more connections; those that are there go on."""
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        self._listeners = []
+
+    async def stop(self) -> None:
+        """End all connections."""
+        self.stop_listening()
+        for task in self._tasks:
+            task.cancel()
+        for connection in (*self._handshakes, *self._connections):
+            connection.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        # What was written last is sent before, as far as clients take it.
+        await self._until_closed()
+        for connection in self._closing:
+            connection.abort()
+        await self._until_closed()
+        # Handshakes that were broken off are closed by the loop in its next turns.
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
+
+    async def _until_closed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                for connection in list(self._closing):
+                    await connection.ended()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, address = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    return  # closed
+                logger.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._handshakes) >= self._limits.max_handshakes:
+                # The one that has taken longest: whoever means well is through in a moment.
+                next(iter(self._handshakes)).abort()
+            connection = Connection(
+                f"{address[0]}:{address[1]}",
+                self._limits,
+                self._room,
+                self._turnstile,
+                self._dial,
+                self._is_ready,
+                self._is_gone,
+            )
+            self._handshakes[connection] = None
+            self._start(self._begin(client, connection))
+
+    async def _begin(self, client: socket.socket, connection: Connection) -> None:
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = None if self._context is None else self._context()
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection.client_end,
+                client,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
+            )
+        except (OSError, ssl.SSLError, ConnectionError) as error:
+            # A handshake that fails is the client's; what it hears is TLS's own word.
+            logger.info("a connection has not begun: %s", error)
+            client.close()
+            connection.abort()
+
+    def _dial(self, end: asyncio.Protocol) -> asyncio.Task[asyncio.Transport | None]:
+        return self._start(self._connect(end))
+
+    async def _connect(self, end: asyncio.Protocol) -> asyncio.Transport | None:
+        try:
+            transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, self._upstream)
+        except OSError as error:
+            logger.warning("the server behind the guard is not there: %s", error)
+            return None
+        return transport
+
+    def _is_ready(self, connection: Connection) -> None:
+        self._handshakes.pop(connection, None)
+        if len(self._connections) >= self._limits.max_connections:
+            self._make_room(connection)
+        if not connection.is_closed:
+            self._connections[connection] = None
+
+    def _make_room(self, newcomer: Connection) -> None:
+        """Hang up on the oldest connection without calls, of the host that has most; else on the newcomer."""
+        hosts = Counter(connection.account.host for connection in self._connections)
+        crowd, _ = hosts.most_common(1)[0]
+        own = (connection for connection in self._connections if connection.account.host == crowd)
+        idle = next((connection for connection in own if not connection.num_streams), newcomer)
+        idle.close()
+
+    def _is_gone(self, connection: Connection) -> None:
+        self._handshakes.pop(connection, None)
+        self._connections.pop(connection, None)
+        self._closing.add(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_s = asyncio.get_running_loop().time()
+            for connection in (*self._handshakes, *self._connections):
+                connection.expire(now_s)
+            self._closing = {connection for connection in self._closing if not connection.has_ended}
+
+    def _start(self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _bound(address: str) -> list[socket.socket]:
+    """Sockets that listen at `host:port`: one for each address of the host, all on one port.
+
+    Raises:
+        OSError: one cannot be bound.
+    """
+    host, _, text = address.rpartition(":")
+    host, port = host.strip("[]"), int(text)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            # A port whose last server has just ended is free; one that has a server is not.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # As gRPC has it: the address of all interfaces takes IPv4, too.
+                only_6 = not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_unspecified
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_6)
+            listener.bind((place[0], port, *place[2:]))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            port = listener.getsockname()[1]
+            listeners.append(listener)
+        stack.pop_all()
+    return listeners

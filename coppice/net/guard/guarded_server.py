@@ -1,0 +1,71 @@
+"""A gRPC server that only its guard reaches: it listens on a Unix socket in a directory of its own."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from coppice.core.errors import UnavailableError
+from coppice.net.guard.connection import Limits
+from coppice.net.guard.guard import Guard
+
+# The longest path of a Unix socket is 107 bytes; a longer one than this leaves no room for our part of it.
+_LONGEST_DIRECTORY = 80
+
+
+class GuardedServer:
+    """Starts a server and its guard together, and stops them one after the other."""
+
+    def __init__(
+        self, server: grpc.aio.Server, limits: Limits, context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self.grpc = server
+        self._limits = limits
+        self._context = context
+        self._directory: Path | None = None
+        self._guard: Guard | None = None
+
+    async def start(self, address: str) -> int:
+        """Serve at `host:port`; returns the port.
+
+        Raises:
+            UnavailableError: the address is taken or none of this machine's, or there is no place for the socket.
+        """
+        parent = tempfile.gettempdir()
+        try:
+            # Readable by this user alone.
+            self._directory = Path(
+                tempfile.mkdtemp(prefix="coppice-", dir=parent if len(parent) <= _LONGEST_DIRECTORY else "/tmp")
+            )
+        except OSError as error:
+            raise UnavailableError(f"no place for a socket in {parent}: {error.strerror}") from error
+        path = str(self._directory / "grpc")
+        guard = Guard(path, self._limits, self._context)
+        try:
+            self.grpc.add_insecure_port(f"unix:{path}")
+            await self.grpc.start()
+            port = guard.listen(address)
+        except (UnavailableError, RuntimeError) as error:
+            await self.grpc.stop(None)
+            self._remove_directory()
+            raise error if isinstance(error, UnavailableError) else UnavailableError(str(error)) from error
+        self._guard = guard
+        return port
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Accept no more connections, let calls end for `grace_s` seconds, then end all."""
+        if self._guard is not None:
+            self._guard.stop_listening()
+        await self.grpc.stop(grace_s)
+        if self._guard is not None:
+            await self._guard.stop()
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)

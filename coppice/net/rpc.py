@@ -1,0 +1,352 @@
+"""Building gRPC servers and channels, and the one place that turns errors into statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import signal
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.any_pb2 import Any as ProtoAny
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
+from coppice.frozen_heap import frozen_heap
+from coppice.net.certificates import Certificates, channel_credentials, server_credentials
+from coppice.net.guard.connection import Limits
+from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.lasting_server import LastingServer
+from coppice.net.server_contexts import ServerContexts
+from coppice.wire.unreadable import UnreadableRequests, check_request
+
+logger = logging.getLogger(__name__)
+
+# Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# Calls at once on one connection; a client that opens more has to wait.
+MAX_CONCURRENT_STREAMS = 1024
+# Who pings a server more often is hung up on.
+MIN_PING_INTERVAL_MS = 2_000
+KEEPALIVE_MS = 30_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+# Between services: a peer that has been silent for so long is asked, and lost when it is silent for as long again; what
+# it was doing then goes on elsewhere. gRPC answers pings on threads of its own, also while a model runs, and no ping is
+# sent while rounds go back and forth.
+PEER_KEEPALIVE_MS = 4_000
+# What a peer may send of a call before it is taken.
+WINDOW_BYTES = 1 << 18
+RECONNECT_MIN_MS = 100
+# How long a connection may take to be there, TLS included; gRPC calls it the least backoff.
+CONNECT_MS = 2_000
+RECONNECT_MAX_MS = 5_000
+# Health by this name is SERVING as long as the event loop turns, whatever there is to serve: who restarts what hangs
+# asks for it, since restarting what is merely not ready helps nobody.
+LIVENESS = "coppice.liveness"
+
+
+def _keepalive(time_ms: int) -> tuple[tuple[str, int], ...]:
+    """Options: ping after a silence of `time_ms`, and hang up when that is not answered in time.
+
+    The keepalive's own timeout by itself leaves a connection to nobody open: what gRPC waits for is a ping's answer.
+    """
+    timeout_ms = min(time_ms, KEEPALIVE_TIMEOUT_MS)
+    return (
+        ("grpc.keepalive_time_ms", time_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    )
+
+
+_COMMON_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # No ping for every answer that comes, to find out how much may be on its way: windows are as large as is needed.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+)
+_SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
+    *_keepalive(KEEPALIVE_MS),
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    # A second server on the same port must fail, not silently take half of the traffic.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+)
+# Whoever asks for health alone has shown nothing: little is taken from them. Of two values gRPC takes the first.
+_MAX_HEALTH_MESSAGE_BYTES = 4096
+_MAX_HEALTH_STREAMS = 4
+_MAX_HEALTH_CONNECTIONS = 128
+_HEALTH_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_HEALTH_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_HEALTH_STREAMS),
+    *_SERVER_OPTIONS,
+)
+_CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+    # Who waits for an answer asks for as long as it takes.
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_GRPC_TO_RPC_CODE: dict[grpc.StatusCode, int] = {code: code.value[0] for code in grpc.StatusCode}
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def open_channel(
+    address: str,
+    max_reconnect_ms: int = RECONNECT_MAX_MS,
+    keepalive_ms: int = KEEPALIVE_MS,
+    certificates: Certificates | None = None,
+) -> grpc.aio.Channel:
+    """A channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart.
+
+    Without certificates it is plaintext; otherwise it keeps those of now for as long as it lives.
+    """
+    options: list[tuple[str, Any]] = [
+        *_CHANNEL_OPTIONS,
+        ("grpc.max_reconnect_backoff_ms", max_reconnect_ms),
+        *_keepalive(keepalive_ms),
+    ]
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if name := certificates.server_name:
+        options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(address, channel_credentials(certificates.current()), options=options)
+
+
+def error_status(error: CoppiceError) -> status_pb2.Status:
+    """The error as a google.rpc.Status with BadRequest or RetryInfo details."""
+    details: Message | None = None
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.description)
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+    elif isinstance(error, OverloadedError):
+        delay = Duration()
+        delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        details = error_details_pb2.RetryInfo(retry_delay=delay)
+    status = status_pb2.Status(code=_GRPC_TO_RPC_CODE[error.status], message=str(error))
+    if details is not None:
+        packed = ProtoAny()
+        packed.Pack(details)
+        status.details.append(packed)
+    return status
+
+
+@contextlib.asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Abort the call with the status that an error stands for; the text of one that is our fault stays in our log."""
+    try:
+        yield
+    except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        if isinstance(error, CoppiceError) and error.status != grpc.StatusCode.INTERNAL:
+            await context.abort_with_status(rpc_status.to_status(error_status(error)))
+        # What is our fault is told to us: its text may have anything of the inside in it.
+        incident = uuid.uuid4().hex[:12]
+        logger.exception("unexpected error, incident %s", incident)
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
+
+
+def unary(method: Handler) -> Handler:
+    """Wrap a unary servicer method so that its errors become statuses."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async with errors_as_status(context):
+            check_request(request)
+            return await method(self, request, context)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def streaming(method: Handler) -> Handler:
+    """Wrap a response-streaming servicer method (an async generator) so that its errors become statuses."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async with errors_as_status(context):
+            check_request(request)
+            responses = method(self, request, context)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+
+    return wrapped  # type: ignore[return-value]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address to listen at."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host in ("localhost", "unix"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+class Server:
+    """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop.
+
+    With certificates it speaks TLS alone. Probes that cannot have a port of their own: health, in plaintext, and
+    nothing else.
+    """
+
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        certificates: Certificates | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        guarded: bool = True,
+    ) -> None:
+        """A call with a message of more than `max_request_bytes` bytes fails with RESOURCE_EXHAUSTED.
+
+        Unless `guarded`, clients reach gRPC itself, which is for those that this machine's users are.
+        """
+        every_call = [*interceptors, UnreadableRequests()]
+        # Of two values of an option gRPC takes the first.
+        options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
+        make = functools.partial(grpc.aio.server, options=options, interceptors=every_call)
+        self.grpc: grpc.aio.Server = make() if guarded else LastingServer(make)
+        self._certificates = certificates
+        streaming, unary = _methods(service_names)
+        limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
+        self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
+        # Where health alone is served.
+        self._probed: GuardedServer | None = None
+        self._names = ["", *service_names]
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        listed = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, self.grpc)
+
+    async def start(self, address: str, health_port: int = 0) -> int:
+        """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`.
+
+        With `health_port` it is served there, too, on the host of the address.
+
+        Raises:
+            UnavailableError: the address is taken or none of this machine's.
+        """
+        await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        if self._guarded is not None:
+            port = await self._guarded.start(address)
+        else:
+            credentials = None if self._certificates is None else server_credentials(self._certificates)
+            port = _bind(self.grpc, address, credentials)
+            await self.grpc.start()
+        if health_port:
+            server = grpc.aio.server(options=_HEALTH_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            limits = Limits(_MAX_HEALTH_MESSAGE_BYTES, _MAX_HEALTH_STREAMS, max_connections=_MAX_HEALTH_CONNECTIONS)
+            self._probed = GuardedServer(server, limits)
+            try:
+                await self._probed.start(f"{address.rpartition(':')[0]}:{health_port}")
+            except UnavailableError:
+                await self._stop(None)
+                raise
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of every service."""
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if serving else kinds.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Leave the load balancer, let calls in flight finish for `grace_s`, then cancel the rest."""
+        await self._health.enter_graceful_shutdown()
+        await self._stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(None)
+
+    async def _stop(self, grace_s: float | None) -> None:
+        if self._guarded is not None:
+            await self._guarded.stop(grace_s)
+        else:
+            await self.grpc.stop(grace_s)
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise UnavailableError(f"cannot listen at {address}: {error}") from error
+
+
+def _contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext] | None:
+    if certificates is None:
+        return None
+    asks_client = certificates.current().ca is not None
+    return ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
+
+
+def _methods(service_names: Sequence[str]) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """Paths of the methods with a stream of requests, and of those with one request, health's included."""
+    paths: dict[bool, set[bytes]] = {False: set(), True: set()}
+    for name in (*service_names, health.SERVICE_NAME):
+        for method in descriptor_pool.Default().FindServiceByName(name).methods:
+            paths[method.client_streaming].add(f"/{name}/{method.name}".encode())
+    return frozenset(paths[True]), frozenset(paths[False])
+
+
+async def stop_signal() -> None:
+    """Return when the process is asked to stop by SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when the first of these does; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a service's main coroutine on uvloop where there is one. What was loaded before is loaded for good."""
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        runner = asyncio.run
+    else:
+        runner = uvloop.run
+    with frozen_heap():
+        runner(_await(main))
+
+
+async def _await(main: Callable[[], Awaitable[None]]) -> None:
+    await main()
+
+
+def status_code_name(code: int) -> str:
+    """The name of a google.rpc.Code."""
+    name: str = code_pb2.Code.Name(code)
+    return name

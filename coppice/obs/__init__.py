@@ -1,0 +1,4 @@
+"""Logs, metrics, traces and timelines.
+
+For every service.
+"""

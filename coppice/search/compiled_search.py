@@ -1,0 +1,164 @@
+"""The search of `transition_tree`, compiled: a handful of nodes, each of which takes longer in Python than its scores.
+
+Where there is no compiler, `tree_builder` does the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.kernels.compiler import compiled
+from coppice.kernels.half_products import scores_behind
+from coppice.kernels.half_tables import FloatArray, HalfArray
+from coppice.kernels.top_scores import top_scores
+
+IntArray = npt.NDArray[np.int64]
+_ROOT = -1
+_ONE = np.float32(1)
+
+
+class Tables(NamedTuple):
+    """What says how likely a token is behind another: see `half_products.scores_behind`.
+
+    `scores` [depths, vocab] are known of each depth without the token before, `sigmas` [depths] their scales, `before`
+    [vocab, rank] and `behind` [rank, vocab] the tables of the transition.
+    """
+
+    scores: FloatArray
+    sigmas: FloatArray
+    before: FloatArray
+    behind: HalfArray
+
+
+class Bounds(NamedTuple):
+    """Nodes of the tree and children of a node at most; path log-probabilities of nodes worth expanding and keeping."""
+
+    max_nodes: int
+    max_children: int
+    least_expanded: float
+    least_kept: float
+
+
+class Nodes(NamedTuple):
+    """The best nodes found so far, likeliest first and of equals the earlier one; `parents` are by their numbers."""
+
+    token_ids: IntArray
+    parents: IntArray
+    depths: IntArray
+    log_probs: FloatArray
+    paths: npt.NDArray[np.float64]
+    numbers: IntArray
+    is_expanded: npt.NDArray[np.bool_]
+
+
+@compiled
+def search_behind_token(
+    token_id: int, tables: Tables, bounds: Bounds
+) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.float64]]:
+    """As `search`, where the root's children are what `tables` say of the first depth behind a token."""
+    tokens, log_probs = _children(token_id, 0, tables, bounds)
+    return search(tokens, log_probs, 1, tables, bounds)
+
+
+@compiled
+def search(
+    token_ids: IntArray, log_probs: FloatArray, first_depth: int, tables: Tables, bounds: Bounds
+) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.float64]]:
+    """The likeliest nodes by path probability, as `tree_builder.build_tree` finds them.
+
+    Args:
+        token_ids: of the root's children [n], likeliest first.
+        log_probs: theirs [n].
+        first_depth: which of the depths of `tables` the children of these are at.
+        tables: what is known of nodes further down.
+        bounds: of the search.
+
+    Returns:
+        token ids, parents, log-probabilities and path log-probabilities, all [nodes], likeliest first.
+    """
+    size = bounds.max_nodes
+    nodes = Nodes(
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.float32),
+        np.zeros(size, np.float64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.bool_),
+    )
+    count, num_seen = _add(nodes, 0, 0, _ROOT, first_depth, 0.0, token_ids, log_probs, bounds)
+    place = 0
+    while place < count:
+        # A node's children come behind it, so that nothing before this place changes any more.
+        path = nodes.paths[place]
+        may_enter = count < size or path > nodes.paths[count - 1]
+        if not nodes.is_expanded[place] and path >= bounds.least_expanded and may_enter:
+            nodes.is_expanded[place] = True
+            depth = nodes.depths[place]
+            if depth < len(tables.scores):
+                tokens, values = _children(nodes.token_ids[place], depth, tables, bounds)
+                number = nodes.numbers[place]
+                count, num_seen = _add(nodes, count, num_seen, number, depth + 1, path, tokens, values, bounds)
+        place += 1
+    parents = np.full(count, _ROOT, np.int64)
+    for node in range(count):
+        for above in range(node):
+            if nodes.numbers[above] == nodes.parents[node]:
+                parents[node] = above
+    return nodes.token_ids[:count], parents, nodes.log_probs[:count], nodes.paths[:count]
+
+
+@compiled
+def _children(token_id: int, depth: int, tables: Tables, bounds: Bounds) -> tuple[IntArray, FloatArray]:
+    scores = scores_behind(
+        tables.scores,
+        np.full(1, depth, np.int64),
+        tables.before[token_id : token_id + 1],
+        tables.behind,
+        tables.sigmas[depth : depth + 1],
+    )
+    tokens, log_probs, counts = top_scores(scores, _ONE, min(bounds.max_children, scores.shape[1]))
+    return tokens[0, : counts[0]], log_probs[0, : counts[0]]
+
+
+@compiled
+def _add(
+    nodes: Nodes,
+    count: int,
+    num_seen: int,
+    parent: int,
+    depth: int,
+    path: float,
+    token_ids: IntArray,
+    log_probs: FloatArray,
+    bounds: Bounds,
+) -> tuple[int, int]:
+    """Take in the children of a node that are among the best; returns how many these are now, and nodes ever seen."""
+    size = bounds.max_nodes
+    for child in range(len(token_ids)):
+        value = path + log_probs[child]
+        if value < bounds.least_kept or (count == size and value <= nodes.paths[size - 1]):
+            break
+        place = min(count, size - 1)
+        while place > 0 and nodes.paths[place - 1] < value:
+            nodes.token_ids[place] = nodes.token_ids[place - 1]
+            nodes.parents[place] = nodes.parents[place - 1]
+            nodes.depths[place] = nodes.depths[place - 1]
+            nodes.log_probs[place] = nodes.log_probs[place - 1]
+            nodes.paths[place] = nodes.paths[place - 1]
+            nodes.numbers[place] = nodes.numbers[place - 1]
+            nodes.is_expanded[place] = nodes.is_expanded[place - 1]
+            place -= 1
+        nodes.token_ids[place] = token_ids[child]
+        nodes.parents[place] = parent
+        nodes.depths[place] = depth
+        nodes.log_probs[place] = log_probs[child]
+        nodes.paths[place] = value
+        nodes.numbers[place] = num_seen
+        nodes.is_expanded[place] = False
+        count = min(count + 1, size)
+        num_seen += 1
+    return count, num_seen
