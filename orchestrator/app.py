@@ -18,28 +18,28 @@ from coppice.obs.timeline import StreamTimeline, Timeline
 from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
-from orchestrator.admission import Admission
-from orchestrator.authentication import Authentication
+from orchestrator.admission.admission import Admission
+from orchestrator.api.authentication import Authentication
+from orchestrator.api.service import SERVICE_NAME, InferenceService, Limits
+from orchestrator.api.tenancy import Tenancy
+from orchestrator.api.token_file import TokenFile
+from orchestrator.api.validation import max_request_bytes, request_sizes
 from orchestrator.config import Config
-from orchestrator.drafter_client import DrafterClient, DrafterPool
-from orchestrator.latencies import Latencies
-from orchestrator.peer_channel import Dial, dial
-from orchestrator.planner import FixedPlanner, Planner
-from orchestrator.planning.adaptive import AdaptivePlanner
-from orchestrator.planning.fleet import FleetPlanner, adaptive_planners
+from orchestrator.peers.drafter_client import DrafterClient, DrafterPool
+from orchestrator.peers.peer_channel import Dial, dial
+from orchestrator.peers.shared_affinity import SharedAffinity
+from orchestrator.peers.verifier_client import VerifierClient, VerifierInfo
+from orchestrator.peers.verifier_pool import VerifierPool
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import FixedPlanner, Planner
+from orchestrator.planner.fleet import FleetPlanner, adaptive_planners
+from orchestrator.planner.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.prefix_cache.keys import Realm, knowledge_key
 from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
 from orchestrator.prefix_cache.store import CacheCounts
-from orchestrator.service import SERVICE_NAME, InferenceService, Limits
-from orchestrator.shared_affinity import SharedAffinity
-from orchestrator.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
-from orchestrator.tenancy import Tenancy
-from orchestrator.token_file import TokenFile
-from orchestrator.validation import max_request_bytes, request_sizes
-from orchestrator.verifier_client import VerifierClient, VerifierInfo
-from orchestrator.verifier_pool import VerifierPool
+from orchestrator.request.latencies import Latencies
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from coppice.obs.metric import Metric, Prefix
-from orchestrator.admission import Admission
-from orchestrator.authentication import Authentication
-from orchestrator.drafter_client import DrafterClient
-from orchestrator.latencies import Latencies
-from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.admission.admission import Admission
+from orchestrator.api.authentication import Authentication
+from orchestrator.peers.drafter_client import DrafterClient
+from orchestrator.peers.verifier_pool import VerifierPool
+from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.store import CacheCounts
-from orchestrator.stale_drafts import STALE
+from orchestrator.request.latencies import Latencies
+from orchestrator.request.stale_drafts import STALE
 from orchestrator.tally import Tally
-from orchestrator.verifier_pool import VerifierPool
 
 _OWN = Prefix("coppice_orchestrator_")
 # Depths that acceptance is counted at; deeper nodes count in the sums alone.

@@ -16,14 +16,14 @@ from coppice.core.errors import (
     UnsupportedError,
 )
 from coppice.v1 import sampling_pb2
-from orchestrator.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
-from orchestrator.generation import Generation
-from orchestrator.latencies import Latencies
-from orchestrator.outputs import Outputs
-from orchestrator.rounds import Finish
-from orchestrator.source_records import SourceRecords
-from orchestrator.statistics import Statistics
-from orchestrator.tenancy import TenantLimitError
+from orchestrator.admission.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
+from orchestrator.api.tenancy import TenantLimitError
+from orchestrator.planner.source_records import SourceRecords
+from orchestrator.request.generation import Generation
+from orchestrator.request.latencies import Latencies
+from orchestrator.request.outputs import Outputs
+from orchestrator.request.rounds import Finish
+from orchestrator.request.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.planner import Planner
+from orchestrator.planner.base import Planner
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
 from simulator.machine import Machine

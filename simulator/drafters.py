@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from orchestrator.rounds import DraftOpening, Outcome
+from orchestrator.request.rounds import DraftOpening, Outcome
 from simulator.clock import Action, Clock
 from simulator.machine import Machine
 from simulator.orchestrators import SimulatedOrchestrator
@@ -20,7 +20,7 @@ KIND = "modelled"
 
 
 class Handler(Protocol):
-    """Whose drafts these are; `orchestrator/drafting.py` is one."""
+    """Whose drafts these are; `orchestrator/request/drafting.py` is one."""
 
     def draft_opening(self) -> DraftOpening: ...
 
@@ -146,7 +146,7 @@ def _deliver(sequence: DraftedSequence, base: int, tree: TokenTree) -> None:
 
 
 class DrafterLink:
-    """One request's way to its drafter: as much of `orchestrator/drafter_client.py` as drafting uses."""
+    """One request's way to its drafter: as much of `orchestrator/peers/drafter_client.py` as drafting uses."""
 
     connected = True
     needs_features = False

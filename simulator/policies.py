@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.planner import FixedPlanner, Planner
-from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import FixedPlanner, Planner
 
 OFF, PLANNER, FIXED = "off", "planner", "fixed"
 # As in `orchestrator/config.py`.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
-from orchestrator.drafting import Drafting
-from orchestrator.planner import Planner
-from orchestrator.rounds import Outcome
-from orchestrator.transcript import Transcript
+from orchestrator.planner.base import Planner
+from orchestrator.request.drafting import Drafting
+from orchestrator.request.rounds import Outcome
+from orchestrator.request.transcript import Transcript
 from simulator.clock import Clock
 from simulator.drafters import DrafterLink
 from simulator.machine import Machine
@@ -23,7 +23,7 @@ from simulator.verifiers import SimulatedVerifier
 from verifier_svc.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:
-    from orchestrator.drafter_client import DrafterClient
+    from orchestrator.peers.drafter_client import DrafterClient
 
 # Tokens are numbers that mean nothing here.
 VOCAB_SIZE = 1 << 31

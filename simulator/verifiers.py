@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from orchestrator.planner import Load
+from orchestrator.planner.base import Load
 from simulator.clock import Clock
 from simulator.machine import Machine, PassWork, noise_factor
 from simulator.sequences import RoundResult, SimulatedSequence

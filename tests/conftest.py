@@ -37,7 +37,7 @@ LONG = (
     "faults/test_failpoints.py",
     "integration/test_verifier_process.py",
     "integration/test_broken_promises.py",
-    "unit/orchestrator/planning/test_knowledge.py",
+    "unit/orchestrator/planner/test_knowledge.py",
     "integration/test_conformance.py",
     "unit/verifier_svc/test_acceptance_rules.py",
 )

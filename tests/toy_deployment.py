@@ -28,10 +28,10 @@ from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire.convert import log_probs_to_proto
 from drafter_svc.tree_sampler import Path, sample_tree
-from orchestrator.output import Output
-from orchestrator.transcript import Transcript
-from orchestrator.validation import GenerationRequest, validate, wanted_outputs
-from orchestrator.verifier_client import VerifierInfo
+from orchestrator.api.validation import GenerationRequest, validate, wanted_outputs
+from orchestrator.peers.verifier_client import VerifierInfo
+from orchestrator.request.output import Output
+from orchestrator.request.transcript import Transcript
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
 from verifier_svc.acceptance import Acceptance
 from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary

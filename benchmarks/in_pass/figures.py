@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.in_pass.measure import BatchSample, Measured
 from benchmarks.in_pass.passes import PassCounts
 from coppice.completion import Completion
-from orchestrator.rounds import REDRAFT
+from orchestrator.request.rounds import REDRAFT
 
 Figure = Callable[[Sequence[BatchSample]], float | None]
 

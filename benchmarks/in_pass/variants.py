@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.ablation.variants import FULL_TREES, DrafterSetting
 from benchmarks.summary import OFF, ON
 from coppice.cli.topology import DrafterSpec
-from orchestrator.rounds import REDRAFT
+from orchestrator.request.rounds import REDRAFT
 
 SPACE = "space"
 SWITCHES = ("off", "on", "auto", "compare")

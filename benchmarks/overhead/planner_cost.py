@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.core.tree import TokenTree
-from orchestrator.merge import merge
-from orchestrator.planner import Load, RoundPlan, Situation
-from orchestrator.planning.adaptive import AdaptivePlanner
-from orchestrator.planning.request import AdaptiveRequest
-from orchestrator.rounds import Outcome
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import Load, RoundPlan, Situation
+from orchestrator.planner.request import AdaptiveRequest
+from orchestrator.request.merge import merge
+from orchestrator.request.rounds import Outcome
 
 # A pass of an accelerator: what it takes at least, and for each row. Drafting pays at every number of requests, so
 # that all that the planner may have to do is done.

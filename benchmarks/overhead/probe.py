@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from coppice.v1 import drafter_pb2, verifier_pb2
-from orchestrator.drafter_client import DrafterClient
-from orchestrator.verifier_client import VerifierClient
+from orchestrator.peers.drafter_client import DrafterClient
+from orchestrator.peers.verifier_client import VerifierClient
 
 
 class Probe:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from orchestrator.planner import DraftGain
+from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.guesses import Candidate, Guesses
 from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.prefix_cache.outlook import Outlook
@@ -17,7 +17,7 @@ from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
 from orchestrator.prefix_cache.track_record import TrackRecord
 from orchestrator.prefix_cache.usual_promise import UsualPromise
-from orchestrator.statistics import Statistics
+from orchestrator.request.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
 _DEPTH_ALONE = 32

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.statistics import SourceCounts
+from orchestrator.request.statistics import SourceCounts
 
 VERSION = 1
 # Statistics of kind 2 had no gain.

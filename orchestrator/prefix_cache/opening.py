@@ -6,13 +6,13 @@ import logging
 import secrets
 
 from orchestrator.config import Config, ConfigError
+from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.keys import Realm
 from orchestrator.prefix_cache.memory_store import MemoryStore
 from orchestrator.prefix_cache.near_store import NearStore
 from orchestrator.prefix_cache.redis_store import RedisStore
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
-from orchestrator.verifier_client import VerifierInfo
 
 logger = logging.getLogger(__name__)
 

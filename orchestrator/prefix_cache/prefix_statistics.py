@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from orchestrator.planner import DraftGain
+from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.continuations import InvalidValueError
-from orchestrator.statistics import SourceCounts, Statistics
+from orchestrator.request.statistics import SourceCounts, Statistics
 
 # Counts beyond this are halved, all together, so that old requests fade.
 _MOST_TOKENS = 1 << 16

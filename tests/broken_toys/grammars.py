@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.validation import GenerationRequest
+from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment
 from tests.toy_target import EOS
 from verifier_svc.token_choice import Constraint, Mask

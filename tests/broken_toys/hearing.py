@@ -7,7 +7,7 @@ from typing import Any
 
 from coppice.core.errors import CoppiceError, InvalidRequestError
 from coppice.v1.inference_pb2 import GenerateRequest, SpeculationPolicy
-from orchestrator.validation import GenerationRequest
+from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment
 
 

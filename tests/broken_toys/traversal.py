@@ -9,7 +9,7 @@ from coppice.core.tree import ROOT, TokenTree
 from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import ACCEPTANCE_RULE_TRAVERSAL
-from orchestrator.validation import GenerationRequest
+from orchestrator.api.validation import GenerationRequest
 from tests.broken_toys.hearing import Deaf
 from tests.toy_deployment import ToyDeployment
 from verifier_svc.acceptance import Acceptance

@@ -20,7 +20,7 @@ from google.rpc import code_pb2
 
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
 from drafter_svc.service import DrafterService
-from orchestrator.service import InferenceService
+from orchestrator.api.service import InferenceService
 from tests.faults.messages import PROMPT, hostile
 from tests.faults.processes import resident_mib
 from verifier_svc.engine import Engine

@@ -25,8 +25,8 @@ FAILPOINTS: dict[str, tuple[str, Callable[[], Exception]]] = {
     "a pass": ("verifier_svc.target_model.TargetModel.forward", lambda: RuntimeError("a kernel failed")),
     "reading a prompt": ("drafter_svc.session.Session.read", lambda: RuntimeError("a kernel failed")),
     "a draft": ("drafter_svc.session.Session.advance", lambda: ValueError("nan")),
-    "a drafter's tree": ("orchestrator.drafting.Drafting.on_tree", lambda: KeyError("a bug")),
-    "an outcome": ("orchestrator.generation.Generation.on_outcome", lambda: KeyError("a bug")),
+    "a drafter's tree": ("orchestrator.request.drafting.Drafting.on_tree", lambda: KeyError("a bug")),
+    "an outcome": ("orchestrator.request.generation.Generation.on_outcome", lambda: KeyError("a bug")),
 }
 # Drafts are nobody's loss.
 HARMLESS = {"reading a prompt", "a draft", "a drafter's tree"}
@@ -82,7 +82,7 @@ async def answers(client: Client) -> list[tuple[int, ...] | RequestFailedError]:
 
 
 def left(orchestrator: Orchestrator) -> int:
-    return orchestrator.verifiers.num_sequences + orchestrator.service.num_requests
+    return orchestrator.verifiers.num_sequences + orchestrator.api.service.num_requests
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from coppice.net import rpc
 from coppice.net.access_token import bearer_metadata, token_digest
 from coppice.v1 import inference_pb2, sampling_pb2
 from orchestrator.app import Orchestrator
-from orchestrator.rounds import Outcome
-from orchestrator.transcript import Transcript
+from orchestrator.request.rounds import Outcome
+from orchestrator.request.transcript import Transcript
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
 from tests.integration.test_orchestrator_requests import WRONG
@@ -74,7 +74,7 @@ async def test_an_unexpected_error_is_internal_and_its_text_stays_here(
         elif what == "an outcome":
             monkeypatch.setattr(Transcript, "append", raising)
         else:
-            monkeypatch.setattr(orchestrator.service.admission, "enter", raising)
+            monkeypatch.setattr(orchestrator.api.service.admission, "enter", raising)
         code, text = await told(orchestrator, GOOD.SerializeToString())
     assert code == INTERNAL
     assert re.match(r"internal error, incident [0-9a-f]{12} ", text)

@@ -10,7 +10,7 @@ import pytest
 from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
 from coppice.v1 import inference_pb2, sampling_pb2
-from orchestrator.validation import certain_tokens
+from orchestrator.api.validation import certain_tokens
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect
 from tests.toy_target import CONTEXT, EOS, VOCAB, babble, plain, script

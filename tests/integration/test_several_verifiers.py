@@ -120,7 +120,7 @@ async def test_what_others_do_to_a_verifier_counts_while_it_is_news(
         assert await taken(load(free_kv_blocks=0, pass_us=2)) == [0, 4]
         # Those that ended with the pass keep nobody busy.
         assert await taken(load(batch_size=3, free_kv_blocks=99, pass_us=4)) == [2, 2]
-        monkeypatch.setattr("orchestrator.verifier_client.LOAD_IS_NEWS_S", 0.0)
+        monkeypatch.setattr("orchestrator.peers.verifier_client.LOAD_IS_NEWS_S", 0.0)
         assert await taken(load(running_sequences=3, pass_us=3)) == [2, 2]
 
 

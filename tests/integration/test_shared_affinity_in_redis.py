@@ -77,7 +77,7 @@ async def test_a_second_orchestrator_sends_prompts_where_the_first_has_sent_thei
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Room for a machine that is busy with other things.
-    monkeypatch.setattr("orchestrator.shared_affinity.WAIT_S", 5.0)
+    monkeypatch.setattr("orchestrator.peers.shared_affinity.WAIT_S", 5.0)
     verifiers = replicas()
     async with orchestrators(verifiers, redis.url, redis.url) as [(first, _), (second, running)]:
         for family in FAMILIES:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coppice.client import Client, Options
-from orchestrator.planning.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.shared_knowledge import SharedKnowledge
 from orchestrator.prefix_cache.keys import PREFIX, Realm, knowledge_key
-from orchestrator.shared_knowledge import SharedKnowledge
 from tests.conftest import orchestrator_on_fakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect
 from tests.redis_server import RedisServer, SlowProxy, needs_redis, redis_server

@@ -22,11 +22,11 @@ from coppice.core.tokenizer import TargetTokenizer
 from coppice.net import rpc
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
 from drafter_svc.config import DrafterConfig
+from orchestrator.api.tenancy import keep_limits
+from orchestrator.api.tenants import Tenant
+from orchestrator.api.validation import certain_tokens, validate, wanted_outputs
 from orchestrator.config import Config
-from orchestrator.tenancy import keep_limits
-from orchestrator.tenants import Tenant
-from orchestrator.validation import certain_tokens, validate, wanted_outputs
-from orchestrator.verifier_client import VerifierInfo
+from orchestrator.peers.verifier_client import VerifierInfo
 from tests.conftest import StartFakes
 from tests.fakes import FakeVerifier
 from tests.toy_target import CONTEXT, EOS, FINGERPRINT, MODEL, TOKENIZER_JSON, VOCAB

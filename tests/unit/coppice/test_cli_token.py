@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
 from coppice.net.access_token import new_token, token_digest
-from orchestrator.tenants import Tenant, parse_tokens
+from orchestrator.api.tenants import Tenant, parse_tokens
 
 LIMITS = {
     "weight": 2,

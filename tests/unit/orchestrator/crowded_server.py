@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coppice.core.errors import OverloadedError
-from orchestrator.admission import Admission, Ticket
-from orchestrator.fair_queue import Claim
+from orchestrator.admission.admission import Admission, Ticket
+from orchestrator.admission.fair_queue import Claim
 
 # Tokens per second with n outputs at once are n / (STEP_S + n * ROW_S): what the bundled pair does on two cores.
 STEP_S = 0.003

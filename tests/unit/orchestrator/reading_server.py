@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 from coppice.core.errors import OverloadedError
-from orchestrator.admission import Admission, Ticket
-from orchestrator.fair_queue import Claim
+from orchestrator.admission.admission import Admission, Ticket
+from orchestrator.admission.fair_queue import Claim
 
 # A pass takes so long by itself, for each round, and for each token of a prompt: about what the bundled pair does on
 # two cores.

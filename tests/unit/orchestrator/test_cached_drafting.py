@@ -10,9 +10,7 @@ import pytest
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
-from orchestrator.drafting import BUDGETS_SENT, Drafting
-from orchestrator.merge import labelled
-from orchestrator.planner import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.hit_rates import HitRates
 from orchestrator.prefix_cache.keys import Realm, TenantKeys
@@ -21,9 +19,11 @@ from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.prefix_cache.usual_promise import UsualPromise
-from orchestrator.statistics import Statistics
-from orchestrator.transcript import Transcript
-from tests.unit.orchestrator.test_drafting import VOCAB, outcome
+from orchestrator.request.drafting import BUDGETS_SENT, Drafting
+from orchestrator.request.merge import labelled
+from orchestrator.request.statistics import Statistics
+from orchestrator.request.transcript import Transcript
+from tests.unit.orchestrator.request.test_drafting import VOCAB, outcome
 
 
 class Follower:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coppice.v1 import drafter_pb2
-from orchestrator.drafter_client import DrafterClient
-from orchestrator.rounds import Outcome
+from orchestrator.peers.drafter_client import DrafterClient
+from orchestrator.request.rounds import Outcome
 
 ROWS = (b"aaaa", b"bbbb", b"cccc")
 

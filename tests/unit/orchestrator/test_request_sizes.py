@@ -9,7 +9,7 @@ from coppice.core.errors import InvalidRequestError
 from coppice.core.grammar import MAX_GRAMMAR_BYTES
 from coppice.core.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
 from coppice.v1 import inference_pb2, sampling_pb2, verifier_pb2
-from orchestrator.validation import (
+from orchestrator.api.validation import (
     MAX_PROMPT_BYTES,
     MAX_SOURCE_BYTES,
     MAX_SOURCES,

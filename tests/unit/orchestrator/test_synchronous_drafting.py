@@ -7,11 +7,11 @@ import pytest
 from coppice.client import Options
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
-from orchestrator.drafter_client import DrafterClient
-from orchestrator.drafting import Drafting
-from orchestrator.planner import FixedPlanner
-from orchestrator.rounds import Outcome
-from orchestrator.transcript import Transcript
+from orchestrator.peers.drafter_client import DrafterClient
+from orchestrator.planner.base import FixedPlanner
+from orchestrator.request.drafting import Drafting
+from orchestrator.request.rounds import Outcome
+from orchestrator.request.transcript import Transcript
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, perfect, wrong
 from tests.toy_target import babble, plain

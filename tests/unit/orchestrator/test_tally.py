@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.latencies import Latencies
-from orchestrator.statistics import Clock, SourceCounts, Statistics
+from orchestrator.request.latencies import Latencies
+from orchestrator.request.statistics import Clock, SourceCounts, Statistics
 
 
 def some(scale: int) -> Statistics:
@@ -50,7 +50,7 @@ def test_the_sum_shares_nothing_with_what_was_added() -> None:
 
 def test_a_clock_tells_the_first_token_once_and_then_every_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 10.0
-    monkeypatch.setattr("orchestrator.statistics.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("orchestrator.request.statistics.time.monotonic", lambda: now_s)
     latencies = Latencies()
     clock, silent = Clock(9.0, latencies=latencies), Clock(9.0)
     for now_s in (10.0, 10.25, 10.75):  # noqa: B007

@@ -10,11 +10,11 @@ import pytest
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
-from orchestrator.drafter_client import DrafterClient
-from orchestrator.drafting import Drafting
-from orchestrator.planner import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation
-from orchestrator.rounds import Outcome
-from orchestrator.transcript import Transcript
+from orchestrator.peers.drafter_client import DrafterClient
+from orchestrator.planner.base import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation
+from orchestrator.request.drafting import Drafting
+from orchestrator.request.rounds import Outcome
+from orchestrator.request.transcript import Transcript
 
 
 class ToldPlanner:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
-from orchestrator.output import Output
-from orchestrator.transcript import Transcript
+from orchestrator.request.output import Output
+from orchestrator.request.transcript import Transcript
 from tests.toy_target import CONTEXT, TOKENIZER_JSON
 from verifier_svc.output_end import Finish, FinishReason, OutputEnd
 

@@ -17,7 +17,7 @@ from benchmarks.in_pass.services import front_of
 from benchmarks.in_pass.variants import PLAIN, InPass, make_groups, pruning_name
 from benchmarks.latency import Plan
 from benchmarks.summary import OFF, ON
-from orchestrator.rounds import REDRAFT
+from orchestrator.request.rounds import REDRAFT
 from tests.unit.benchmarks.in_pass.made_up import EVERYTHING, SMALL_LM, MadeUp, compared, counts, measured
 
 DRAFTING, PRUNING_1, PRUNING_4 = make_groups(EVERYTHING)

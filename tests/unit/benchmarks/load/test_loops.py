@@ -20,7 +20,7 @@ from benchmarks.load.workload import Workload
 from coppice.client import Client
 from coppice.core.errors import OverloadedError, UnavailableError
 from coppice.v1 import inference_pb2
-from orchestrator.validation import GenerationRequest
+from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy
 
 POLICY = Policy(PLANNER, Mode.MODE_AUTO)

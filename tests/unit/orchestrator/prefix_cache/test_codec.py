@@ -18,7 +18,7 @@ from orchestrator.prefix_cache.codec import (
 )
 from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.statistics import SourceCounts
+from orchestrator.request.statistics import SourceCounts
 
 PATHS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=70), max_size=8)
 COUNTS = st.integers(0, 2**30)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import pytest
 
-from orchestrator.planner import DraftGain
+from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.anchors import DEPTH, SPACING, anchors
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.codec import (
@@ -24,7 +24,7 @@ from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
-from orchestrator.statistics import SourceCounts, Statistics
+from orchestrator.request.statistics import SourceCounts, Statistics
 from tests.fakes import eventually
 
 REALM = Realm(b"secret", "model", "fingerprint")

@@ -1,0 +1,4 @@
+"""Which request may start: queue, fair shares, pace.
+
+For `orchestrator.api`.
+"""

@@ -1,0 +1,349 @@
+"""The public API as gRPC serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+from grpc_status import rpc_status
+
+from coppice.core.errors import CoppiceError, DeadlineError, OverloadedError
+from coppice.core.output_seed import output_seed
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.net.rpc import error_status, streaming, unary
+from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
+from coppice.obs.metric import Metric
+from coppice.obs.timeline import Timeline
+from coppice.obs.tracing import Tracing
+from coppice.v1 import inference_pb2, inference_pb2_grpc
+from coppice.version import VERSION
+from orchestrator.admission.admission import Admission, Ticket
+from orchestrator.admission.fair_queue import Claim
+from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
+from orchestrator.api.tenancy import Tenancy, keep_limits
+from orchestrator.api.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
+from orchestrator.metrics import (
+    authentication_metrics,
+    cache_metrics,
+    latency_metrics,
+    peer_metrics,
+    planner_metrics,
+    request_metrics,
+    speculation_metrics,
+)
+from orchestrator.peers.drafter_client import DrafterPool
+from orchestrator.peers.verifier_pool import VerifierPool
+from orchestrator.planner.base import Planner
+from orchestrator.planner.fleet import adaptive_planners
+from orchestrator.prefix_cache.cache import PrefixCache
+from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.guesses import SOURCE as CACHE
+from orchestrator.request.delivery import Delivery, Undelivered, UnreadWatch
+from orchestrator.request.drafting import Drafting
+from orchestrator.request.generation import Generation
+from orchestrator.request.latencies import Latencies
+from orchestrator.request.output import Output
+from orchestrator.request.outputs import OneOutput, Outputs
+from orchestrator.request.responses import Responses
+from orchestrator.request.rounds import REDRAFT
+from orchestrator.request.statistics import Clock
+from orchestrator.request.trace import OutputTrace, RequestTrace
+from orchestrator.request.transcript import Transcript
+from orchestrator.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+# How long a client that does not read may keep its call once the deadline has passed.
+UNREAD_GRACE_S = 5.0
+
+Context = Any  # grpc.aio.ServicerContext, whose type parameters say nothing here
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the public edge; `unread_s` is how long a client may leave a message that waits for it, 0 for ever."""
+
+    max_outputs: int
+    max_nodes: int
+    default_timeout_s: float
+    unread_s: float = 10.0
+    # Whether each round waits for its draft.
+    synchronous: bool = False
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """`InferenceService` on replicas of one verifier and any number of drafters."""
+
+    def __init__(
+        self,
+        verifiers: VerifierPool,
+        drafters: DrafterPool,
+        planner: Planner,
+        tokenizer: TargetTokenizer,
+        admission: Admission,
+        limits: Limits,
+        cache: PrefixCache | None = None,
+        latencies: Latencies | None = None,
+        tenancy: Tenancy | None = None,
+        authentication: Authentication | None = None,
+        tracing: Tracing | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Without `latencies` no times are kept for operators; `authentication` is what they see of tokens."""
+        self._timeline = timeline
+        self._tracing = tracing
+        self._verifiers = verifiers
+        self._cache = cache
+        self._drafters = drafters
+        self._planner = planner
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self.admission = admission
+        self._tenancy = tenancy or Tenancy()
+        self.authentication = authentication
+        self._undelivered = Undelivered()
+        self._telling: set[asyncio.Task[None]] = set()
+        self.tally = Tally(latencies)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait now, each output of a request counted."""
+        return self.admission.num_running + self.admission.num_waiting
+
+    @streaming
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Complete one prompt."""
+        arrival_s = time.monotonic()
+        deadline_s = arrival_s + self._timeout_s(context)
+        # As the client named it; one that is too long is refused, and one that is missing is made up.
+        request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
+        metadata = context.invocation_metadata()
+        max_context = self._verifiers.info.max_context_tokens
+        with self.tally.request() as counted, RequestTrace(self._tracing, metadata, arrival_s) as trace:
+            num_outputs = wanted_outputs(request, self._limits.max_outputs)
+            tenant = calling_tenant(metadata)
+            keep_limits(request, tenant)
+            only_reads = not request.sampling.HasField("grammar")
+            peer = calling_peer(metadata)
+            claim = Claim(
+                tenant.name,
+                num_outputs,
+                request.priority,
+                tenant.weight,
+                only_reads,
+                # A tenant with a token is the same one whatever its connections.
+                peer="" if tenant.has_token else peer,
+            )
+            with (
+                self._tenancy.enter(tenant, num_outputs) as use,
+                self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request, max_context)) as ticket,
+            ):
+                valid = await validate(
+                    request,
+                    self._verifiers.info,
+                    self._tokenizer,
+                    self._drafters.known_kinds() | self._own_sources(),
+                    self._sources(),
+                )
+                if tenant.has_token:
+                    valid = replace(valid, cache_salt=self._tenancy.salt(tenant, valid.cache_salt))
+                request_id.set(valid.request_id)
+                trace.validated(valid, self._verifiers.info.model, num_outputs)
+                await _admitted(ticket, deadline_s)
+                trace.admitted(ticket.started_s)
+                await self._verifiers.recall(valid.prompt_ids, valid.cache_salt)
+                outputs = self._outputs(valid, num_outputs, arrival_s, ticket, trace)
+                counted.began(outputs, len(valid.prompt_ids))
+                end = functools.partial(self._end_unread, context, asyncio.current_task(), outputs)
+                try:
+                    with (
+                        Delivery(self._undelivered, peer, valid, outputs, ticket, use),
+                        outputs,
+                        _deadline(outputs, arrival_s, deadline_s, end),
+                        UnreadWatch(outputs, self._limits.unread_s, end),
+                    ):
+                        ticket.run(outputs)
+                        async for message in outputs.messages():
+                            if self._timeline is not None:
+                                self._timeline.mark("client.delta.out", size=len(message.token_ids))
+                            yield message
+                except OverloadedError as error:
+                    # The verifier's; how soon it has room again is what our own requests show.
+                    raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
+
+    def metrics(self) -> Iterator[Metric]:
+        """What operators see of this service and its back ends. On the event loop."""
+        yield from request_metrics(self.tally, self.admission)
+        yield from speculation_metrics(self.tally)
+        if self.tally.latencies is not None:
+            yield from latency_metrics(self.tally.latencies)
+        yield from peer_metrics(self._verifiers, self._drafters.clients)
+        yield from planner_metrics(adaptive_planners(self._planner, [one.address for one in self._verifiers.clients]))
+        if self._cache is not None:
+            yield from cache_metrics(self._cache.counts)
+        if self.authentication is not None:
+            yield from authentication_metrics(self.authentication)
+
+    @unary
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: Context
+    ) -> inference_pb2.GetModelInfoResponse:
+        """What is served here, and its limits."""
+        info = self._verifiers.info
+        return inference_pb2.GetModelInfoResponse(
+            model=info.model,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            vocab_size=info.vocab_size,
+            max_context_tokens=info.max_context_tokens,
+            eos_token_ids=info.eos_token_ids,
+            sources=self._sources(),
+            exactness=info.exactness,
+            version=VERSION,
+            max_nodes=self._limits.max_nodes,
+            max_outputs=self._limits.max_outputs,
+            acceptance_rules=info.acceptance_rules,
+            num_verifiers=self._verifiers.num_usable,
+            refusals=[*self._verifiers.refusals(), *self._drafters.refusals()],
+            rounds=inference_pb2.ROUNDS_SYNCHRONOUS if self._limits.synchronous else inference_pb2.ROUNDS_ASYNCHRONOUS,
+        )
+
+    def _end_unread(
+        self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError
+    ) -> None:
+        """End a call that waits for its client to take a message; the client hears of it when it takes that."""
+        outputs.fail(error)
+        # By a task of its own, which lasts until the client has it or is gone: the call's is to let go of everything.
+        telling = asyncio.create_task(_tell(context, error), name="telling of an end")
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        if task is not None:
+            task.cancel()
+
+    def _own_sources(self) -> frozenset[str]:
+        own = {CACHE} if self._cache is not None else set()
+        return frozenset(own | {REDRAFT} if self._verifiers.info.redraft_nodes else own)
+
+    def _sources(self) -> list[str]:
+        return sorted({*self._drafters.connected_kinds(), *self._own_sources()})
+
+    def _timeout_s(self, context: Context) -> float:
+        remaining_s: float | None = context.time_remaining()
+        return self._limits.default_timeout_s if remaining_s is None else max(remaining_s, 0.0)
+
+    def _outputs(
+        self, request: GenerationRequest, number: int, arrival_s: float, ticket: Ticket, trace: RequestTrace
+    ) -> Outputs:
+        wake = asyncio.Event()
+        outputs: list[OneOutput] = []
+        for index in range(number):
+            seed = output_seed(request.sampling.seed, index)
+            one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
+            clock = Clock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.first_token)
+            generation = self._generation(one, clock, wake, trace.output(index))
+            outputs.append(OneOutput(generation, Responses(one, index)))
+        # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
+        is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
+        return Outputs(outputs, wake, first_alone=is_shared)
+
+    def _transcript(self, request: GenerationRequest) -> Transcript:
+        info = self._verifiers.info
+        return Transcript(
+            prompt=request.prompt_ids,
+            resumed=request.resume_ids,
+            max_tokens=request.stopping.max_tokens,
+            max_context_tokens=info.max_context_tokens,
+            stop_token_ids=request.stopping.stop_token_ids,
+            eos_token_ids=() if request.stopping.ignore_eos else info.eos_token_ids,
+        )
+
+    def _cache_drafter(self, request: GenerationRequest, transcript: Transcript) -> CacheDrafter | None:
+        # Its guesses are no samples, so that sampled trees have nothing to do with it.
+        if self._cache is None or not request.speculates or request.samples_drafts:
+            return None
+        if request.sources and CACHE not in request.sources:
+            return None
+        sampled = request.sampling.temperature > 0
+        return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
+
+    def _redraft_nodes(self, request: GenerationRequest) -> int:
+        """Most nodes of the target's own drafts: they are no samples, and made for no round that waits for its own."""
+        if not request.speculates or request.samples_drafts or self._limits.synchronous:
+            return 0
+        if request.sources and REDRAFT not in request.sources:
+            return 0
+        offered = self._verifiers.info.redraft_nodes
+        return offered if request.max_nodes is None else min(request.max_nodes, offered)
+
+    def _generation(
+        self, request: GenerationRequest, clock: Clock, wake: asyncio.Event, trace: OutputTrace | None
+    ) -> Generation:
+        transcript = self._transcript(request)
+        is_greedy = request.sampling.temperature == 0
+        choose = self._drafters.choose_sampling if request.samples_drafts else self._drafters.choose
+        if request.forced and request.sources:
+            plans = self._planner.follow_apart()
+        else:
+            plans = self._planner.follow(is_greedy, request.priority)
+        drafting = Drafting(
+            clients=choose(request.sources, transcript.tokens, request.cache_salt) if request.speculates else (),
+            planner=plans,
+            transcript=transcript,
+            sampling=request.sampling,
+            requested_nodes=request.max_nodes,
+            forced=request.forced,
+            vocab_size=self._verifiers.info.vocab_size,
+            row_multiple=self._verifiers.info.row_multiple,
+            acceptance=request.acceptance,
+            cache=self._cache_drafter(request, transcript),
+            request_id=request.request_id,
+            cache_salt=request.cache_salt,
+            synchronous=self._limits.synchronous,
+            records=self.tally.records[is_greedy],
+            denoising=request.denoising,
+            max_redraft_nodes=self._redraft_nodes(request),
+        )
+        output = Output(self._tokenizer, transcript, request.stopping, request.want_text)
+        return Generation(request, transcript, output, drafting, self._verifiers, clock, wake, trace)
+
+
+async def _admitted(ticket: Ticket, deadline_s: float) -> None:
+    """Return once a request has its places; its time must not be spent on nothing but waiting."""
+    if ticket.started_s is not None:
+        return
+    try:
+        async with asyncio.timeout(deadline_s - time.monotonic()):
+            await ticket.admitted()
+    except TimeoutError as error:
+        raise DeadlineError(f"had no place within {deadline_s - ticket.entered_s:.3g} s") from error
+
+
+async def _tell(context: Context, error: CoppiceError) -> None:
+    # It raises when it is done, too, and where the call is over already.
+    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+        await context.abort_with_status(rpc_status.to_status(error_status(error)))
+
+
+@contextlib.contextmanager
+def _deadline(
+    outputs: Outputs, arrival_s: float, deadline_s: float, end: Callable[[CoppiceError], None]
+) -> Iterator[None]:
+    """Ends the outputs at the deadline, and with `end` the call some time later, which may wait for its reader."""
+    loop = asyncio.get_running_loop()
+    error = DeadlineError(f"not finished within {deadline_s - arrival_s:.3g} s")
+    left_s = max(deadline_s - time.monotonic(), 0.0)
+    timers = [loop.call_later(left_s, outputs.fail, error), loop.call_later(left_s + UNREAD_GRACE_S, end, error)]
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()

@@ -1,0 +1,308 @@
+"""Every limit of a request, checked in one place before anything is allocated for it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from coppice.core.denoising import Denoising
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+from coppice.core.log_probs import check_top_log_probs
+from coppice.core.sampling import MAX_STOP_STRINGS, MAX_TOKEN_LIST, SamplingParams, StoppingOptions, check_token_ids
+from coppice.core.tokenizer import TargetTokenizer
+from coppice.obs.logs import MAX_REQUEST_ID_BYTES, check_request_id
+from coppice.v1 import inference_pb2, sampling_pb2
+from coppice.wire import convert as wire
+from coppice.wire.message_sizes import (
+    HEAD_BYTES,
+    LISTED_ID_BYTES,
+    SAMPLING_BYTES,
+    SCALAR_BYTES,
+    STOPPING_BYTES,
+    MessageSizes,
+)
+from orchestrator.peers.verifier_client import VerifierInfo
+
+MAX_CACHE_SALT_BYTES = 128
+TENANT_KEY = "x-tenant-id"
+MAX_TENANT_CHARACTERS = 128
+# Far more kinds of drafters than anyone has, and a longer name than any of them.
+MAX_SOURCES = 64
+MAX_SOURCE_BYTES = 128
+# A prompt as text may have so many bytes for each token of the context: no vocabulary that we know has longer tokens.
+MAX_BYTES_PER_TOKEN = 512
+# Nor more than so many in all, or than so many for each token where that is more: a long context is no reason to take
+# hundreds of bytes for each of its tokens, where text has about four. A prompt beyond that can be sent as token ids.
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+LEAST_BYTES_PER_TOKEN = 32
+# Tokenizing this much takes about a millisecond; more is done off the event loop.
+INLINE_PROMPT_CHARACTERS = 4096
+
+_MODES = inference_pb2.SpeculationPolicy
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A request that keeps every limit, with its defaults filled in and its prompt tokenized."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    resume_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StoppingOptions
+    acceptance: sampling_pb2.AcceptanceRule
+    exactness: sampling_pb2.Exactness
+    priority: int
+    cache_salt: str
+    want_text: bool
+    want_token_ids: bool
+    # None: no log-probabilities; else those of the generated tokens and of this many likeliest ones.
+    top_log_probs: int | None
+    # Whether drafts have to be sampled trees.
+    samples_drafts: bool
+    # Whether to draft, with which sources (empty: all) and at most how many nodes.
+    speculates: bool
+    forced: bool
+    sources: tuple[str, ...]
+    max_nodes: int | None
+    denoising: Denoising
+
+
+def max_prompt_bytes(max_context: int) -> int:
+    """The most bytes that a prompt of text may have with a context of `max_context` tokens."""
+    return min(MAX_BYTES_PER_TOKEN * max_context, max(MAX_PROMPT_BYTES, LEAST_BYTES_PER_TOKEN * max_context))
+
+
+def request_sizes(max_context: int) -> MessageSizes:
+    """What the fields of a GenerateRequest may take with a context of `max_context` tokens."""
+    return MessageSizes(inference_pb2.GenerateRequest, _field_bytes(max_context))
+
+
+def max_request_bytes(max_context: int) -> int:
+    """The most bytes of a GenerateRequest with a context of `max_context` tokens."""
+    sizes = _field_bytes(max_context)
+    # One of prompt and token_ids.
+    unset = min(sizes["prompt"], sizes["token_ids"])
+    return sum(sizes.values()) - unset + SCALAR_BYTES
+
+
+def _field_bytes(max_context: int) -> dict[str, int]:
+    """The most bytes of each field that has a length, by its name."""
+    return {
+        "request_id": MAX_REQUEST_ID_BYTES,
+        "prompt": max_prompt_bytes(max_context),
+        "token_ids": LISTED_ID_BYTES * max_context,
+        "sampling": SAMPLING_BYTES,
+        "stopping": STOPPING_BYTES,
+        "response": SCALAR_BYTES,
+        "speculation": (HEAD_BYTES + MAX_SOURCE_BYTES) * MAX_SOURCES + SCALAR_BYTES,
+        "resume_token_ids": LISTED_ID_BYTES * max_context,
+        "cache_salt": MAX_CACHE_SALT_BYTES,
+    }
+
+
+async def validate(
+    message: inference_pb2.GenerateRequest,
+    info: VerifierInfo,
+    tokenizer: TargetTokenizer,
+    known_sources: frozenset[str],
+    connected_sources: Sequence[str],
+) -> GenerationRequest:
+    """The request as the rest of the orchestrator may rely on it.
+
+    Raises:
+        InvalidRequestError: the caller's mistake; names the field.
+        UnsupportedError: valid, but not offered by this version.
+    """
+    _check_sizes(message, info.max_context_tokens)
+    _check_supported(message, info)
+    check_request_id(message.request_id)
+    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
+    sampling = wire.sampling_from_proto(message.sampling)
+    if not message.sampling.HasField("seed"):
+        sampling = replace(sampling, seed=secrets.randbits(64))
+    stopping = wire.stopping_from_proto(message.stopping)
+    check_top_log_probs("response.top_log_probs", message.response.top_log_probs)
+    _check_vocabulary(message, sampling, stopping, info.vocab_size)
+    _check_sources(message.speculation, known_sources, connected_sources)
+    _check_resume(message, stopping)
+    prompt_ids = await _prompt_ids(message, info, tokenizer)
+    _check_context(message, len(prompt_ids), info.max_context_tokens)
+    policy = message.speculation
+    samples_drafts = wire.samples_drafts(policy.acceptance, sampling.temperature)
+    if samples_drafts and sampling.grammar is not None:
+        raise UnsupportedError("sampling.grammar: is not offered together with speculation.acceptance TRAVERSAL")
+    max_nodes = policy.max_nodes if policy.HasField("max_nodes") else None
+    return GenerationRequest(
+        request_id=message.request_id or uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        resume_ids=tuple(message.resume_token_ids),
+        sampling=sampling,
+        stopping=stopping,
+        acceptance=policy.acceptance or sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,
+        exactness=policy.exactness,
+        samples_drafts=samples_drafts,
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        want_text=not message.response.HasField("text") or message.response.text,
+        want_token_ids=not message.response.HasField("token_ids") or message.response.token_ids,
+        top_log_probs=message.response.top_log_probs if message.response.HasField("top_log_probs") else None,
+        speculates=policy.mode != _MODES.MODE_OFF and max_nodes != 0,
+        forced=policy.mode == _MODES.MODE_FORCED,
+        sources=tuple(policy.sources),
+        max_nodes=max_nodes,
+        denoising=wire.denoising_from_proto(policy.denoising),
+    )
+
+
+def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> int:
+    """How many outputs a request asks for.
+
+    Raises:
+        InvalidRequestError: none, too many, or several of a call that goes on after another.
+    """
+    wanted = message.num_outputs if message.HasField("num_outputs") else 1
+    if not 1 <= wanted <= max_outputs:
+        raise InvalidRequestError("num_outputs", f"must be in [1, {max_outputs}], got {wanted}")
+    if wanted > 1 and message.resume_token_ids:
+        raise InvalidRequestError(
+            "num_outputs", "must be 1 with resume_token_ids: resume each output by itself, with its own seed"
+        )
+    return wanted
+
+
+def certain_tokens(message: inference_pb2.GenerateRequest, max_context: int) -> int:
+    """How many tokens an output has at least, unless something goes wrong; of requests that are wrong, any number.
+
+    No more than the context of `max_context` tokens has room for, as far as that is known before the prompt is encoded.
+    """
+    stopping = message.stopping
+    may_stop = not stopping.ignore_eos or stopping.stop_strings or stopping.stop_token_ids
+    if may_stop or message.sampling.HasField("grammar") or not stopping.HasField("max_tokens"):
+        wanted = stopping.min_tokens
+    else:
+        wanted = stopping.max_tokens
+    room = max_context - max(1, len(message.token_ids.ids))
+    return max(1, min(wanted, room) - len(message.resume_token_ids))
+
+
+def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Whom a call is for: its metadata `x-tenant-id`, empty where there is none.
+
+    Raises:
+        InvalidRequestError: the name is too long.
+    """
+    tenant = next((value for key, value in metadata if key == TENANT_KEY and isinstance(value, str)), "")
+    if len(tenant) > MAX_TENANT_CHARACTERS:
+        raise InvalidRequestError(TENANT_KEY, f"must have at most {MAX_TENANT_CHARACTERS} characters")
+    return tenant
+
+
+def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> None:
+    """Before any list is copied or gone through: a message has room for millions of entries."""
+    sampling, stopping = message.sampling, message.stopping
+    sizes = (
+        ("token_ids", len(message.token_ids.ids), max_context),
+        ("resume_token_ids", len(message.resume_token_ids), max_context),
+        ("sampling.logit_bias", len(sampling.logit_bias), MAX_TOKEN_LIST),
+        ("sampling.allowed_token_ids", len(sampling.allowed_token_ids), MAX_TOKEN_LIST),
+        ("sampling.bad_token_ids", len(sampling.bad_token_ids), MAX_TOKEN_LIST),
+        ("stopping.stop_strings", len(stopping.stop_strings), MAX_STOP_STRINGS),
+        ("stopping.stop_token_ids", len(stopping.stop_token_ids), MAX_TOKEN_LIST),
+        ("speculation.sources", len(message.speculation.sources), MAX_SOURCES),
+    )
+    for field, size, most in sizes:
+        if size > most:
+            raise InvalidRequestError(field, f"has {size} entries, at most {most} are allowed")
+
+
+def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:
+    policy = message.speculation
+    # proto3 enums are open: a number that this version does not know arrives as it is.
+    known = (
+        ("mode", policy.mode, _MODES.Mode.values()),
+        ("acceptance", policy.acceptance, sampling_pb2.AcceptanceRule.values()),
+        ("exactness", policy.exactness, sampling_pb2.Exactness.values()),
+    )
+    for name, value, values in known:
+        if value not in values:
+            raise InvalidRequestError(f"speculation.{name}", f"{value} is not a known value")
+    if policy.acceptance and policy.acceptance not in info.acceptance_rules:
+        rule = sampling_pb2.AcceptanceRule.Name(policy.acceptance).removeprefix("ACCEPTANCE_RULE_")
+        raise UnsupportedError(f"speculation.acceptance: the verifier does not offer {rule}")
+
+
+def _check_vocabulary(
+    message: inference_pb2.GenerateRequest,
+    sampling: SamplingParams,
+    stopping: StoppingOptions,
+    vocab_size: int,
+) -> None:
+    named = {
+        "token_ids": tuple(message.token_ids.ids),
+        "resume_token_ids": tuple(message.resume_token_ids),
+        "stopping.stop_token_ids": stopping.stop_token_ids,
+        **sampling.named_token_ids(),
+    }
+    for field, token_ids in named.items():
+        check_token_ids(field, token_ids, vocab_size)
+
+
+def _check_sources(policy: inference_pb2.SpeculationPolicy, known: frozenset[str], connected: Sequence[str]) -> None:
+    for source in policy.sources:
+        if source not in known:
+            names = ", ".join(connected) or "none"
+            raise InvalidRequestError("speculation.sources", f"{source!r} is not a drafter here; connected: {names}")
+
+
+def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOptions) -> None:
+    resumed = len(message.resume_token_ids)
+    if resumed and not message.sampling.HasField("seed") and message.sampling.temperature > 0:
+        raise InvalidRequestError(
+            "sampling.seed", "must be the interrupted call's seed when resume_token_ids are given"
+        )
+    # A call may be interrupted between its last token and its end: whoever has them all is told the end.
+    if stopping.max_tokens is not None and resumed > stopping.max_tokens:
+        raise InvalidRequestError("resume_token_ids", f"{resumed} tokens, more than max_tokens {stopping.max_tokens}")
+
+
+async def _prompt_ids(
+    message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer
+) -> tuple[int, ...]:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequestError("prompt", "exactly one of prompt and token_ids must be set")
+    if kind == "token_ids":
+        if not message.token_ids.ids:
+            raise InvalidRequestError("token_ids", "must not be empty")
+        return tuple(message.token_ids.ids)
+    if not message.prompt:
+        raise InvalidRequestError("prompt", "must not be empty")
+    most = max_prompt_bytes(info.max_context_tokens)
+    # Only what could be too long is encoded to find out.
+    if len(message.prompt) > most or (4 * len(message.prompt) > most and len(message.prompt.encode()) > most):
+        text = f"has more than {most} bytes, and the context is of {info.max_context_tokens} tokens"
+        raise InvalidRequestError("prompt", text)
+    if len(message.prompt) <= INLINE_PROMPT_CHARACTERS:
+        ids = tokenizer.encode(message.prompt)
+    else:
+        ids = await asyncio.to_thread(tokenizer.encode, message.prompt)
+    if not ids:
+        raise InvalidRequestError("prompt", "encodes to no tokens")
+    # A tokenizer may know added tokens that the model has no row for.
+    check_token_ids("prompt", tuple(ids), info.vocab_size)
+    return tuple(ids)
+
+
+def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:
+    total = num_prompt + len(message.resume_token_ids)
+    # A whole output may end with the context.
+    if total > max_context or num_prompt >= max_context:
+        raise InvalidRequestError(
+            message.WhichOneof("input") or "prompt",
+            f"{total} tokens leave no room in the context of {max_context} tokens",
+        )

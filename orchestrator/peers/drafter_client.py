@@ -1,0 +1,378 @@
+"""Drafters as the orchestrator sees them: one stream each for all sequences; losing one costs speed only."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from coppice.core.errors import IncompatibleError, InvalidTreeError
+from coppice.core.prefix_digests import prefix_digests
+from coppice.core.tree import TokenTree
+from coppice.net.certificates import Certificates
+from coppice.net.rpc import status_code_name
+from coppice.obs.logs import of_request
+from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2
+from coppice.wire import convert as wire
+from coppice.wire.unreadable import received
+from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
+from orchestrator.peers.peer_stream import PeerStream
+from orchestrator.peers.routing import PrefixMemory
+from orchestrator.request.ahead import MOST_TREES, AheadDraft
+from orchestrator.request.rounds import DraftOpening, Outcome
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 5.0
+# Features are in bfloat16.
+BYTES_PER_NUMBER = 2
+
+
+class DraftHandler(Protocol):
+    """A sequence's owner. All calls come from the event loop and have to be quick."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    def draft_opening(self) -> DraftOpening:
+        """The sequence as it is now."""
+
+    def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
+
+    def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
+        """Trees behind likely outcomes of the round that starts at `base_length`."""
+
+    def on_drafters_changed(self) -> None:
+        """A drafter of this sequence came or went."""
+
+    def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
+        """A drafter of this sequence went, and another of its kind is to follow it."""
+
+
+class DrafterClient:
+    """Follows sequences on one drafter, which is refused unless it speaks of the target's tokens and features."""
+
+    def __init__(
+        self,
+        address: str,
+        tokenizer_fingerprint: str,
+        certificates: Certificates | None = None,
+        dial: Dial = dial,
+        feature_size: int = 0,
+    ) -> None:
+        """`feature_size`: numbers of a feature of the target's; 0 where its verifier gives none."""
+        self.address = address
+        self._fingerprint = tokenizer_fingerprint
+        self._offered_feature_size = feature_size
+        self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates, dial)
+        self._ids = itertools.count(1)
+        self._handlers: dict[int, DraftHandler] = {}
+        # Those that may be of the same kind.
+        self.others: Sequence[DrafterClient] = ()
+        # Of each sequence, the tokens that the drafter knows, and the limits: most nodes and the multiple of rows.
+        self._lengths: dict[int, int] = {}
+        self._limits: dict[int, tuple[int, int]] = {}
+        # Known once the drafter has been connected.
+        self.kind = ""
+        # Why it was refused, in words for clients.
+        self.refusal = ""
+        self.needs_features = False
+        self.feature_size = 0
+        self.samples_trees = False
+        self.drafts_ahead = False
+        # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
+        self.shared_block_tokens = 0
+        self.prefixes = PrefixMemory()
+        # Sequences that were given to another replica, and those that it erred in.
+        self.num_handed_over = 0
+        self.num_dropped = 0
+        # Calibrated probability that the likeliest child is right; 0 where it was not measured.
+        self.acceptance = 0.0
+        self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
+            f"drafter {address}", lambda: self._channel.stub.Draft(), self
+        )
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be asked for drafts now."""
+        return self.stream.connected
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it follows now."""
+        return len(self._handlers)
+
+    def follows(self, sequence_id: int) -> bool:
+        """Whether a sequence has its drafts from here now."""
+        return self.connected and sequence_id in self._handlers
+
+    async def close(self) -> None:
+        """Close the stream."""
+        await self.stream.stop()
+        await self._channel.close()
+
+    def join(self, handler: DraftHandler) -> int:
+        """Ask for drafts of a sequence, now or as soon as the drafter is back; returns its id here."""
+        sequence_id = next(self._ids)
+        self._handlers[sequence_id] = handler
+        if self.connected:
+            self._open(sequence_id, handler)
+        return sequence_id
+
+    def outcome(self, sequence_id: int, outcome: Outcome, max_nodes: int, row_multiple: int) -> None:
+        """Tell what was committed and, when they have changed, the next round's most nodes and multiple of rows.
+
+        It may be that of several rounds; what the drafter was opened with since is left out.
+        """
+        if sequence_id in self._lengths:
+            known = self._lengths[sequence_id] - outcome.base_length
+            self._lengths[sequence_id] = outcome.base_length + len(outcome.token_ids)
+            token_ids = outcome.token_ids[known:]
+            known_nodes, known_multiple = self._limits[sequence_id]
+            self._limits[sequence_id] = max_nodes, row_multiple
+            message = drafter_pb2.DraftOutcome(
+                base_length=outcome.base_length + known,
+                token_ids=token_ids,
+                features=self._features_of_last(len(token_ids), outcome.features),
+                max_nodes=max_nodes if max_nodes != known_nodes else None,
+                row_multiple=row_multiple if row_multiple != known_multiple else None,
+            )
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
+
+    def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
+        """Tell which tree is being verified, if that is behind what the drafter knows."""
+        if self._lengths.get(sequence_id) == base_length:
+            request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
+            request.expect.base_length = base_length
+            # The drafter has probabilities of its own.
+            request.expect.tree.token_ids.extend(tree.token_ids)
+            request.expect.tree.parents.extend(tree.parents)
+            self.stream.send(request)
+
+    def leave(self, sequence_id: int) -> None:
+        """Stop following a sequence."""
+        self._lengths.pop(sequence_id, None)
+        self._limits.pop(sequence_id, None)
+        if self._handlers.pop(sequence_id, None) is not None:
+            close = drafter_pb2.CloseDraft()
+            self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
+
+    async def handshake(self) -> None:
+        """Make sure that the drafter speaks of the same tokens as the target."""
+        await self._channel.renew()
+        stub = self._channel.stub
+        described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
+        if received(described).tokenizer_fingerprint != self._fingerprint:
+            self.refusal = f"drafter {described.kind}: has another tokenizer than the target"
+            raise IncompatibleError(
+                f"drafter {described.kind} ({described.model}) at {self.address} has another tokenizer than the "
+                f"target: its fingerprint is {described.tokenizer_fingerprint}, the target's is "
+                f"{self._fingerprint}. Token ids would mean different text, also where the vocabularies have the "
+                "same size"
+            )
+        offered = self._offered_feature_size
+        if described.needs_features and not 0 < described.feature_size == offered:
+            self.refusal = f"drafter {described.kind}: needs other features than the target's"
+            raise IncompatibleError(
+                f"drafter {described.kind} ({described.model}) at {self.address} needs the target's hidden states, "
+                f"{described.feature_size} numbers per token, and the verifier gives "
+                f"{f'{offered} numbers' if offered else 'none'}"
+            )
+        self.kind = described.kind
+        self.needs_features = described.needs_features
+        self.feature_size = described.feature_size if described.needs_features else 0
+        self.samples_trees = sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL in described.acceptance_rules
+        self.drafts_ahead = described.drafts_ahead
+        self.shared_block_tokens = described.shared_block_tokens
+        self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
+
+    def on_up(self) -> None:
+        """Open every sequence from where it is, and take over those of replicas that are not there."""
+        for sequence_id, handler in list(self._handlers.items()):
+            self._open(sequence_id, handler)
+            handler.on_drafters_changed()
+        for other in self.others:
+            if not other.connected and other._can_be_replaced_by(self):
+                other._hand_over()
+
+    def on_down(self) -> None:
+        """Give the sequences to another replica, or tell them that nothing will come for now."""
+        self.prefixes.clear()
+        if self._handlers:
+            logger.warning("drafter %s at %s lost with %d sequences", self.kind, self.address, len(self._handlers))
+        self._hand_over()
+        for handler in list(self._handlers.values()):
+            handler.on_drafters_changed()
+
+    def on_message(self, message: drafter_pb2.DraftResponse) -> None:
+        """Hand a tree to its sequence. A drafter that errs in one sequence is dropped from it."""
+        handler = self._handlers.get(message.sequence_id)
+        if handler is None:
+            return
+        if message.WhichOneof("event") == "error":
+            code = status_code_name(message.error.code)
+            self._drop(message.sequence_id, f"{code}: {message.error.message}")
+            return
+        try:
+            if message.WhichOneof("event") == "ahead":
+                self._on_ahead(handler, message.ahead.trees[:MOST_TREES])
+                return
+            tree = wire.tree_from_proto(message.tree.tree)
+            assumed = tuple(message.tree.assumed_token_ids)
+            handler.on_tree(self.kind, message.tree.base_length, assumed, tree)
+        except InvalidTreeError as error:
+            self._drop(message.sequence_id, str(error))
+        except Exception:
+            logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
+            self._drop(message.sequence_id, "internal error")
+
+    def _on_ahead(self, handler: DraftHandler, messages: Sequence[drafter_pb2.DraftTree]) -> None:
+        drafts: dict[int, list[AheadDraft]] = {}
+        for one in messages:
+            draft = AheadDraft(tuple(one.assumed_token_ids), one.outcome_log_prob, wire.tree_from_proto(one.tree))
+            drafts.setdefault(one.base_length, []).append(draft)
+        for base_length, of_a_round in drafts.items():
+            handler.on_ahead(self.kind, base_length, of_a_round)
+
+    def _hand_over(self) -> None:
+        """Give each sequence to the least busy replica that is there, if any."""
+        replicas = [other for other in self.others if other.connected and self._can_be_replaced_by(other)]
+        if replicas:
+            self.num_handed_over += len(self._handlers)
+            for handler in list(self._handlers.values()):
+                handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
+
+    def _features_of_last(self, num_tokens: int, features: bytes) -> bytes:
+        """Those of the last tokens, where the drafter needs any: earlier ones it may know already."""
+        size = BYTES_PER_NUMBER * self.feature_size * num_tokens
+        return features[max(0, len(features) - size) :] if self.needs_features else b""
+
+    def _can_be_replaced_by(self, other: DrafterClient) -> bool:
+        return (other.kind, other.needs_features, other.samples_trees) == (
+            self.kind,
+            self.needs_features,
+            self.samples_trees,
+        )
+
+    def _drop(self, sequence_id: int, reason: str) -> None:
+        handler = self._handlers.get(sequence_id)
+        extra = of_request(handler.request_id if handler is not None else "")
+        logger.warning("drafter %s is dropped from a sequence: %s", self.kind, reason, extra=extra)
+        self.num_dropped += 1
+        self.leave(sequence_id)
+        if handler is not None:
+            handler.on_drafters_changed()
+
+    def _open(self, sequence_id: int, handler: DraftHandler) -> None:
+        opening = handler.draft_opening()
+        self._lengths[sequence_id] = len(opening.token_ids)
+        self._limits[sequence_id] = opening.max_nodes, opening.row_multiple
+        message = drafter_pb2.OpenDraft(
+            prompt_token_ids=opening.token_ids,
+            sampling=wire.sampling_to_proto(opening.sampling),
+            max_nodes=opening.max_nodes,
+            row_multiple=opening.row_multiple,
+            acceptance=opening.acceptance,
+            request_id=opening.request_id,
+            cache_salt=opening.cache_salt,
+            traceparent=opening.traceparent,
+            synchronous=opening.synchronous,
+            denoising=wire.denoising_to_proto(opening.denoising),
+        )
+        self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, open=message))
+
+
+class DrafterPool:
+    """All drafters, known by kind; several of one kind share the sequences."""
+
+    def __init__(self, clients: Sequence[DrafterClient]) -> None:
+        self._clients = tuple(clients)
+        for client in self._clients:
+            client.others = [other for other in self._clients if other is not client]
+
+    @property
+    def clients(self) -> tuple[DrafterClient, ...]:
+        """Every drafter, connected or not."""
+        return self._clients
+
+    def connected_kinds(self) -> tuple[str, ...]:
+        """Kinds that can be asked for drafts now."""
+        return tuple(sorted({client.kind for client in self._clients if client.connected}))
+
+    def known_kinds(self) -> frozenset[str]:
+        """Kinds that have been connected at some time."""
+        return frozenset(client.kind for client in self._clients if client.kind)
+
+    def refusals(self) -> list[str]:
+        """Which drafters are refused now, in words for clients: addresses and details are for the log."""
+        return [client.refusal for client in self._clients if client.stream.refusal is not None]
+
+    def choose(
+        self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
+    ) -> tuple[DrafterClient, ...]:
+        """The best replica of each given kind, or of every kind, for a sequence that begins with these tokens.
+
+        One that is connected, then the least busy: a request has many drafts, each of which takes about as long as
+        reading a block does. Then the one that has probably read most of its beginning.
+        """
+        replicas: dict[str, list[DrafterClient]] = {}
+        for client in self._clients:
+            if client.kind and (not kinds or client.kind in kinds):
+                replicas.setdefault(client.kind, []).append(client)
+        return tuple(_best(of_a_kind, token_ids, cache_salt) for of_a_kind in replicas.values())
+
+    def choose_sampling(
+        self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
+    ) -> tuple[DrafterClient, ...]:
+        """The one drafter, if any, of those `choose` gives whose sampled trees a request gets.
+
+        Sampled trees are never merged, nor picked by what they hold. So the drafter is picked beforehand: one that is
+        connected, then the one that is right most often, then the first.
+        """
+        sampling = [client for client in self.choose(kinds, token_ids, cache_salt) if client.samples_trees]
+        best = max(sampling, key=lambda client: (client.connected, client.acceptance), default=None)
+        return () if best is None else (best,)
+
+    async def start(self, timeout_s: float, require_all: bool) -> None:
+        """Connect to every drafter; those that are not there keep being tried in the background.
+
+        Raises:
+            IncompatibleError: `require_all`, and a drafter has another tokenizer or was not there within `timeout_s`.
+        """
+        for client in self._clients:
+            client.stream.start()
+        for client in self._clients:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await client.stream.settled(patient=require_all)
+            except TimeoutError:
+                logger.warning("drafter %s has not answered, going on without it", client.address)
+            if client.stream.refusal is not None:
+                if require_all:
+                    raise client.stream.refusal
+                logger.error("%s", client.stream.refusal)
+            elif require_all and not client.connected:
+                reason = client.stream.last_failure or "no answer"
+                raise IncompatibleError(f"the drafter {client.address} is required but not there ({reason})")
+
+    async def close(self) -> None:
+        """Close every stream."""
+        for client in self._clients:
+            await client.close()
+
+
+def _best(replicas: Sequence[DrafterClient], token_ids: Sequence[int], cache_salt: str) -> DrafterClient:
+    if len(replicas) == 1:
+        return replicas[0]
+    lengths = {client.shared_block_tokens for client in replicas}
+    digests = {length: prefix_digests(token_ids, length, cache_salt) for length in lengths}
+
+    def rank(client: DrafterClient) -> tuple[bool, int, int]:
+        num_known = client.prefixes.num_known(digests[client.shared_block_tokens])
+        return not client.connected, client.num_sequences, -num_known
+
+    best = min(replicas, key=rank)
+    best.prefixes.add(digests[best.shared_block_tokens])
+    return best

@@ -1,0 +1,396 @@
+"""The planner that learns: speculates as far as it pays for all requests together, and not at all where it does not."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from orchestrator.planner.base import FixedPlanner, Load
+from orchestrator.planner.borrowed_costs import BorrowedCosts
+from orchestrator.planner.budget import best_budget
+from orchestrator.planner.changeover import Changeover
+from orchestrator.planner.common_plans import CommonPlans
+from orchestrator.planner.cost_model import PASSES_PER_FIT, CostModel, PassRecord
+from orchestrator.planner.draft_plans import DraftPlans
+from orchestrator.planner.draft_times import DraftTimes
+from orchestrator.planner.exploration import MOST_TOGETHER, Exploration
+from orchestrator.planner.knowledge import Knowledge
+from orchestrator.planner.latency_class import ClassWeights
+from orchestrator.planner.measured_rate import MeasuredRates
+from orchestrator.planner.missed_passes import MissedPasses
+from orchestrator.planner.pass_log import PassLog
+from orchestrator.planner.reading import Reading
+from orchestrator.planner.request import AdaptiveRequest
+from orchestrator.planner.source_choice import SourceChoice
+from orchestrator.planner.stance import Stance
+from orchestrator.planner.usual_gains import UsualGains
+from orchestrator.planner.value_model import ValueModel
+from orchestrator.request.rounds import Outcome
+
+logger = logging.getLogger(__name__)
+
+# Requests per pass whose trees the value model looks at, in turns, so that a pass costs the same however many draft;
+# one in two passes where more than so many do, whose nodes take the time: a look costs as much as choosing among a
+# dozen trees, and where so many draft, fewer looks show as much.
+LOOKED_AT_PER_PASS = 2
+MANY_ASKING = 32
+PASSES_PER_LOOK_OF_MANY = 2
+# Requests that may wait for their first tree at a time, and one more for each so many that run: reading prompts is the
+# dearest work of drafters.
+NEWCOMERS = 4
+RUNNING_PER_NEWCOMER = 8
+# Drafters have caught up when at most one in so many that ask waits for a first tree. That is waited for, but not for
+# longer than so many seconds.
+ASKING_PER_UNSETTLED = 4
+LONGEST_UNSETTLED_S = 0.25
+# Prompts that are read within so many passes change nothing.
+FEW_CROWDED_PASSES = 2
+# The power of the shortfall behind plain decoding with which the threshold rises.
+DOUBT = 4
+# How far below the threshold a request may stay where drafting pays for all together.
+LEAST_SHARE_OF_THRESHOLD = 0.6
+# Rounds that asked for drafts without one ever being there in time, after which none are expected.
+ENOUGH_IN_VAIN = 32
+# Drafts take as long as they did up to this share.
+_SAME_TIME = 0.2
+# Weight of an observation in running means.
+_RATE = 0.05
+# Fewer rounds of a pass that ask for drafts are the exception.
+_FEWEST_ASKING = 0.5
+
+
+class AdaptivePlanner:
+    """Plans all requests of one verifier by one price, which every request applies to its own trees.
+
+    What is maximised is tokens per second of all requests. At the best plan's rate, time is worth `rate` tokens a
+    second; whatever gives fewer tokens than its time is worth is left out: a node below the price of its row, a draft
+    below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too, but
+    for those that name their sources: their rounds are to the planner what another orchestrator's are.
+
+    Tokens of a higher priority count more (`latency_class.py`): a request's nodes and drafts are worth their tokens
+    times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
+    """
+
+    def __init__(
+        self,
+        max_nodes: int,
+        linger_us: int,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        values: ValueModel | None = None,
+        gains: UsualGains | None = None,
+    ) -> None:
+        """`values` and `gains` may be shared with the planners of other verifiers."""
+        self.fixed = FixedPlanner(max_nodes, linger_us)
+        self.values = values or ValueModel()
+        self.gains = gains or UsualGains()
+        self.weights = ClassWeights()
+        self.reading = Reading(clock)
+        self.exploration = Exploration(seed)
+        self.sources = SourceChoice(seed)
+        self.draft_times = DraftTimes()
+        self.stance = Stance()
+        self._draft_plans = DraftPlans(self.stance, 0, linger_us)
+        self._costs = CostModel()
+        # What another planner had learned, until it is known whether it holds here.
+        self._borrowed: BorrowedCosts | None = None
+        self._passes = PassLog(clock)
+        self._missed = MissedPasses()
+        self._changeover = Changeover()
+        self._measured = MeasuredRates()
+        # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
+        # round, and those that wait for their first tree.
+        self._num_requests = 0
+        self.num_begun = 0
+        self.num_running = 0
+        self.num_newcomers = 0
+        # Rounds that asked for drafts while none had ever been verified.
+        self._num_in_vain = 0
+        # The value model has time for the trees of each request that drafts in one of so many of its rounds, and for so
+        # many more in this pass.
+        self.rounds_per_look = 1
+        self.looks_left = LOOKED_AT_PER_PASS
+        # Whether a request that has stood aside for long has its turn to draft.
+        self.turn_is_taken = False
+        # The verifier's last word about its load that was heard here.
+        self.load: Load | None = None
+        # The plans of those that go on drafting; None when anything may have changed that they depend on.
+        self.common: CommonPlans | None = None
+        self._last_join = 0
+        self._was_joint = True
+        self._was_trying = False
+        # Passes in a row before which many prompts waited to be read.
+        self._num_crowded = 0
+        self._unsettled_s = 0.0
+        # Running means: rounds of a pass that ask for drafts; those of them that do, turns apart; committed tokens of a
+        # sequence.
+        self._asked = self._asked_anyway = 0.0
+        self._context = 0.0
+
+    @property
+    def pass_number(self) -> int:
+        """Counts passes."""
+        return self._passes.pass_number
+
+    def knowledge(self) -> Knowledge | None:
+        """What was learned so far that another planner of such a verifier could use; None while that is nothing."""
+        if not self._costs.is_known or not self.values.has_seen_trees:
+            return None
+        gains = (self.gains.mean, self.gains.of_class(True), self.gains.of_class(False))
+        return Knowledge(self._costs.evidence(), self._missed.evidence(), self.values.evidence(), gains, self._context)
+
+    def begin_with(self, knowledge: Knowledge) -> None:
+        """Take what another planner has learned, before the first request.
+
+        It counts little beside what comes, and nothing more if the first passes take other times than it says.
+        """
+        as_borrowed = CostModel()
+        for costs in (as_borrowed, self._costs):
+            costs.restore(knowledge.costs)
+        self._borrowed = BorrowedCosts(as_borrowed)
+        self._missed.restore(knowledge.missed)
+        self.values.restore(knowledge.trees)
+        self.gains.restore(*knowledge.gains)
+        self._context = knowledge.context
+
+    def hear(self, load: Load) -> None:
+        """The verifier's load is another one, or is told anew."""
+        self.load = load
+        if load.batch_size and load.queued_sequences != self.reading.num_queued:
+            self.reading.num_queued = load.queued_sequences
+            self.common = None
+
+    def find_common(self) -> CommonPlans:
+        """Work `common` out."""
+        plans, exploration = self.draft_plans, self.exploration
+        hold = plans.stance.is_known and plans.num_running > 1 and exploration.is_idle and self.fixed.max_nodes > 0
+        common = CommonPlans(plans, self.fixed.max_nodes, self.weights.mean, hold and not self.reading.is_crowded())
+        self.common = common
+        return common
+
+    @property
+    def draft_plans(self) -> DraftPlans:
+        """Plans of rounds that ask for drafts."""
+        plans = self._draft_plans
+        needed_s = self.draft_times.needed_s
+        if plans.stance is not self.stance or abs(plans.needed_s - needed_s) > _SAME_TIME * needed_s:
+            plans = self._draft_plans = self._new_draft_plans()
+        return plans
+
+    def _new_draft_plans(self) -> DraftPlans:
+        return DraftPlans(self.stance, self.num_running, self.fixed.linger_us, self.draft_times)
+
+    @property
+    def some_draft(self) -> bool:
+        """Whether requests ask for drafts these days. Turns count for nothing: each would be the reason of the next."""
+        return self._asked_anyway >= _FEWEST_ASKING
+
+    @property
+    def compares_sources(self) -> bool:
+        """Whether sources are compared, for which few enough requests run to draft whatever they gain."""
+        return self.sources.is_comparing and self._few_run
+
+    @property
+    def _few_run(self) -> bool:
+        return self.num_running <= MOST_TOGETHER
+
+    def trial_over(self, found_gain: bool) -> None:
+        """Drafting was tried, by all requests or by one."""
+        self.exploration.trial_over(found_gain)
+        self.sources.trial_over(found_gain, self._few_run)
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
+        """The plans of a request that begins now."""
+        return AdaptiveRequest(self, is_greedy, priority)
+
+    def follow_apart(self) -> FixedPlanner:
+        """The fixed plan."""
+        return self.fixed
+
+    def begins(self, weight: float) -> int:
+        """A request is opened here; returns its number among all that ever were."""
+        self._num_requests += 1
+        self.num_begun += 1
+        self.common = None
+        self.reading.num_unread += 1
+        self.weights.add(weight)
+        if not self.pass_number and self._costs.is_known:
+            # Nobody has had a round yet, and what was learned elsewhere is all there is.
+            self._replan(self.num_begun)
+        return self._num_requests
+
+    def first_round(self) -> None:
+        """A request has had its first round here: its prompt has been read."""
+        self._now_run(self.num_running + 1)
+        self.common = None
+        self.reading.num_unread -= 1
+
+    def may_join(self) -> bool:
+        """Whether another request may begin to draft: where it pays for a few only, one after another."""
+        if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
+            return False
+        return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
+
+    def joins(self) -> None:
+        """A request begins to draft."""
+        self.num_newcomers += 1
+        self._last_join = self.pass_number
+
+    def round_over(self, outcome: Outcome, last_pass: int, asked: bool, is_newcomer: bool) -> int:
+        """Learn from a round of a request whose last one was in pass `last_pass`; returns the pass of this one."""
+        passes = self._passes
+        if (
+            last_pass == passes.pass_number
+            or outcome.pass_us != passes.pass_us
+            or outcome.pass_rows != passes.pass_rows
+        ):
+            record = passes.begin(outcome)
+            if record is not None:
+                self._pass_over(record)
+        pass_number = passes.pass_number
+        passes.num_rounds += 1
+        if not last_pass:
+            passes.num_first += 1
+        passes.num_tokens += len(outcome.token_ids)
+        passes.context += outcome.base_length
+        if asked:
+            passes.num_asked += 1
+            if not is_newcomer:
+                self._missed.num_rounds += 1
+                if pass_number > last_pass + 1:
+                    self._missed.count(pass_number - last_pass)
+        return pass_number
+
+    def ends(self, weight: float, was_running: bool) -> None:
+        """A request has ended, or goes on elsewhere."""
+        self.num_begun -= 1
+        self.common = None
+        self.weights.remove(weight)
+        if not was_running:
+            self.reading.num_unread -= 1
+            return
+        self._now_run(self.num_running - 1)
+        if self.num_running == 0:
+            self._passes.idle()
+
+    def _now_run(self, num_running: int) -> None:
+        self.num_running = num_running
+        self._draft_plans = self._new_draft_plans()
+
+    def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
+        """Begin anew if what was learned elsewhere is of no use here."""
+        if borrowed.are_refuted_by(record):
+            logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
+            self._costs, self._missed, self.stance = CostModel(), MissedPasses(), Stance()
+            self.values.forget()
+            self.gains.restore(1.0, 1.0, 1.0)
+        if borrowed.is_checked:
+            self._borrowed = None
+
+    def _pass_over(self, record: PassRecord) -> None:
+        self.common = None
+        if self._borrowed is not None:
+            self._check(self._borrowed, record)
+        if not self.values.has_seen_trees:
+            self._num_in_vain += record.num_asked
+        if record.num_asked <= MANY_ASKING:
+            self.looks_left = LOOKED_AT_PER_PASS
+            self.rounds_per_look = max(1, -(-record.num_asked // LOOKED_AT_PER_PASS))
+        else:
+            # A turn comes to nobody in about every other pass.
+            self.looks_left = 1
+            self.rounds_per_look = PASSES_PER_LOOK_OF_MANY * record.num_asked
+        self._context += _RATE * (record.context / record.num_rounds - self._context)
+        self._asked += _RATE * (record.num_asked - self._asked)
+        self._asked_anyway += _RATE * (max(0, record.num_asked - self.turn_is_taken) - self._asked_anyway)
+        self._was_joint = record.is_joint
+        # What other sources cost is no measure of those that are asked.
+        is_experiment = self.sources.has_asked and (self.sources.is_trying or self.compares_sources)
+        plain = self._measured.plain_of_one(self.num_running) if self.sources.is_comparing else 0.0
+        if self.sources.pass_over(record, self.num_running, self._few_run, plain):
+            # What was reached so far is that of others, too.
+            self._measured.joint.forget()
+            self.exploration.owe_trial()
+        ran_as_planned = self._changeover.pass_over(record, self.draft_times.way_s)
+        is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
+        seconds = record.pass_s + (record.gap_s or 0.0)
+        self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
+        # While drafters read prompts they are late for everyone; that is no measure of what drafts cost, unless it goes
+        # on and on.
+        is_typical = (is_settled or self._unsettled_s > LONGEST_UNSETTLED_S) and not is_experiment
+        self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
+        if self._is_reading_pass():
+            if is_typical:
+                self._costs.add(record)
+            return
+        self._measured.add(record, self.num_running, is_settled and not is_experiment, ran_as_planned)
+        trial_is_over = self.exploration.next_pass(
+            self.num_running, record.num_asked, record.num_rounds, seconds, is_settled, ran_as_planned
+        )
+        if self.exploration.is_trying and not self._was_trying:
+            self._measured.joint.forget()
+        self._was_trying = self.exploration.is_trying
+        if (is_typical and self._costs.add(record)) or trial_is_over:
+            self._replan(self.num_running)
+        if trial_is_over:
+            self.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
+
+    def _is_reading_pass(self) -> bool:
+        """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""
+        num_before = self._num_crowded
+        self._num_crowded = num_before + 1 if self.reading.is_crowded() else 0
+        if num_before > FEW_CROWDED_PASSES and not self._num_crowded:
+            # Many requests are new: what they reach without drafts is seen before all of them ask for some.
+            self.exploration.pause()
+        return max(num_before, self._num_crowded) > FEW_CROWDED_PASSES
+
+    def _replan(self, running: int) -> None:
+        """Draw conclusions from what is known, for so many running requests."""
+        knows_drafts = self.values.has_seen_trees or self._num_in_vain >= ENOUGH_IN_VAIN
+        if not self._costs.is_known or not knows_drafts or not running:
+            return
+        self._missed.solve()
+        costs = self._costs.costs
+        reached = self._measured.all.tokens_per_s(running) or 0.0
+        plain_rate = self._measured.plain.tokens_per_s(running) or running / self._plain_round_s(running)
+        measured_joint_rate = self._measured.joint.tokens_per_s(running)
+        joint_rate = measured_joint_rate or self._joint_rate(running)
+        # What is predicted for drafting only decides whether to draft: a price beyond what is reached would end it.
+        rate = max(plain_rate, reached)
+        price = rate * costs.row_s
+        gain = num_nodes = 0.0
+        for value, count in self.values.nodes_at_hand():
+            if value <= price:
+                break
+            gain += value * count
+            num_nodes += count
+        # Where all draft, one more waits with the others; else it is among few, and misses passes that do not wait.
+        pays_jointly = joint_rate > (plain_rate if self._was_joint else rate)
+        is_joint = pays_jointly or self._was_joint
+        missed = self._missed.of_one_more(running if is_joint else self._asked, is_joint)
+        asking_s = costs.asking_jointly_s if is_joint else costs.asking_s
+        # A request that waits for its draft misses tokens of its own, and spares the others its row.
+        overhead = missed * max(0.0, 1 - rate * costs.round_s) + rate * (asking_s + costs.row_s * num_nodes)
+        threshold = overhead / gain if gain > 0 else math.inf
+        if pays_jointly and (self._was_joint or measured_joint_rate):
+            # Where all gain so much by it, only one that stands out had better not; the estimate for one is no finer.
+            threshold = min(1.0, threshold) * max(LEAST_SHARE_OF_THRESHOLD, plain_rate / joint_rate)
+        elif self._asked > 0 and reached > 0:
+            # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
+            threshold *= max(1.0, plain_rate / reached) ** DOUBT
+        self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
+
+    def _joint_rate(self, running: int) -> float:
+        """Tokens per second if every one of so many requests drafted."""
+        costs = self._costs.costs
+        # So many are there for a pass.
+        present = running / (1 + self._missed.jointly(running))
+        drafting_s = self._plain_round_s(present) + present * costs.asking_jointly_s
+        nodes = [(value, present * count) for value, count in self.values.nodes_at_hand()]
+        best = best_budget(nodes, present, drafting_s, costs.row_s)
+        return (present + self.gains.mean * best.gain) / (drafting_s + costs.row_s * best.rows)
+
+    def _plain_round_s(self, num_rounds: float) -> float:
+        return self._costs.plain_round_s(num_rounds, num_rounds * self._context)

@@ -1,0 +1,54 @@
+"""Adaptive plans on several verifiers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.base import FixedPlanner, Planner
+from orchestrator.planner.request import AdaptiveRequest
+from orchestrator.planner.usual_gains import UsualGains
+from orchestrator.planner.value_model import ValueModel
+
+
+class FleetPlanner:
+    """One adaptive planner for each verifier, since passes, costs and prices are a verifier's own.
+
+    What drafts are worth is about drafters and texts: that they learn together. A request belongs to the planner of the
+    verifier that it runs on, and moves when it is opened on another.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[str],
+        max_nodes: int,
+        linger_us: int,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        is_usable: Callable[[str], bool] = lambda address: True,
+    ) -> None:
+        """`verifiers` are their addresses, no two alike; `is_usable` says whether requests can go to one now."""
+        self._is_usable = is_usable
+        values, gains = ValueModel(), UsualGains()
+        self.planners = {
+            verifier: AdaptivePlanner(max_nodes, linger_us, seed + index, clock, values, gains)
+            for index, verifier in enumerate(verifiers)
+        }
+
+    def follow(self, is_greedy: bool, priority: int = 0) -> AdaptiveRequest:
+        """The plans of a request that begins now; until it runs somewhere, the least busy verifier's."""
+        usable = [planner for address, planner in self.planners.items() if self._is_usable(address)]
+        least_busy = min(usable or self.planners.values(), key=lambda planner: planner.num_begun)
+        return AdaptiveRequest(least_busy, is_greedy, priority, self.planners)
+
+    def follow_apart(self) -> FixedPlanner:
+        """The fixed plan, which all verifiers have."""
+        return next(iter(self.planners.values())).fixed
+
+
+def adaptive_planners(planner: Planner, verifiers: Sequence[str]) -> Mapping[str, AdaptivePlanner]:
+    """The planners that learn, by the address of their verifier; none of a fixed one."""
+    if isinstance(planner, FleetPlanner):
+        return planner.planners
+    return {verifiers[0]: planner} if isinstance(planner, AdaptivePlanner) else {}

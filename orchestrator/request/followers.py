@@ -1,0 +1,111 @@
+"""The drafters of one request: which follow it, which are asked for the next draft, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from orchestrator.peers.drafter_client import DrafterClient, DraftHandler
+from orchestrator.planner.asked_at import AskedAt
+from orchestrator.planner.base import RoundPlan
+from orchestrator.request.rounds import Outcome
+from orchestrator.request.transcript import Transcript
+
+
+class Followers:
+    """Asks drafters as plans say. One joins when a draft of its is first wanted, and then follows to the end."""
+
+    def __init__(
+        self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, asked_at: AskedAt
+    ) -> None:
+        """`handler` gets what drafters send; `asked_at` is told when they are asked."""
+        self._clients = tuple(clients)
+        self._handler = handler
+        self._transcript = transcript
+        self._asked_at = asked_at
+        # Drafters that follow the request, by its id there, and those that do not until a plan first wants a draft.
+        self._members: dict[DrafterClient, int] = {}
+        self._unjoined = list(self._clients)
+        # From where on drafters were not told what was committed: no draft of theirs was wanted.
+        self._withheld_from: dict[DrafterClient, int] = {}
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
+        return next((client.feature_size for client in self._clients if client.needs_features), 0)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there may be drafts of more than one drafter."""
+        return len(self._clients) > 1
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a drafter could be asked for the next round."""
+        return any(self._at_hand())
+
+    @property
+    def choice(self) -> tuple[str, ...]:
+        """Kinds to choose among; none where a drafter needs features, which has to be told of every outcome."""
+        if not self.are_several or self.feature_size:
+            return ()
+        kinds = tuple(client.kind for client in self._at_hand())
+        return kinds if len(kinds) > 1 else ()
+
+    @property
+    def asked(self) -> list[str]:
+        """Kinds of the drafters that the round's trees may come from."""
+        return [
+            client.kind
+            for client, sequence_id in self._members.items()
+            if client.follows(sequence_id) and client not in self._withheld_from
+        ]
+
+    def of_kinds(self, kinds: Collection[str]) -> Iterator[tuple[DrafterClient, int]]:
+        """Those of these kinds that follow the request, and its ids there."""
+        return ((client, number) for client, number in self._members.items() if client.kind in kinds)
+
+    def join(self, plan: RoundPlan) -> None:
+        """Ask the drafters that the plan wants to follow the request."""
+        unjoined = self._unjoined
+        self._unjoined = [client for client in unjoined if client.kind in plan.left_out]
+        for client in unjoined:
+            if client.kind not in plan.left_out:
+                self._members[client] = client.join(self._handler)
+
+    def tell(self, outcome: Outcome, plan: RoundPlan) -> None:
+        """Ask for drafts behind the outcome; drafters of whom none is wanted have no work with the request at all.
+
+        Those that need features are told of every outcome, since features come only once.
+        """
+        for client, sequence_id in self._members.items():
+            if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
+                told = outcome
+                if (start := self._withheld_from.pop(client, None)) is not None:
+                    told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
+                client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
+                self._asked_at.note(self._transcript.length)
+            else:
+                self._withheld_from.setdefault(client, outcome.base_length)
+        if plan.max_nodes and self._unjoined:
+            self.join(plan)
+
+    def replace(self, gone: DrafterClient, other: DrafterClient) -> None:
+        """Have another drafter of the same kind follow the request."""
+        gone.leave(self._members.pop(gone))
+        if self._withheld_from.pop(gone, None) is None:
+            self._members[other] = other.join(self._handler)
+        else:
+            self._unjoined.append(other)
+
+    def leave(self) -> None:
+        """Have nobody follow the request any more."""
+        members, self._members = self._members, {}
+        self._unjoined.clear()
+        for client, sequence_id in members.items():
+            client.leave(sequence_id)
+
+    def _at_hand(self) -> Iterator[DrafterClient]:
+        """Drafters that could be asked for the next round."""
+        yield from (client for client, sequence_id in self._members.items() if client.follows(sequence_id))
+        yield from (client for client in self._unjoined if client.connected)

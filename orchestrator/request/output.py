@@ -1,0 +1,106 @@
+"""What the client gets to see: text from tokens, and deltas that pile up into one while the client is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coppice.core.log_probs import TokenLogProbs
+from coppice.core.sampling import StoppingOptions
+from coppice.core.stop_strings import StopStringMatcher
+from coppice.core.tokenizer import TargetTokenizer
+from orchestrator.request.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new since the last delta."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    # One per token, when asked for.
+    log_probs: tuple[TokenLogProbs, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.token_ids)
+
+
+class Output:
+    """The output of one request, after what an interrupted call has delivered of it already.
+
+    However many outcomes arrive before the client takes a delta, only one delta is kept, so that a slow client costs
+    no more than its own output.
+    """
+
+    def __init__(
+        self, tokenizer: TargetTokenizer, transcript: Transcript, stopping: StoppingOptions, want_text: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._transcript = transcript
+        self._decodes = want_text or bool(stopping.stop_strings)
+        self._wants_text = want_text
+        self._detokenizer = tokenizer.detokenizer(transcript.tokens[: transcript.num_prompt])
+        self._matcher = StopStringMatcher(stopping.stop_strings)
+        self._min_tokens = stopping.min_tokens
+        self._num_decoded = 0
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._log_probs: list[TokenLogProbs] = []
+        self._undecoded: list[int] = []
+        self._decode(transcript.tokens[transcript.num_prompt :])
+        # All of it was delivered by the interrupted call; what is held back of it was not, and stays held.
+        self._text.clear()
+
+    @property
+    def stop_match(self) -> str | None:
+        """The stop string that the text has reached."""
+        self._catch_up()
+        return self._matcher.match
+
+    def last_token_text(self) -> str:
+        """Text of the last token alone, which the output leaves out when it is a stop token."""
+        return self._tokenizer.token_text(self._transcript.tokens[-1])
+
+    def push(self, token_ids: Sequence[int], log_probs: Sequence[TokenLogProbs] = ()) -> None:
+        """Add tokens that were just committed. Their text waits until somebody asks: the next round must not."""
+        self._token_ids.extend(token_ids)
+        self._log_probs.extend(log_probs)
+        self._undecoded.extend(token_ids)
+
+    def finish(self) -> None:
+        """Let go of text that was held back, unless a stop string has ended it."""
+        self._catch_up()
+        if not self._decodes:
+            return
+        may_end = self._num_decoded > self._min_tokens
+        self._show(self._matcher.push(self._detokenizer.flush(), may_end=may_end))
+        if self._matcher.match is None:
+            self._show(self._matcher.flush())
+
+    def take(self) -> Delta:
+        """Everything since the last take."""
+        self._catch_up()
+        delta = Delta("".join(self._text), tuple(self._token_ids), tuple(self._log_probs))
+        self._text.clear()
+        self._token_ids.clear()
+        self._log_probs.clear()
+        return delta
+
+    def _catch_up(self) -> None:
+        self._decode(self._undecoded)
+        self._undecoded.clear()
+
+    def _decode(self, token_ids: Sequence[int]) -> None:
+        if not self._decodes:
+            return
+        # One by one: how much text a prefix of the tokens shows must not depend on how rounds grouped them, or a
+        # resumed call would lose or repeat some.
+        for token in token_ids:
+            if not self._transcript.is_stop(token):
+                index = self._num_decoded
+                self._show(self._matcher.push_token(token, index, self._min_tokens, self._detokenizer))
+            self._num_decoded += 1
+
+    def _show(self, text: str) -> None:
+        if text and self._wants_text:
+            self._text.append(text)

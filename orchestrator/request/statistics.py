@@ -1,0 +1,209 @@
+"""What a request counts and measures about its rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coppice.core.tree import ROOT, TokenTree
+from coppice.v1 import tree_pb2
+from orchestrator.request.ahead import AheadCounts
+from orchestrator.request.latencies import Latencies
+from orchestrator.request.rounds import Outcome
+
+
+@dataclass
+class SourceCounts:
+    """Nodes of one source that were verified, and accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class OriginCounts:
+    """Rounds whose draft was made at one time, its nodes, and those accepted."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass
+class PassCounts:
+    """Passes of one size."""
+
+    count: int = 0
+    total_us: int = 0
+
+
+@dataclass
+class Statistics:
+    """Counts of one request, fields as in SpeculationStats and Timing of `inference.proto`."""
+
+    rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    redraft_tokens: int = 0
+    stale_drafts: int = 0
+    near_ties: int = 0
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
+    origins: dict[tree_pb2.DraftOrigin, OriginCounts] = field(default_factory=dict)
+    rounds_drafted_by_depth: list[int] = field(default_factory=list)
+    rounds_accepted_by_depth: list[int] = field(default_factory=list)
+    forward_us: int = 0
+    linger_us: int = 0
+    bubble_us: int = 0
+    passes: dict[int, PassCounts] = field(default_factory=dict)
+    ahead: AheadCounts = field(default_factory=AheadCounts)
+
+    def record(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
+        """Count a round; `sent` are the trees sent for it, in order, of which the verifier took one or none."""
+        self.rounds += bool(outcome.token_ids)
+        self.draft_tokens += outcome.draft_nodes
+        self.accepted_tokens += outcome.num_accepted
+        self.redraft_tokens += outcome.redraft_nodes
+        self.stale_drafts += outcome.stale_drafts
+        self.near_ties += outcome.near_ties
+        _count_depths(self.rounds_drafted_by_depth, outcome.draft_depth)
+        _count_depths(self.rounds_accepted_by_depth, outcome.num_accepted)
+        self.forward_us += outcome.pass_us
+        self.linger_us += outcome.linger_us
+        self.bubble_us += outcome.bubble_us
+        if outcome.draft_nodes:
+            self._count_origin(outcome)
+        passes = self.passes.get(outcome.pass_rows)
+        if passes is None:
+            passes = self.passes[outcome.pass_rows] = PassCounts()
+        passes.count += 1
+        passes.total_us += outcome.pass_us
+        if outcome.draft_nodes and sent:
+            self._attribute(outcome, verified_tree(sent, outcome.draft_nodes))
+
+    def add(self, other: Statistics) -> None:
+        """Add the counts of another output; those of passes, which outputs share, are left out."""
+        self.rounds += other.rounds
+        self.draft_tokens += other.draft_tokens
+        self.accepted_tokens += other.accepted_tokens
+        self.redraft_tokens += other.redraft_tokens
+        self.stale_drafts += other.stale_drafts
+        self.near_ties += other.near_ties
+        self.linger_us += other.linger_us
+        _add_depths(self.rounds_drafted_by_depth, other.rounds_drafted_by_depth)
+        _add_depths(self.rounds_accepted_by_depth, other.rounds_accepted_by_depth)
+        self.ahead.add(other.ahead)
+        for name, counts in other.sources.items():
+            own = self.sources.setdefault(name, SourceCounts())
+            own.proposed += counts.proposed
+            own.accepted += counts.accepted
+        for made, others in other.origins.items():
+            sums = self.origins.setdefault(made, OriginCounts())
+            sums.rounds += others.rounds
+            sums.draft_tokens += others.draft_tokens
+            sums.accepted_tokens += others.accepted_tokens
+
+    def _count_origin(self, outcome: Outcome) -> None:
+        counts = self.origins.get(outcome.draft_origin)
+        if counts is None:
+            counts = self.origins[outcome.draft_origin] = OriginCounts()
+        counts.rounds += 1
+        counts.draft_tokens += outcome.draft_nodes
+        counts.accepted_tokens += outcome.num_accepted
+
+    def _attribute(self, outcome: Outcome, tree: TokenTree) -> None:
+        for bit, name in enumerate(tree.source_names):
+            if proposed := sum([mask >> bit & 1 for mask in tree.sources]) if tree.sources else len(tree):
+                self._counts(name).proposed += proposed
+        parent = ROOT
+        for token in outcome.token_ids[: outcome.num_accepted]:
+            child = tree.children.get((parent, token))
+            if child is None:
+                return
+            for name in tree.sources_of(child):
+                self._counts(name).accepted += 1
+            parent = child
+
+    def _counts(self, source: str) -> SourceCounts:
+        counts = self.sources.get(source)
+        if counts is None:
+            counts = self.sources[source] = SourceCounts()
+        return counts
+
+
+class Clock:
+    """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`.
+
+    `waited_s` of these it had to wait at the door.
+    """
+
+    def __init__(
+        self,
+        arrival_s: float,
+        waited_s: float = 0.0,
+        latencies: Latencies | None = None,
+        on_first_token: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Times between tokens are kept in `latencies`, if at all; who has to know of the first is called."""
+        self._on_first_token = on_first_token
+        self._arrival_s = arrival_s
+        self._latencies = latencies
+        self._last_s = 0.0
+        self.ttft_ms = 0.0
+        self.queue_ms = self.door_ms = waited_s * 1000
+        # When a verifier was asked for the first token, and how long the pass took that brought it.
+        self.opened_ms = 0.0
+        self.first_pass_ms = 0.0
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token came, as a reading of the monotonic clock."""
+        return self._arrival_s + self.ttft_ms / 1000 if self.ttft_ms else None
+
+    def elapsed_ms(self) -> float:
+        """Time since the arrival."""
+        return (time.monotonic() - self._arrival_s) * 1000
+
+    @property
+    def prompt_ms(self) -> float:
+        """From when the verifier began with the prompt to the first token, once the verifier has told all."""
+        return max(self.ttft_ms - self.opened_ms - (self.queue_ms - self.door_ms), 0.0)
+
+    def opened(self) -> None:
+        """A verifier was given the output: the first, or another that begins again."""
+        if not self.ttft_ms:
+            self.opened_ms = self.elapsed_ms()
+
+    def tokens_came(self, pass_us: int = 0) -> None:
+        """A round has committed tokens, by a pass of so many microseconds."""
+        latencies = self._latencies
+        if not self.ttft_ms:
+            self.ttft_ms = self.elapsed_ms()
+            self.first_pass_ms = pass_us / 1000
+            self._on_first_token()
+            if latencies is not None:
+                latencies.to_first_token.observe(self.ttft_ms / 1000)
+                self._last_s = time.monotonic()
+        elif latencies is not None:
+            now_s = time.monotonic()
+            latencies.between_tokens.observe(now_s - self._last_s)
+            self._last_s = now_s
+
+
+def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
+    """The tree that the verifier took: it may have started before the last was there, and cuts to its budget."""
+    latest = tuple(reversed(sent))
+    exact = next((tree for tree in latest if len(tree) == draft_nodes), None)
+    return exact or next((tree for tree in latest if len(tree) > draft_nodes), sent[-1]).prune(draft_nodes)
+
+
+def _count_depths(counts: list[int], depth: int) -> None:
+    counts.extend([0] * (depth - len(counts)))
+    for index in range(depth):
+        counts[index] += 1
+
+
+def _add_depths(counts: list[int], others: Sequence[int]) -> None:
+    counts.extend([0] * (len(others) - len(counts)))
+    for index, count in enumerate(others):
+        counts[index] += count
