@@ -26,10 +26,10 @@ from benchmarks.transformers_baseline import load_model, quiet_transformers
 from coppice.checkpoints.hf_cache import cache_argument
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.config import VerifierConfig
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.loading import load_probed_target
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetModel
 
 # Up to here the price of a further row is stated: trees of one request are not larger on a CPU.
 SLOPE_ROWS = 32

@@ -27,8 +27,8 @@ from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model_thread import ModelThread
 from orchestrator.app import Orchestrator
 from verifier_svc.config import VerifierConfig
-from verifier_svc.loading import load_probed_target
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from simulator.policies import Policy
 from simulator.sequences import RoundResult, SimulatedSequence
 from simulator.texts import Text
 from simulator.verifiers import SimulatedVerifier
-from verifier_svc.responses import DRAFT_ORIGINS
+from verifier_svc.stream.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:
     from orchestrator.peers.drafter_client import DrafterClient

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from simulator.texts import Text
-from verifier_svc.draft_counts import DraftOrigin
-from verifier_svc.linger import Linger
-from verifier_svc.mailbox import Mailbox
-from verifier_svc.round_start import UsualPromise, has_draft_to_start_with
+from verifier_svc.engine.draft_counts import DraftOrigin
+from verifier_svc.engine.linger import Linger
+from verifier_svc.engine.mailbox import Mailbox
+from verifier_svc.engine.round_start import UsualPromise, has_draft_to_start_with
 
 # Accepted nodes, committed tokens, and the tree that was verified.
 OnRound = Callable[["RoundResult"], None]
@@ -31,7 +31,7 @@ class RoundResult:
 
 
 class SimulatedSequence:
-    """What `verifier_svc/sequence.py` keeps, as far as time depends on it. `on_round` takes each round's result."""
+    """What `verifier_svc/engine/sequence.py` keeps, as far as time depends on it. `on_round` takes each round's result."""
 
     # Sampled trees are not simulated.
     traverses = False

@@ -12,10 +12,10 @@ from orchestrator.planner.base import Load
 from simulator.clock import Clock
 from simulator.machine import Machine, PassWork, noise_factor
 from simulator.sequences import RoundResult, SimulatedSequence
-from verifier_svc.pass_cost import PassCost
-from verifier_svc.pass_shares import Share, share_rows
+from verifier_svc.engine.pass_cost import PassCost
+from verifier_svc.engine.pass_shares import Share, share_rows
 
-# As in `verifier_svc/engine.py`, which needs torch.
+# As in `verifier_svc/engine/engine.py`, which needs torch.
 LOAD_INTERVAL_S = 0.1
 # Readings of the clock that are this close are one.
 _TOGETHER_S = 1e-9
@@ -36,7 +36,7 @@ class Counts:
 
 
 class SimulatedVerifier:
-    """Runs passes back to back over its sequences, as `verifier_svc/scheduler.py` says: one starts when every running
+    """Runs passes back to back over its sequences, as `verifier_svc/engine/scheduler.py` says: one starts when every running
     sequence has its draft, else at the first deadline; who still waits then stays out.
 
     The KV cache is taken to be large enough. `drafted_s` tells for how long drafters beside it have been busy so far,

@@ -19,10 +19,10 @@ from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.integration.test_drafter_metrics import ChainDrafter, ChainSequence
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.test_preemption import INFO
-from verifier_svc.engine import Engine
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.target_model import TargetModel
 from verifier_svc.service import VerifierServicer
-from verifier_svc.target_model import TargetModel
 
 MAX_NODES = 8
 

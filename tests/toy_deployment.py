@@ -33,12 +33,12 @@ from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.request.output import Output
 from orchestrator.request.transcript import Transcript
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
-from verifier_svc.acceptance import Acceptance
-from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary
-from verifier_svc.log_probs import token_log_probs
-from verifier_svc.output_end import Finish, FinishReason, OutputEnd
-from verifier_svc.token_choice import Constraint, Logits, TokenChooser
-from verifier_svc.traversal_round import traverse
+from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
+from verifier_svc.verify.acceptance import Acceptance
+from verifier_svc.verify.log_probs import token_log_probs
+from verifier_svc.verify.output_end import Finish, FinishReason, OutputEnd
+from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
+from verifier_svc.verify.traversal_round import traverse
 
 CONTEXT = 300
 MAX_NODES = 6

@@ -19,15 +19,15 @@ from coppice.obs.tracing import Tracer, open_tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.hardware import hardware
-from verifier_svc.loading import load_probed_target
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence_traces import SequenceTraces
+from verifier_svc.model.hardware import hardware
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.parallel.sharded_target import Ranks
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.request_sizes import max_request_bytes, request_sizes
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence_traces import SequenceTraces
 from verifier_svc.service import VerifierServicer
-from verifier_svc.sharded_target import Ranks
-from verifier_svc.target_model import TargetInfo, TargetModel
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +148,6 @@ def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks |
     if config.tensor_parallel == 1:
         return None
     # Here, so that nothing else depends on torch.distributed.
-    from verifier_svc.tensor_parallel import leading
+    from verifier_svc.model.parallel.tensor_parallel import leading
 
     return stack.enter_context(leading(config))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from coppice.net.certificates import Certificates, certificate_metrics
 from coppice.obs.metric import Metric, Prefix
-from verifier_svc.engine import Engine
-from verifier_svc.target_model import TargetInfo
+from verifier_svc.engine.engine import Engine
+from verifier_svc.model.target_model import TargetInfo
 
 _OWN = Prefix("coppice_verifier_")
 

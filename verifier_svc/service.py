@@ -13,10 +13,10 @@ from coppice.net.rpc import errors_as_status, unary
 from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.version import VERSION
-from verifier_svc.engine import Engine
-from verifier_svc.events import DrainEvent
-from verifier_svc.target_model import TargetInfo
-from verifier_svc.verify_stream import VerifyStream
+from verifier_svc.engine.engine import Engine
+from verifier_svc.model.target_model import TargetInfo
+from verifier_svc.stream.events import DrainEvent
+from verifier_svc.stream.verify_stream import VerifyStream
 
 ACCEPTANCE_RULES = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW, sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
 

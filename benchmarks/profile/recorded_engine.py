@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from benchmarks.profile.records import OpeningRecord, PassRecord, RoundRecord, TreeRecord, now_s
-from verifier_svc.engine import Engine
-from verifier_svc.engine_counts import EngineCounts
-from verifier_svc.events import Event, OutcomeEvent
-from verifier_svc.outbox import Sink
-from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.engine.counts import EngineCounts
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.stream.events import Event, OutcomeEvent
+from verifier_svc.stream.outbox import Sink
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, toy_logits
-from verifier_svc.token_choice import TokenChooser
+from verifier_svc.verify.token_choice import TokenChooser
 
 
 class WrongDraftAccepted(ToyDeployment):

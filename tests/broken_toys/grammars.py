@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment
 from tests.toy_target import EOS
-from verifier_svc.token_choice import Constraint, Mask
+from verifier_svc.verify.token_choice import Constraint, Mask
 
 
 class FreeForm(ToyDeployment):

@@ -9,8 +9,8 @@ from coppice.core.log_probs import TokenLogProbs
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment, toy_logits
-from verifier_svc.log_probs import token_log_probs
-from verifier_svc.token_choice import TokenChooser
+from verifier_svc.verify.log_probs import token_log_probs
+from verifier_svc.verify.token_choice import TokenChooser
 
 
 class OtherLogProbs(ToyDeployment):

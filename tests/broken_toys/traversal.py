@@ -12,9 +12,9 @@ from coppice.v1.sampling_pb2 import ACCEPTANCE_RULE_TRAVERSAL
 from orchestrator.api.validation import GenerationRequest
 from tests.broken_toys.hearing import Deaf
 from tests.toy_deployment import ToyDeployment
-from verifier_svc.acceptance import Acceptance
-from verifier_svc.acceptance_rules.residual import FloatArray
-from verifier_svc.token_choice import Logits, TokenChooser
+from verifier_svc.verify.acceptance import Acceptance
+from verifier_svc.verify.rules.residual import FloatArray
+from verifier_svc.verify.token_choice import Logits, TokenChooser
 
 
 class DeafToTheRule(Deaf):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coppice.cli.topology import DRAFTER_NICENESS, Topology
-from verifier_svc.grammar_trial import NICENESS as GRAMMAR_NICENESS
+from verifier_svc.grammar.trial import NICENESS as GRAMMAR_NICENESS
 
 
 def thread_ids(process_id: int) -> list[int]:

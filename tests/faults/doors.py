@@ -23,9 +23,9 @@ from tests.faults.fuzz import DrafterDoor, PublicDoor, VerifierDoor
 from tests.tiny_checkpoint import tiny_llama
 from tests.toy_target import EOS, TOKENIZER_JSON, VOCAB
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.loading import load_probed_target
 from verifier_svc.service import VerifierServicer
 
 CONTEXT = 64

@@ -23,7 +23,7 @@ from drafter_svc.service import DrafterService
 from orchestrator.api.service import InferenceService
 from tests.faults.messages import PROMPT, hostile
 from tests.faults.processes import resident_mib
-from verifier_svc.engine import Engine
+from verifier_svc.engine.engine import Engine
 from verifier_svc.service import VerifierServicer
 
 # A conversation that takes longer hangs.

@@ -14,7 +14,7 @@ from drafter_svc.drafters.registry import load_drafter
 from tests.faults.doors import write_checkpoint
 from verifier_svc import app
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig
-from verifier_svc.loading import load_probed_target
+from verifier_svc.model.loading import load_probed_target
 
 LOADERS: dict[str, Callable[[str], object]] = {
     "verifier": lambda model: load_probed_target(VerifierConfig(model=model, device="cpu")),

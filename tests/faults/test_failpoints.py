@@ -21,8 +21,8 @@ from tests.tiny_services import tiny_drafter, tiny_verifier
 
 # Where something is raised, and what a library would raise there.
 FAILPOINTS: dict[str, tuple[str, Callable[[], Exception]]] = {
-    "laying out a pass": ("verifier_svc.target_model.TargetModel.plan", lambda: RuntimeError("no memory")),
-    "a pass": ("verifier_svc.target_model.TargetModel.forward", lambda: RuntimeError("a kernel failed")),
+    "laying out a pass": ("verifier_svc.model.target_model.TargetModel.plan", lambda: RuntimeError("no memory")),
+    "a pass": ("verifier_svc.model.target_model.TargetModel.forward", lambda: RuntimeError("a kernel failed")),
     "reading a prompt": ("drafter_svc.session.Session.read", lambda: RuntimeError("a kernel failed")),
     "a draft": ("drafter_svc.session.Session.advance", lambda: ValueError("nan")),
     "a drafter's tree": ("orchestrator.request.drafting.Drafting.on_tree", lambda: KeyError("a bug")),

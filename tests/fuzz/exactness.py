@@ -28,14 +28,14 @@ from tests.fuzz.references import (
     generated,
 )
 from tests.unit.verifier_svc.crowd import Crowd
-from verifier_svc import scheduler
 from verifier_svc.config import VerifierConfig
-from verifier_svc.events import Event, OutcomeEvent
-from verifier_svc.kv_cache import BLOCK_SIZE
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import SequenceKey
-from verifier_svc.target_model import TargetInfo
+from verifier_svc.engine import scheduler
+from verifier_svc.engine.kv_cache import BLOCK_SIZE
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence import SequenceKey
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetInfo
+from verifier_svc.stream.events import Event, OutcomeEvent
 
 # Further apart than rounding in single precision gets two logits: transformers has to choose the same token.
 NEAR_TIE_GAP = 1e-4

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from tests.unit.verifier_svc.crowd import Case
-from verifier_svc.engine import Engine
-from verifier_svc.events import Event, LoadEvent, OutcomeEvent
-from verifier_svc.pass_plan import PassPlan
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence import SequenceKey, SequenceSpec
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+from verifier_svc.stream.events import Event, LoadEvent, OutcomeEvent
 
 LogitRows = npt.NDArray[np.float32]
 

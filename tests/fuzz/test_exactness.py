@@ -13,8 +13,8 @@ from tests.fuzz import exactness
 from tests.fuzz.__main__ import TINY_CONTEXT, TINY_TARGETS, TINY_VOCAB
 from tests.fuzz.exactness import RESTARTS, FuzzPlan, fuzz, missing
 from tests.tiny_checkpoint import write_tiny_llama
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 # On a busy machine; a quiet one takes a tenth of it.
 pytestmark = pytest.mark.timeout(600)

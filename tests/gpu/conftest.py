@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.conftest import new_model  # noqa: F401 a fixture
-from verifier_svc.cuda_capture import CudaCapture
-from verifier_svc.pass_graphs import Capture
+from verifier_svc.model.cuda_capture import CudaCapture
+from verifier_svc.model.pass_graphs import Capture
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from tests.tiny_checkpoint import write_tiny_llama
 from tests.unit.verifier_svc.oracles import random_tree, tree_around
 from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.config import VerifierConfig
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.loading import load_probed_target
-from verifier_svc.pass_graphs import Capture, PassGraphs
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.pass_graphs import Capture, PassGraphs
+from verifier_svc.model.target_model import TargetModel
 
 pytestmark = pytest.mark.gpu
-triton_attention = pytest.importorskip("verifier_svc.triton_attention", reason="Triton is not installed")
+triton_attention = pytest.importorskip("verifier_svc.kernels.triton.attention", reason="Triton is not installed")
 
 NewCapture = Callable[[], Capture]
 NewModel = Callable[[str], PreTrainedModel]

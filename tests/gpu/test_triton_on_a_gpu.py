@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.attention_passes import Heads, RandomPass, Share
-from verifier_svc import triton_plan
-from verifier_svc.attention_kernel import AttentionRule
-from verifier_svc.tensor_attention import TensorKernel
-from verifier_svc.triton_plan import SPLIT
+from verifier_svc.kernels.base import AttentionRule
+from verifier_svc.kernels.triton import plan as triton_plan
+from verifier_svc.kernels.triton.plan import SPLIT
+from verifier_svc.model.parallel.tensor_attention import TensorKernel
 
 pytestmark = pytest.mark.gpu
-triton_attention = pytest.importorskip("verifier_svc.triton_attention", reason="Triton is not installed")
+triton_attention = pytest.importorskip("verifier_svc.kernels.triton.attention", reason="Triton is not installed")
 
 HEADS = {"grouped": Heads(32, 8, 128, 128), "odd": Heads(7, 1, 80, 48), "plain": Heads(4, 4, 64, 64)}
 RULES = {

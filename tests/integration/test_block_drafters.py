@@ -27,7 +27,7 @@ from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, servi
 from tests.tiny_blocks import block_calibration, write_tiny_block_drafter
 from tests.tiny_checkpoint import tiny_llama, write_tiny_llama
 from verifier_svc.config import VerifierConfig
-from verifier_svc.loading import load_probed_target
+from verifier_svc.model.loading import load_probed_target
 
 # The target's attention may have to be compiled first.
 pytestmark = pytest.mark.timeout(300)

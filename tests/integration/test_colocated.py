@@ -19,7 +19,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually
-from verifier_svc.engine import Engine
+from verifier_svc.engine.engine import Engine
 
 # The first to use them may have to compile the models' loops.
 pytestmark = pytest.mark.timeout(480)

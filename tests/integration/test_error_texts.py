@@ -59,7 +59,14 @@ def raising(*_: Any, **__: Any) -> Any:
 
 
 def test_what_is_looked_for_is_found() -> None:
-    for text in ("RuntimeError: no", "at 10.1.2.3", "dns:///a:50051", "/tmp/x", "verifier_svc.engine", "<class 'int'>"):
+    for text in (
+        "RuntimeError: no",
+        "at 10.1.2.3",
+        "dns:///a:50051",
+        "/tmp/x",
+        "verifier_svc.engine.engine",
+        "<class 'int'>",
+    ):
         assert INSIDE.search(text)
     assert not INSIDE.search("sampling.top_p: must be in (0, 1], got 7.0; 3 requests are running already, 2 wait")
 

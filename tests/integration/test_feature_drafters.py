@@ -32,12 +32,12 @@ from tests.integration.test_block_drafters import check_tokens
 from tests.integration.test_block_drafters import load as load_token_only
 from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target
 from tests.tiny_checkpoint import write_tiny_llama
-from verifier_svc import sequence
-from verifier_svc.acceptance import Acceptance
 from verifier_svc.config import VerifierConfig
-from verifier_svc.features import committed_features
-from verifier_svc.kv_cache import HalfArray
-from verifier_svc.loading import load_probed_target
+from verifier_svc.engine import sequence
+from verifier_svc.engine.features import committed_features
+from verifier_svc.engine.kv_cache import HalfArray
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.verify.acceptance import Acceptance
 
 pytestmark = pytest.mark.timeout(300)
 OPTIONS = Options(max_tokens=24, ignore_eos=True)

@@ -87,7 +87,7 @@ async def test_a_bad_setting_stops_each_service_and_is_named(module: str, name: 
 async def test_the_other_ranks_of_a_target_log_as_the_first_does() -> None:
     """Without a model none of them comes far, which it says."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "verifier_svc.tensor_worker", "3", str(os.getpid()), "0", "none"),
+        *(sys.executable, "-m", "verifier_svc.model.parallel.tensor_worker", "3", str(os.getpid()), "0", "none"),
         env={**os.environ, "MODEL": "", "LOG_FORMAT": "json"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,

@@ -26,10 +26,10 @@ from tests.integration.test_drafter_metrics import ChainDrafter
 from tests.integration.test_orchestrator_metrics import PROMPT, free_port
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.test_preemption import INFO
-from verifier_svc.engine import Engine
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.metrics import verifier_metrics
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.target_model import TargetModel
+from verifier_svc.model.target_model import TargetModel
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 NewModel = Callable[[str], PreTrainedModel]

@@ -16,8 +16,8 @@ from coppice.client import Client, Options
 from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.config import VerifierConfig
-from verifier_svc.loading import load_probed_target
-from verifier_svc.space_adapter import SpaceAdapter, Transition, load_adapter, save_adapter
+from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, Transition, load_adapter, save_adapter
+from verifier_svc.model.loading import load_probed_target
 
 pytestmark = pytest.mark.timeout(480)
 

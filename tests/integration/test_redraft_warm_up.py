@@ -14,12 +14,12 @@ import os
 from coppice.search.compiled_search import search_behind_token
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from tests.unit.verifier_svc.engine_harness import Harness
-from verifier_svc.compiled_products import add_low_rank, put_inputs
+from verifier_svc.extras.redraft.low_rank_products import add_low_rank, put_inputs
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.mask_counts import count_masks
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.extras.redraft.mask_counts import count_masks
+from verifier_svc.engine.scheduler import SchedulerLimits
 
 def compiled():
     return [len(one.signatures) for one in (search_behind_token, count_masks, put_inputs, add_low_rank)]

@@ -25,9 +25,9 @@ from orchestrator.app import running
 from orchestrator.config import Config
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.loading import load_probed_target
 from verifier_svc.service import VerifierServicer
 
 VOCAB = 61

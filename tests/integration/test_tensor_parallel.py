@@ -30,9 +30,9 @@ from coppice.wire.convert import tree_to_proto
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.app import run_verifier
 from verifier_svc.config import CONFIGURATION_ERROR, WORKER_LOST, VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.loading import load_probed_target
 from verifier_svc.service import VerifierServicer
 
 # Even: transformers 5.17 cuts the output layer into equal parts only.

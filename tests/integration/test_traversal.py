@@ -37,11 +37,11 @@ from tests.fakes import FakeDrafter
 from tests.fakes import serving as serving_fake
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.loading import load_probed_target
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.service import VerifierServicer
-from verifier_svc.target_model import TargetInfo, TargetModel
 
 VOCAB = 61
 CONTEXT = 64

@@ -27,13 +27,13 @@ from tests.integration.test_orchestrator_metrics import free_port
 from tests.integration.verify_peer import TIMEOUT_S, Peer
 from tests.tiny_checkpoint import write_tiny_llama
 from tests.unit.verifier_svc.engine_harness import Harness
-from verifier_svc import loading
 from verifier_svc.app import new_servicer
 from verifier_svc.config import ENGINE_LOST, VerifierConfig
-from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
-from verifier_svc.loading import load_probed_target
-from verifier_svc.output_end import FinishReason
-from verifier_svc.pass_plan import SequenceRows
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.model import loading
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.verify.output_end import FinishReason
 
 VOCAB = 61
 CONTEXT = 64
@@ -183,7 +183,7 @@ def _get(address: str) -> str:
 # The model thread itself fails with the first sequence.
 BROKEN_SCHEDULER = """
 import runpy
-from verifier_svc.scheduler import Scheduler
+from verifier_svc.engine.scheduler import Scheduler
 Scheduler.next_batch = None
 runpy.run_module("verifier_svc", run_name="__main__")
 """

@@ -20,13 +20,13 @@ from coppice.wire.convert import tree_to_proto
 from tests.integration.verify_peer import PROMPT, TIMEOUT_S, Peer, Stub
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
-from verifier_svc.engine import Engine
-from verifier_svc.kv_cache import BLOCK_SIZE
-from verifier_svc.loading import load_probed_target
-from verifier_svc.row_multiple import FINE_MULTIPLES
-from verifier_svc.scheduler import SchedulerLimits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.kv_cache import BLOCK_SIZE
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.model.loading import load_probed_target
+from verifier_svc.model.row_multiple import FINE_MULTIPLES
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.service import VerifierServicer
-from verifier_svc.target_model import TargetInfo, TargetModel
 
 VOCAB = 61
 CONTEXT = 64

@@ -18,7 +18,7 @@ from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
 from drafter_svc.drafters.registry import load_drafter
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
-from verifier_svc.loading import load_probed_target
+from verifier_svc.model.loading import load_probed_target
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [

@@ -31,7 +31,7 @@ from tests.conftest import StartFakes
 from tests.fakes import FakeVerifier
 from tests.toy_target import CONTEXT, EOS, FINGERPRINT, MODEL, TOKENIZER_JSON, VOCAB
 from verifier_svc.config import VerifierConfig
-from verifier_svc.grammar import GrammarVocabulary
+from verifier_svc.grammar.matcher import GrammarVocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models"

@@ -22,13 +22,13 @@ from training.corpus import corpus_digest, read_corpus
 from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.state import open_state, weights_digest
 from training.token_store import TokenStore
-from verifier_svc.draw_rule import Thresholds
-from verifier_svc.early_head import EarlyHead, predicted_norm, save_head
-from verifier_svc.made_for import write_target
-from verifier_svc.output_layer import OutputLayer, output_layer
-from verifier_svc.pruned_layers import decoder_layers
-from verifier_svc.space_adapter import LowRank
+from verifier_svc.extras.pruning.early_head import EarlyHead, predicted_norm, save_head
+from verifier_svc.extras.pruning.pruned_layers import decoder_layers
+from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.model.made_for import write_target
+from verifier_svc.model.output_layer import OutputLayer, output_layer
 from verifier_svc.training.early_exit_report import calibrate, collect, measure, write_card
+from verifier_svc.verify.draw_rule import Thresholds
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from training.acceptance_report import TEMPERATURES
 from training.checkpoint import run_facts
 from training.loop import TrainingLoop
 from training.token_store import TokenStore
-from verifier_svc.draw_rule import Threshold, Thresholds
+from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 # The drawn token, and those behind it that stand for a drafter's other children.
 CHILDREN = 4

@@ -23,8 +23,8 @@ from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.teacher import distillation_terms
 from training.token_store import TokenStore
-from verifier_svc.made_for import write_target
-from verifier_svc.space_adapter import save_adapter
+from verifier_svc.extras.redraft.space_adapter import save_adapter
+from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks
 
 EVALUATION_GROUPS = 8

@@ -26,8 +26,8 @@ from training.loop import LoopConfig, Schedule, TrainingLoop
 from training.state import open_state, weights_digest
 from training.target_samples import SampleShape
 from training.token_store import TokenStore
-from verifier_svc.made_for import write_target
-from verifier_svc.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks
 from verifier_svc.training.space_masks import first_masks
 

@@ -16,9 +16,9 @@ from benchmarks import passes
 from benchmarks.passes import PassTimes, plain_pass, slopes
 from benchmarks.table import print_passes
 from coppice.cli import bench
-from verifier_svc import loading
-from verifier_svc.pass_plan import PassPlan
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.model import loading
+from verifier_svc.model.target_model import TargetModel
 
 
 def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:

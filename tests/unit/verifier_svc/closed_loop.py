@@ -13,10 +13,10 @@ from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import TokenTree, chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
-from verifier_svc.kv_cache import KVCache
-from verifier_svc.scheduler import Scheduler, SchedulerLimits
-from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetInfo
+from verifier_svc.engine.kv_cache import KVCache
+from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
+from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
+from verifier_svc.model.target_model import TargetInfo
 
 INFO = TargetInfo("toy", character_tokenizer(), "", VOCAB, 8, 2000, (), exact=True)
 TOKENIZER = TargetTokenizer(INFO.tokenizer_json)

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from coppice.core.chance import Chance, Purpose
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_engine
 from tests.unit.verifier_svc.traversal_door import PROMPT, Door
-from verifier_svc import sequence as sequence_module
-from verifier_svc.engine import Engine
+from verifier_svc.engine import sequence as sequence_module
+from verifier_svc.engine.engine import Engine
 
 FAMILIES = {
     "llama": {"num_key_value_heads": 2},

@@ -10,13 +10,13 @@ import numpy as np
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import random_tree, tree_around
-from verifier_svc.engine import Engine
-from verifier_svc.events import ErrorEvent, Event, OutcomeEvent
-from verifier_svc.kv_cache import KVCache
-from verifier_svc.output_end import Finish
-from verifier_svc.scheduler import Scheduler, SchedulerLimits
-from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.kv_cache import KVCache
+from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
+from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+from verifier_svc.stream.events import ErrorEvent, Event, OutcomeEvent
+from verifier_svc.verify.output_end import Finish
 
 STREAM = 1
 MAX_NODES = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from verifier_svc.draw_rule import Threshold, Thresholds
-from verifier_svc.early_head import EarlyHead
-from verifier_svc.space_adapter import LowRank
+from verifier_svc.extras.pruning.early_head import EarlyHead
+from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 # Early scores of tiny targets are spread around 0.
 THRESHOLDS: Thresholds = (Threshold(0.0, 0.0, 0.99), Threshold(0.7, 0.5, 0.99), Threshold(1.0, 1.0, 0.99))

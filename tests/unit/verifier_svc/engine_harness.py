@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree
-from verifier_svc.engine import Engine
-from verifier_svc.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
-from verifier_svc.output_end import Finish
-from verifier_svc.scheduler import SequenceKey
-from verifier_svc.sequence import Draft, SequenceSpec
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SequenceKey
+from verifier_svc.engine.sequence import Draft, SequenceSpec
+from verifier_svc.stream.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
+from verifier_svc.verify.output_end import Finish
 
 DEADLINE_S = 60.0
 # (request index, tokens generated so far, committed length) to the next draft, or None to send nothing.

@@ -19,7 +19,7 @@ from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.tree_sampler import sample_tree
-from verifier_svc.acceptance import Acceptance
+from verifier_svc.verify.acceptance import Acceptance
 
 FloatArray = npt.NDArray[np.float64]
 Path = tuple[int, ...]

@@ -21,10 +21,10 @@ from coppice.core.sampling import SamplingParams
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.oracles import plain_logits
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_info
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.target_model import TargetInfo, TargetModel
-from verifier_svc.token_choice import TokenChooser
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+from verifier_svc.verify.token_choice import TokenChooser
 
 # Texts of more than BOUNDARY tokens have long factors. More than a block of the cache, so that prefixes are shared on
 # both sides.

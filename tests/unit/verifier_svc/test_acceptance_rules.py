@@ -20,12 +20,12 @@ from tests.unit.verifier_svc.enumeration import (
     law_of_blocks,
     sampler,
 )
-from verifier_svc.acceptance import Acceptance
-from verifier_svc.acceptance_rules.block import block_verification
-from verifier_svc.acceptance_rules.chain_rejection import chain_rejection
-from verifier_svc.acceptance_rules.multi_step import multi_step
-from verifier_svc.acceptance_rules.residual import FloatArray, residual
-from verifier_svc.acceptance_rules.traversal import traversal
+from verifier_svc.verify.acceptance import Acceptance
+from verifier_svc.verify.rules.block import block_verification
+from verifier_svc.verify.rules.chain_rejection import chain_rejection
+from verifier_svc.verify.rules.multi_step import multi_step
+from verifier_svc.verify.rules.residual import FloatArray, residual
+from verifier_svc.verify.rules.traversal import traversal
 
 TOLERANCE = 1e-12
 CHAIN_RULES = [chain_rejection, block_verification]

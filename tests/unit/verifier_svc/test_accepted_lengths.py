@@ -8,12 +8,12 @@ from coppice.core.chance import Chance
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.enumeration import DEGENERATE, Languages, Rule, find, sampler
-from verifier_svc.acceptance import Acceptance, sample_and_follow
-from verifier_svc.acceptance_rules.block import block_verification
-from verifier_svc.acceptance_rules.chain_rejection import chain_rejection
-from verifier_svc.acceptance_rules.multi_step import multi_step
-from verifier_svc.acceptance_rules.residual import Target
-from verifier_svc.acceptance_rules.traversal import traversal
+from verifier_svc.verify.acceptance import Acceptance, sample_and_follow
+from verifier_svc.verify.rules.block import block_verification
+from verifier_svc.verify.rules.chain_rejection import chain_rejection
+from verifier_svc.verify.rules.multi_step import multi_step
+from verifier_svc.verify.rules.residual import Target
+from verifier_svc.verify.rules.traversal import traversal
 
 ROUNDING = 1e-12
 PAIRS = [

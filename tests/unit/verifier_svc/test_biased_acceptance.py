@@ -19,12 +19,12 @@ from coppice.core.tree import ROOT
 from coppice.search.draft_distribution import DraftDistribution
 from drafter_svc.tree_sampler import sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
-from verifier_svc.acceptance import Acceptance
-from verifier_svc.acceptance_rules.block import block_verification
-from verifier_svc.acceptance_rules.chain_rejection import chain_rejection
-from verifier_svc.acceptance_rules.multi_step import multi_step
-from verifier_svc.acceptance_rules.residual import FloatArray, Target, accept, ratio, remaining_rate, residual
-from verifier_svc.acceptance_rules.traversal import traversal
+from verifier_svc.verify.acceptance import Acceptance
+from verifier_svc.verify.rules.block import block_verification
+from verifier_svc.verify.rules.chain_rejection import chain_rejection
+from verifier_svc.verify.rules.multi_step import multi_step
+from verifier_svc.verify.rules.residual import FloatArray, Target, accept, ratio, remaining_rate, residual
+from verifier_svc.verify.rules.traversal import traversal
 
 # A lossless rule is off by 1e-15; what is found here must stand out from that by thirteen orders of magnitude.
 BIASED = 0.01

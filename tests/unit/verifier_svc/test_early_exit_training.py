@@ -17,11 +17,11 @@ from tests.unit.verifier_svc.conftest import FAMILIES
 from training.corpus import read_corpus
 from training.state import ForeignStateError
 from training.tokenizer import train_tokenizer
-from verifier_svc.early_head import EarlyHead, load_head, save_head
-from verifier_svc.output_layer import output_layer
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.pruning_probe import check_pruning
-from verifier_svc.target_model import TargetModel
+from verifier_svc.extras.pruning.early_head import EarlyHead, load_head, save_head
+from verifier_svc.extras.pruning.probe import check_pruning
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.output_layer import output_layer
+from verifier_svc.model.target_model import TargetModel
 from verifier_svc.training import early_exit
 from verifier_svc.training.early_exit import (
     EarlyExitRecipe,

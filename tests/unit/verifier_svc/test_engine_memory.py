@@ -13,7 +13,7 @@ from tests.allocations import allocated_mib
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
-from verifier_svc.engine import Engine
+from verifier_svc.engine.engine import Engine
 
 # Products of matrices keep machine code for each size of pass, 2 MiB here. So every batch is of the same shapes, with
 # other tokens; but which rows share a pass is a matter of timing, too, and some sizes come late.

@@ -14,14 +14,14 @@ from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.early_heads import random_head
 from tests.unit.verifier_svc.tiny_engine import LIMITS, PROMPTS, VOCAB, tiny_info, tiny_target
-from verifier_svc.engine import Engine
-from verifier_svc.events import ErrorEvent, Event, OutcomeEvent
-from verifier_svc.kv_cache import BLOCK_SIZE, SequenceCache
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.scheduler import Scheduler
-from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
-from verifier_svc.sequence import Sequence as RunningSequence
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.engine.scheduler import Scheduler
+from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.engine.sequence import Sequence as RunningSequence
+from verifier_svc.model.target_model import TargetModel
+from verifier_svc.stream.events import ErrorEvent, Event, OutcomeEvent
 
 NewModel = Callable[[str], PreTrainedModel]
 # More than a block, so that there is something to share.

@@ -17,17 +17,17 @@ from tests.unit.verifier_svc.crowd import Clock
 from tests.unit.verifier_svc.oracles import tree_around
 from tests.unit.verifier_svc.test_preemption import INFO
 from tests.unit.verifier_svc.tiny_engine import VOCAB
-from verifier_svc import tensor_attention
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.cut_edges import has_cuts
-from verifier_svc.engine import Engine
-from verifier_svc.events import Event, LoadEvent, OutcomeEvent
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import Draft, SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetModel
-from verifier_svc.token_choice import TokenChooser
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.model.parallel import tensor_attention
+from verifier_svc.model.target_model import TargetModel
+from verifier_svc.stream.events import Event, LoadEvent, OutcomeEvent
+from verifier_svc.verify.cut_edges import has_cuts
+from verifier_svc.verify.token_choice import TokenChooser
 
 # Of half precision, where rounding shows, as servers have it by default.
 GAP = 0.25

@@ -20,15 +20,15 @@ from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.oracles import plain_logits, tree_around
 from tests.unit.verifier_svc.tiny_engine import VOCAB
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.engine import Engine
-from verifier_svc.events import ErrorEvent, OutcomeEvent
-from verifier_svc.grammar import CompiledGrammar, GrammarVocabulary
-from verifier_svc.output_end import Finish, FinishReason
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.scheduler import SchedulerLimits, SequenceKey
-from verifier_svc.sequence import Draft, SequenceSpec
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits, SequenceKey
+from verifier_svc.engine.sequence import Draft, SequenceSpec
+from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+from verifier_svc.stream.events import ErrorEvent, OutcomeEvent
+from verifier_svc.verify.output_end import Finish, FinishReason
 
 # Tokens 3 and up are the printable characters, in order; two characters at the end have no token of their own.
 SPECIAL = ["<pad>", "<bos>", "<eos>"]

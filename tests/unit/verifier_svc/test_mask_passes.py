@@ -16,17 +16,17 @@ from coppice.core.errors import IncompatibleError
 from coppice.core.tree import ROOT
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
+from tests.unit.verifier_svc.model.test_pass_graphs import CPUKernel, Repeating
 from tests.unit.verifier_svc.oracles import random_tree
-from tests.unit.verifier_svc.test_pass_graphs import CPUKernel, Repeating
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.exactness_probe import masks_leave_rows_alone
-from verifier_svc.kv_cache import KVCache, SequenceCache
-from verifier_svc.mask_groups import MaskGroup
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.pass_graphs import PassGraphs
-from verifier_svc.pass_plan import SequenceRows, plan_pass, visibility
-from verifier_svc.space_adapter import LowRank, SpaceAdapter, load_adapter, save_adapter
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import KVCache, SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows, plan_pass, visibility
+from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.exactness_probe import masks_leave_rows_alone
+from verifier_svc.model.pass_graphs import PassGraphs
+from verifier_svc.model.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
 BUNDLED = Path(__file__).resolve().parents[3] / "models" / "target"

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from tests.allocations import allocated_mib
 from tests.unit.verifier_svc.tiny_engine import tiny_engine
-from verifier_svc.packed_linear import PackedLinear, packed_layers
-from verifier_svc.pass_plan import ROW_MULTIPLE, padded_size, padded_sizes
+from verifier_svc.engine.pass_plan import ROW_MULTIPLE, padded_size, padded_sizes
+from verifier_svc.kernels.cpu.packed_linear import PackedLinear, packed_layers
 
 MAX_MIB = 1.0
 SIZES = padded_sizes(256, ROW_MULTIPLE)

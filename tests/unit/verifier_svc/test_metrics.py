@@ -13,10 +13,10 @@ from coppice.core.tree import TokenTree, chain
 from coppice.obs.histogram import Distribution
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.test_preemption import INFO
-from verifier_svc.engine import Engine
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.metrics import verifier_metrics
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 LIMITS = SchedulerLimits(max_sequences=8, max_queued=100, prefill_chunk=64)
 STRICT = replace(INFO, exact=True, bit_exact=True)

@@ -14,14 +14,14 @@ from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.crowd import MAX_NODES, Case, Crowd
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.tiny_engine import EOS, VOCAB, tiny_info
-from verifier_svc import scheduler
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.engine import Engine
-from verifier_svc.events import Event, OutcomeEvent
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine import scheduler
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence import SequenceKey, SequenceSpec
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.target_model import TargetModel
+from verifier_svc.stream.events import Event, OutcomeEvent
 
 CONTEXT = 420
 LIMITS = SchedulerLimits(max_sequences=8, max_queued=1000, prefill_chunk=48)
@@ -132,14 +132,14 @@ def test_an_engine_on_its_own_thread_preempts_and_says_so_in_its_log(
     target = small_target(SMALL)
     engine = Engine(target, INFO, LIMITS, MAX_NODES)
     engine.start()
-    with caplog.at_level(logging.INFO, "verifier_svc.scheduler"):
+    with caplog.at_level(logging.INFO, "verifier_svc.engine.scheduler"):
         results = Harness(engine).generate(
             [(5, 6, 7)] * 7, SAMPLING[1], stopping, lambda _, done, base: chain(output[len(done) :][:5])
         )
         engine.stop()
     assert [tuple(result.token_ids) for result in results] == [output] * 7
     assert engine.num_preemptions > 0
-    told = [record.getMessage() for record in caplog.records if record.name == "verifier_svc.scheduler"]
+    told = [record.getMessage() for record in caplog.records if record.name == "verifier_svc.engine.scheduler"]
     assert sum(int(message.split(" times")[0].rsplit(" ", 1)[1]) for message in told) == engine.num_preemptions
     assert sum(int(message.split(" tokens")[0].rsplit(" ", 1)[1]) for message in told) == engine.num_recomputed_tokens
     assert target.cache.num_free_blocks == SMALL

@@ -9,10 +9,10 @@ import pytest
 
 from coppice.core.tree import chain
 from tests.unit.verifier_svc.closed_loop import CHEAP_ROWS, CPU, LATE_DRAFTS, ClosedLoop, Costs, Counts
-from tests.unit.verifier_svc.test_pass_shares import sampled
-from tests.unit.verifier_svc.test_scheduler import MAX_NODES, Bench
-from verifier_svc import pass_shares
-from verifier_svc.sequence import Draft
+from tests.unit.verifier_svc.engine.test_pass_shares import sampled
+from tests.unit.verifier_svc.engine.test_scheduler import MAX_NODES, Bench
+from verifier_svc.engine import pass_shares
+from verifier_svc.engine.sequence import Draft
 
 
 def count(concurrency: int, num_nodes: int, costs: Costs = CPU) -> Counts:

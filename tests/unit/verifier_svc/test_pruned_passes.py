@@ -15,21 +15,21 @@ from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
+from tests.unit.verifier_svc.model.test_pass_graphs import CPUKernel, Repeating
 from tests.unit.verifier_svc.oracles import random_tree
 from tests.unit.verifier_svc.test_mask_passes import BUNDLED, KERNELS, new_target, some_masks
-from tests.unit.verifier_svc.test_pass_graphs import CPUKernel, Repeating
 from verifier_svc.config import VerifierConfig
-from verifier_svc.draw_rule import DrawRule
-from verifier_svc.early_head import save_head
-from verifier_svc.early_pruning import survivors_of
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.loading import with_early_head
-from verifier_svc.pass_graphs import PassGraphs
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.pruned_layers import decoder_layers
-from verifier_svc.pruning_pace import ON, PruningSettings
-from verifier_svc.pruning_probe import check_pruning
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.extras.pruning.early_head import save_head
+from verifier_svc.extras.pruning.early_pruning import survivors_of
+from verifier_svc.extras.pruning.pace import ON, PruningSettings
+from verifier_svc.extras.pruning.probe import check_pruning
+from verifier_svc.extras.pruning.pruned_layers import decoder_layers
+from verifier_svc.model.loading import with_early_head
+from verifier_svc.model.pass_graphs import PassGraphs
+from verifier_svc.model.target_model import TargetModel
+from verifier_svc.verify.draw_rule import DrawRule
 
 NewModel = Callable[[str], PreTrainedModel]
 GREEDY = DrawRule(0.0, 0, 0.0)

@@ -18,7 +18,7 @@ from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
 from tests.unit.verifier_svc.engine_harness import Harness
-from tests.unit.verifier_svc.test_redraft import SETTINGS
+from tests.unit.verifier_svc.extras.redraft.test_redraft import SETTINGS
 from tests.unit.verifier_svc.tiny_engine import (
     LIMITS,
     PROMPTS,
@@ -27,15 +27,15 @@ from tests.unit.verifier_svc.tiny_engine import (
     tiny_info,
     tiny_target,
 )
-from verifier_svc.early_pruning import candidates_of
-from verifier_svc.engine import Engine
-from verifier_svc.events import Event, OutcomeEvent
-from verifier_svc.kv_cache import KVCache
-from verifier_svc.pass_plan import PassPlan
-from verifier_svc.pruned_layers import PrunedForward
-from verifier_svc.pruning_pace import COMPARE, ON, PruningSettings
-from verifier_svc.sequence import Draft, Sequence, SequenceKey, SequenceSpec
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.kv_cache import KVCache
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
+from verifier_svc.extras.pruning.early_pruning import candidates_of
+from verifier_svc.extras.pruning.pace import COMPARE, ON, PruningSettings
+from verifier_svc.extras.pruning.pruned_layers import PrunedForward
+from verifier_svc.model.target_model import TargetModel
+from verifier_svc.stream.events import Event, OutcomeEvent
 
 NewModel = Callable[[str], PreTrainedModel]
 FORCED = PruningSettings(THRESHOLDS, free_rows=1, row_multiple=4, switch=ON)

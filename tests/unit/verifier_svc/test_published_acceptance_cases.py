@@ -15,11 +15,11 @@ from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import Rule
-from verifier_svc.acceptance_rules.block import block_verification
-from verifier_svc.acceptance_rules.chain_rejection import chain_rejection
-from verifier_svc.acceptance_rules.multi_step import multi_step
-from verifier_svc.acceptance_rules.residual import FloatArray, ratio, remaining_rate, residual
-from verifier_svc.acceptance_rules.traversal import traversal
+from verifier_svc.verify.rules.block import block_verification
+from verifier_svc.verify.rules.chain_rejection import chain_rejection
+from verifier_svc.verify.rules.multi_step import multi_step
+from verifier_svc.verify.rules.residual import FloatArray, ratio, remaining_rate, residual
+from verifier_svc.verify.rules.traversal import traversal
 
 VOCAB = 20
 TREE_RULES = [multi_step, traversal]

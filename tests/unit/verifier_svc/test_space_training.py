@@ -24,11 +24,11 @@ from training.corpus import read_corpus
 from training.loop import LoopConfig
 from training.target_samples import SampleShape
 from training.tokenizer import train_tokenizer
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.mask_groups import MaskGroup
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.space_adapter import SpaceAdapter, load_adapter, save_adapter
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.model.target_model import TargetModel
 from verifier_svc.training import space, space_full
 from verifier_svc.training.space_full import FullSpaceRecipe, TunedTarget
 from verifier_svc.training.space_masks import SpaceMasks

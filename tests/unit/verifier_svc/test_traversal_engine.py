@@ -20,7 +20,7 @@ from coppice.core.tree import TokenTree
 from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, EOS, PROMPT, VOCAB, Door, draw, raw_logits
-from verifier_svc.round_outcome import RoundOutcome
+from verifier_svc.engine.round_outcome import RoundOutcome
 
 # Tokens of which the joint law is compared: a block of two draft tokens and a bonus token at most.
 LENGTH = 3

@@ -14,10 +14,10 @@ from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.tree_sampler import sample_tree
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door, draw, raw_logits, some_tree
-from verifier_svc.events import DraftRejection, ErrorEvent, OutcomeEvent
-from verifier_svc.round_outcome import RoundOutcome
-from verifier_svc.sequence import SequenceKey
-from verifier_svc.token_choice import Logits, TokenChooser
+from verifier_svc.engine.round_outcome import RoundOutcome
+from verifier_svc.engine.sequence import SequenceKey
+from verifier_svc.stream.events import DraftRejection, ErrorEvent, OutcomeEvent
+from verifier_svc.verify.token_choice import Logits, TokenChooser
 
 
 def coupled_token(params: SamplingParams) -> int:

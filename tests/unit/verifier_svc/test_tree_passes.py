@@ -13,13 +13,13 @@ from coppice.core.errors import IncompatibleError
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
-from verifier_svc.attention_kernel import AttentionKernel
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.conformance_probe import ConformanceProbe
-from verifier_svc.kv_cache import KVCache, SequenceCache
-from verifier_svc.packed_linear import pack_linears
-from verifier_svc.pass_plan import SequenceRows, visibility
-from verifier_svc.target_model import TargetModel
+from verifier_svc.engine.kv_cache import KVCache, SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows, visibility
+from verifier_svc.kernels.base import AttentionKernel
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.conformance_probe import ConformanceProbe
+from verifier_svc.model.target_model import TargetModel
 
 NewModel = Callable[[str], PreTrainedModel]
 NewKernel = Callable[[], AttentionKernel | None]

@@ -52,9 +52,9 @@ def test_the_kernels_compile_for_gpus(capability: int, tmp_path: Path, monkeypat
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from verifier_svc import triton_kernels
-    from verifier_svc.triton_attention import HeadShape
-    from verifier_svc.triton_plan import ITEM_FIELDS, SPLIT, TILE_FIELDS, TILE_ROWS
+    from verifier_svc.kernels.triton import kernels as triton_kernels
+    from verifier_svc.kernels.triton.attention import HeadShape
+    from verifier_svc.kernels.triton.plan import ITEM_FIELDS, SPLIT, TILE_FIELDS, TILE_ROWS
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     shape = HeadShape(32, 8, 128, 128)

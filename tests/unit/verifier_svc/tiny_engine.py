@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from tests.unit.verifier_svc.oracles import tree_around
-from verifier_svc.compiled_attention import CompiledKernel
-from verifier_svc.engine import Engine
-from verifier_svc.few_row_products import prefer_panels
-from verifier_svc.packed_linear import pack_linears, packed_layers
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.target_model import TargetInfo, TargetModel
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.few_row_products import prefer_panels
+from verifier_svc.kernels.cpu.packed_linear import pack_linears, packed_layers
+from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 VOCAB = 97
 EOS = 2

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from coppice.core.tree import ROOT
-from verifier_svc.kv_cache import BLOCK_SIZE, KVCache
-from verifier_svc.pass_plan import PassPlan, Segment, SequenceRows, plan_pass
-from verifier_svc.target_model import TargetInfo
-from verifier_svc.token_choice import Logits
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache
+from verifier_svc.engine.pass_plan import PassPlan, Segment, SequenceRows, plan_pass
+from verifier_svc.model.target_model import TargetInfo
+from verifier_svc.verify.token_choice import Logits
 
 # Raw logits [vocab] behind a whole context.
 Language = Callable[[tuple[int, ...]], Logits]

@@ -17,13 +17,13 @@ from coppice.wire.convert import sampling_to_proto, stopping_to_proto, tree_to_p
 from drafter_svc.tree_sampler import Path, sample_tree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info
-from verifier_svc.door import Door as PeerDoor
-from verifier_svc.engine import Engine
-from verifier_svc.events import Event, OutcomeEvent
-from verifier_svc.round_outcome import RoundOutcome
-from verifier_svc.scheduler import SchedulerLimits
-from verifier_svc.sequence import SequenceKey
-from verifier_svc.token_choice import Logits
+from verifier_svc.engine.engine import Engine
+from verifier_svc.engine.round_outcome import RoundOutcome
+from verifier_svc.engine.scheduler import SchedulerLimits
+from verifier_svc.engine.sequence import SequenceKey
+from verifier_svc.stream.door import Door as PeerDoor
+from verifier_svc.stream.events import Event, OutcomeEvent
+from verifier_svc.verify.token_choice import Logits
 
 VOCAB = 3
 EOS = 2

@@ -31,7 +31,7 @@ from coppice.obs import telemetry
 from coppice.obs.metric import Metric, Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.benchmarks.in_pass.made_up import SMALL_LM
-from verifier_svc.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, save_adapter
 
 TEMPERATURES = (0.0, 1.0)
 WHAT = InPass(SMALL_LM, "/a", 2, "/h", (1, 2), (1,), (4,), (1, 2))

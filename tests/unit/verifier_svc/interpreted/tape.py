@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from verifier_svc import triton_attention
-from verifier_svc.pass_graphs import Outputs
+from verifier_svc.kernels.triton import attention as triton_attention
+from verifier_svc.model.pass_graphs import Outputs
 
 # What a recording on a GPU cannot contain: the host waits for a number.
 _HOST_READS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero"}

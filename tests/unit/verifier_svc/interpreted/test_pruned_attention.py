@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.attention_passes import NO_MOVES, Heads, RandomPass, Share
-from verifier_svc.attention_kernel import AttentionRule, KernelLimitError
-from verifier_svc.draw_rule import DrawRule
-from verifier_svc.early_pruning import candidates_of, surviving_rows, without_pruned
-from verifier_svc.triton_attention import TritonKernel
+from verifier_svc.extras.pruning.early_pruning import candidates_of, surviving_rows, without_pruned
+from verifier_svc.kernels.base import AttentionRule, KernelLimitError
+from verifier_svc.kernels.triton.attention import TritonKernel
+from verifier_svc.verify.draw_rule import DrawRule
 
 PAIR = Heads(2, 1, 16, 16)
 # A tree that crosses blocks and words of bits, plain decoding, and a tree whose end goes.

@@ -13,11 +13,11 @@ from coppice.core.tree import TokenTree
 from tests.unit.verifier_svc.interpreted.tape import TapeCapture
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
 from tests.unit.verifier_svc.tiny_engine import VOCAB
-from verifier_svc.kv_cache import SequenceCache
-from verifier_svc.pass_graphs import PassGraphs
-from verifier_svc.pass_plan import SequenceRows
-from verifier_svc.target_model import TargetModel
-from verifier_svc.triton_attention import TritonKernel
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.kernels.triton.attention import TritonKernel
+from verifier_svc.model.pass_graphs import PassGraphs
+from verifier_svc.model.target_model import TargetModel
 
 
 # GPT-2 looks at its input ids on the host where it has a padding token: it runs as it did without recordings.

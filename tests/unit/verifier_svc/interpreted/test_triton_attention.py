@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.attention_passes import Heads, RandomPass, Share
-from verifier_svc import triton_plan
-from verifier_svc.attention_kernel import AttentionRule, KernelLimitError
-from verifier_svc.kv_cache import BLOCK_SIZE
-from verifier_svc.tensor_attention import TensorKernel
-from verifier_svc.triton_attention import TritonKernel
+from verifier_svc.engine.kv_cache import BLOCK_SIZE
+from verifier_svc.kernels.base import AttentionRule, KernelLimitError
+from verifier_svc.kernels.triton import plan as triton_plan
+from verifier_svc.kernels.triton.attention import TritonKernel
+from verifier_svc.model.parallel.tensor_attention import TensorKernel
 
 FloatArray = npt.NDArray[np.floating]
 CPU = torch.device("cpu")

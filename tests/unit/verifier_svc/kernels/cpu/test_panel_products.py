@@ -1,0 +1,89 @@
+"""Products from panels are chains of fused multiply-adds, to the last bit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from coppice.kernels.half_tables import floats, halves
+from tests.unit.verifier_svc.oracles import multiply_add
+from verifier_svc.kernels.cpu.panel_products import PANEL, multiply, packed_panels
+
+F = np.float32
+NO_BIASES = np.empty(0, F)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Of very different sizes, so that another order gives other bits."""
+    generator = np.random.default_rng(seed)
+    return (generator.standard_normal(shape) * 10.0 ** generator.uniform(-3, 3, shape)).astype(F)
+
+
+def rounded(number: Fraction) -> np.float32:
+    """The nearest number in single precision, ties to even, of one that is neither tiny nor huge."""
+    if not number:
+        return F(0)
+    exponent = abs(number.numerator).bit_length() - number.denominator.bit_length()
+    if Fraction(2) ** exponent > abs(number):
+        exponent -= 1
+    unit = Fraction(2) ** (exponent - 23)
+    return F(float(round(number / unit) * unit))
+
+
+def by_definition(row: np.ndarray, weights: np.ndarray, chain: int) -> np.float32:
+    """One sum: every product is added exactly, and rounded once."""
+    total = F(0)
+    for begin in range(0, len(row), chain):
+        part = F(0)
+        for factor, weight in zip(row[begin : begin + chain], weights[begin : begin + chain], strict=True):
+            part = rounded(Fraction(float(part)) + Fraction(float(factor)) * Fraction(float(weight)))
+        total = F(total + part)
+    return total
+
+
+def by_multiply_add(row: np.ndarray, weights: np.ndarray, chain: int) -> np.ndarray:
+    """All sums, as the products of other tests are told."""
+    total = np.zeros(len(weights), F)
+    for begin in range(0, len(row), chain):
+        part = np.zeros(len(weights), F)
+        for index in range(begin, min(len(row), begin + chain)):
+            part = multiply_add(part, np.full_like(part, row[index]), weights[:, index], is_fused=True)
+        total += part
+    return total
+
+
+@pytest.mark.parametrize("chain", [30, 12])
+def test_every_sum_is_a_chain(chain: int) -> None:
+    rows, weights = numbers(1, 30), halves(numbers(PANEL, 30, seed=1))
+    result = np.empty((1, PANEL), F)
+    multiply(rows, packed_panels(weights), chain, NO_BIASES, result)
+    expected = [by_definition(rows[0], floats(weights)[output], chain) for output in range(PANEL)]
+    assert (result[0] == expected).all()
+    in_doubles = by_multiply_add(rows[0], floats(weights), chain)
+    assert (in_doubles == expected).all(), "two ways to round once"
+    other = [by_definition(rows[0][::-1], floats(weights)[output][::-1], chain) for output in range(PANEL)]
+    assert (result[0] != other).any(), "the numbers can tell"
+
+
+@pytest.mark.parametrize("outputs", [1, PANEL - 1, PANEL, 2 * PANEL + 5])
+@pytest.mark.parametrize("num_rows", range(1, 15))
+def test_a_row_has_the_same_bits_in_any_company(num_rows: int, outputs: int) -> None:
+    """In tiles of every number of rows, and in panels that are not full."""
+    rows, weights, biases = numbers(num_rows, 70), halves(numbers(outputs, 70, seed=1)), numbers(outputs, seed=2)
+    panels = packed_panels(weights)
+    result, alone = np.full((num_rows, outputs), np.nan, F), np.empty((1, outputs), F)
+    multiply(rows, panels, 32, biases, result)
+    for row in range(num_rows):
+        multiply(rows[row : row + 1], panels, 32, NO_BIASES, alone)
+        assert (result[row] == alone[0] + biases).all()
+    assert np.allclose(result, rows.astype(np.float64) @ floats(weights).T + biases, rtol=1e-4, atol=1.0)
+
+
+def test_every_output_has_its_own_weights() -> None:
+    """One row of a unit matrix at a time gives back one column of the weights."""
+    weights = halves(numbers(2 * PANEL + 3, 9))
+    result = np.empty((9, len(weights)), F)
+    multiply(np.eye(9, dtype=F), packed_panels(weights), 9, NO_BIASES, result)
+    assert (result == floats(weights).T).all()

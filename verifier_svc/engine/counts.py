@@ -1,0 +1,98 @@
+"""What the engine counts for operators, beside what it needs itself: one thread writes it, any may read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coppice.core.errors import CoppiceError
+from coppice.obs.histogram import Histogram
+from verifier_svc.engine.draft_counts import DraftOrigin
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.engine.round_outcome import RoundOutcome
+from verifier_svc.verify.output_end import FinishReason
+
+SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+USUAL_FAILURES = ("internal", "invalid_argument", "resource_exhausted", "unimplemented")
+
+
+class EngineCounts:
+    """Passes, what was between them, and the rounds that they were for."""
+
+    def __init__(self) -> None:
+        self.pass_s = Histogram(SECONDS)
+        self.pass_rows = Histogram(ROWS)
+        # Between two passes while there were sequences to run all along.
+        self.bubble_s = Histogram(SECONDS)
+        self.num_failed_passes = 0
+        self.num_rounds = 0
+        # Rounds that had a draft; its nodes, and those accepted.
+        self.num_drafts = 0
+        self.num_draft_nodes = 0
+        self.num_accepted_nodes = 0
+        # Rounds that had a draft, and what of it was accepted, by when it was made.
+        self.rounds_by_origin = dict.fromkeys(DraftOrigin, 0)
+        self.accepted_by_origin = dict.fromkeys(DraftOrigin, 0)
+        # Seconds that rounds waited for drafts, added up.
+        self.linger_s = 0.0
+        # Masks computed, and nodes of the target's own drafts that came of them.
+        self.num_masks = 0
+        self.num_redraft_nodes = 0
+        # Passes that early pruning took nodes from, and these nodes.
+        self.num_pruned_passes = 0
+        self.num_pruned_nodes = 0
+        # Outputs that came to their end, by the name of the reason.
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        # Sequences that were refused or could not go on, by the name of the status.
+        self.failed = dict.fromkeys(USUAL_FAILURES, 0)
+        self._last_end_s: float | None = None
+
+    def pass_over(self, num_rows: int, started_s: float, ended_s: float) -> float:
+        """A forward pass has ended; returns the bubble before it, 0 where there was nothing to run."""
+        self.pass_s.observe(ended_s - started_s)
+        self.pass_rows.observe(num_rows)
+        bubble_s = 0.0
+        if self._last_end_s is not None:
+            bubble_s = started_s - self._last_end_s
+            self.bubble_s.observe(bubble_s)
+        self._last_end_s = ended_s
+        return bubble_s
+
+    def pass_failed(self) -> None:
+        """A pass had no result."""
+        self.num_failed_passes += 1
+        self._last_end_s = None
+
+    def sequence_failed(self, error: CoppiceError) -> None:
+        """A sequence was refused, or cannot go on."""
+        name = error.status.name.lower()
+        self.failed[name] = self.failed.get(name, 0) + 1
+
+    def nothing_runs(self) -> None:
+        """The time until the next pass is no bubble: there is nothing to compute."""
+        self._last_end_s = None
+
+    def masks_over(self, plan: PassPlan) -> None:
+        """A pass has ended, perhaps one with masks."""
+        if plan.mask_places is not None:
+            self.num_masks += int((plan.mask_places >= 0).sum())
+
+    def pruning_over(self, num_pruned: int) -> None:
+        """A pass has ended, perhaps without some of its nodes."""
+        self.num_pruned_passes += num_pruned > 0
+        self.num_pruned_nodes += num_pruned
+
+    def rounds_over(self, outcomes: Sequence[RoundOutcome]) -> None:
+        """The rounds of a pass have ended."""
+        self.num_rounds += len(outcomes)
+        for outcome in outcomes:
+            if outcome.draft_nodes:
+                self.num_drafts += 1
+                self.num_draft_nodes += outcome.draft_nodes
+                self.num_accepted_nodes += len(outcome.accepted_nodes)
+            if outcome.draft_origin is not None:
+                self.rounds_by_origin[outcome.draft_origin] += 1
+                self.accepted_by_origin[outcome.draft_origin] += len(outcome.accepted_nodes)
+            self.linger_s += outcome.linger_s
+            self.num_redraft_nodes += len(outcome.redraft)

@@ -1,0 +1,231 @@
+"""What one pass computes: the rows of many sequences packed into one, with who may see whom.
+
+A sequence's rows are its pending tokens (committed, not yet in the cache; the last of them is the root), then its
+tree, then its masks. Plain decoding is the same thing with an empty tree, a prompt is the same thing with many pending
+tokens. To attention masks are nodes, which nothing hangs behind but masks; their keys and values lie where the next
+pass writes, since no path that is kept has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from verifier_svc.engine.kv_cache import IntArray, SequenceCache, slot_list, slots_of
+from verifier_svc.extras.redraft.mask_groups import MaskGroup, mask_depths, mask_parents
+from verifier_svc.verify.draw_rule import DrawRule
+
+# In strict mode passes have a multiple of this many rows, since matrix kernels treat fewer rows differently; or a
+# multiple of fewer, where they are found not to, see row_multiple.py.
+ROW_MULTIPLE = 4
+# Up to so many times its multiple, a pass has any multiple of rows; for every doubling beyond, the steps between sizes
+# double, too. Matrix kernels keep machine code for each size that they have met, about a MiB for each shape of weights.
+FINE_STEPS = 32
+# Position ids that the model is given are raised by this for texts with long rope factors, see rope_regimes.py; beyond
+# every context, and small enough for 32 bits.
+LONG_OFFSET = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
+
+    `wants_logits` is false for a part of a prompt that has more to come. Without a `draw_rule` no node is pruned early.
+    `wants_states`: whether the hidden states that logits come from are wanted, too.
+    """
+
+    cache: SequenceCache
+    pending: Sequence[int]
+    tree: TokenTree = EMPTY_TREE
+    wants_logits: bool = True
+    masks: tuple[MaskGroup, ...] = ()
+    draw_rule: DrawRule | None = None
+    wants_states: bool = False
+
+    def __len__(self) -> int:
+        return len(self.pending) + len(self.tree) + self.num_masks
+
+    @property
+    def num_masks(self) -> int:
+        """Rows of all masks."""
+        return sum([group.num_masks for group in self.masks])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows [start, stop) of a pass, and the keys that they may see.
+
+    A row sees the sequence's first `num_context` tokens, which are in the cache, and of the segment's own rows: a
+    pending token all up to itself, a node all pending ones, its ancestors and itself. `parents` are those of the tree's
+    nodes, then of the masks. Row i is written to position `num_context` + i of the sequence, whose blocks are `table`,
+    or to `num_context` + `places[i]` where rows are gone. `positions` are the places in the text, which `is_long`
+    where it has long rope factors.
+    """
+
+    start: int
+    stop: int
+    num_context: int
+    num_pending: int
+    parents: tuple[int, ...]
+    positions: IntArray
+    table: IntArray
+    places: IntArray | None = None
+    is_long: bool = False
+
+    @property
+    def row_places(self) -> IntArray:
+        """Places of the rows behind the context."""
+        return np.arange(self.stop - self.start) if self.places is None else self.places
+
+    def slots(self, first: int, last: int) -> IntArray:
+        """Slots of the sequence's positions from `first` to before `last`."""
+        return slots_of(self.table, np.arange(first, last))
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """One packed row of tokens for the model, and where its keys and values go.
+
+    `token_ids` and `positions` [N] may end in padding rows; `write_slots` has one entry per real row.
+    `logit_rows` [K] are the rows whose logits are computed; `logit_ranges[i]` is where sequence i finds its own.
+    `mask_places` [N] are the places of masks in their groups, from 0 on, and -1 for all other rows; None without masks.
+    `draw_rules` has one entry per segment. `wants_states`: whether somebody wants the hidden states of the logit rows.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    write_slots: IntArray
+    segments: tuple[Segment, ...]
+    logit_rows: IntArray
+    logit_ranges: tuple[tuple[int, int], ...]
+    num_rows: int
+    mask_places: IntArray | None = None
+    draw_rules: tuple[DrawRule | None, ...] = ()
+    wants_states: bool = False
+
+    @property
+    def position_ids(self) -> IntArray:
+        """What the model is given as positions [N]: `positions`, raised by LONG_OFFSET for texts with long factors."""
+        long = [segment for segment in self.segments if segment.is_long]
+        if not long:
+            return self.positions
+        position_ids = self.positions.copy()
+        for segment in long:
+            position_ids[segment.start : segment.stop] += LONG_OFFSET
+        return position_ids
+
+
+def visibility(num_pending: int, parents: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which of a segment's rows each row sees [rows, rows]: pending tokens causally, nodes their ancestors only."""
+    size = num_pending + len(parents)
+    visible = np.zeros((size, size), dtype=np.bool_)
+    visible[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        row = num_pending + node
+        above = num_pending - 1 if parent == ROOT else num_pending + parent
+        visible[row] = visible[above]
+        visible[row, row] = True
+    return visible
+
+
+def padded_size(num_rows: int, row_multiple: int) -> int:
+    """Rows of a pass with its padding, which is less than a sixteenth of them where it is more than a multiple's."""
+    step = row_multiple << max(0, (num_rows - 1).bit_length() - (FINE_STEPS * row_multiple - 1).bit_length())
+    return -(-num_rows // step) * step
+
+
+def padded_sizes(max_rows: int, row_multiple: int) -> list[int]:
+    """All sizes of passes of up to `max_rows` rows, in order."""
+    sizes = []
+    size = 0
+    while size < max_rows:
+        size = padded_size(size + 1, row_multiple)
+        sizes.append(size)
+    return sizes
+
+
+def plan_pass(work: Sequence[SequenceRows], *, row_multiple: int) -> PassPlan:
+    """Lay out a pass over every sequence's rows.
+
+    Raises:
+        OverloadedError: the cache has no block left for a sequence's rows.
+    """
+    # Lists up to the end: right behind a wait all caches are cold, and every kind of array operation that is used
+    # costs more than a round's few numbers do.
+    token_ids: list[int] = []
+    places: list[int] = []
+    write_slots: list[int] = []
+    logit_rows: list[int] = []
+    logit_ranges: list[tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
+    for rows in work:
+        rows.cache.reserve(len(rows))
+        context, num_pending = rows.cache.length, len(rows.pending)
+        start, stop = len(token_ids), len(token_ids) + len(rows)
+        token_ids += rows.pending
+        token_ids += rows.tree.token_ids
+        places += range(context, context + num_pending)
+        places += [context + num_pending - 1 + depth for depth in rows.tree.depths]
+        if rows.masks:
+            token_ids += [0] * rows.num_masks
+            places += [context + num_pending - 1 + depth for depth in mask_depths(rows.masks, rows.tree.depths)]
+        write_slots += slot_list(rows.cache.table, context, context + len(rows))
+        bounds.append((start, stop))
+        first = len(logit_rows)
+        if rows.wants_logits:
+            logit_rows += range(start + num_pending - 1, stop)
+        logit_ranges.append((first, len(logit_rows)))
+    num_rows = len(token_ids)
+    padding = [0] * (padded_size(num_rows, row_multiple) - num_rows)
+    # Padded logit rows repeat a real one: the output layer, too, wants a fixed multiple of rows.
+    logit_padding = logit_rows[-1:] * (padded_size(len(logit_rows), row_multiple) - len(logit_rows))
+    positions = np.array(places + padding, np.int64)
+    segments = [
+        Segment(
+            start=start,
+            stop=stop,
+            num_context=rows.cache.length,
+            num_pending=len(rows.pending),
+            parents=rows.tree.parents + mask_parents(rows.masks, len(rows.tree)),
+            positions=positions[start:stop],
+            table=rows.cache.table,
+            is_long=rows.cache.is_long,
+        )
+        for rows, (start, stop) in zip(work, bounds, strict=True)
+    ]
+    return PassPlan(
+        token_ids=np.array(token_ids + padding, np.int64),
+        positions=positions,
+        write_slots=np.array(write_slots, np.int64),
+        segments=tuple(segments),
+        logit_rows=np.array(logit_rows + logit_padding, np.int64),
+        logit_ranges=tuple(logit_ranges),
+        num_rows=num_rows,
+        mask_places=_mask_places(work, bounds, len(token_ids) + len(padding)),
+        draw_rules=tuple([rows.draw_rule for rows in work]),
+        wants_states=any(rows.wants_states and rows.wants_logits for rows in work),
+    )
+
+
+def moved(plan: PassPlan, starts: Sequence[int]) -> PassPlan:
+    """A plan of texts without context as if each began at a position of its own; for probes."""
+    positions = plan.positions.copy()
+    segments = []
+    for segment, start in zip(plan.segments, starts, strict=True):
+        positions[segment.start : segment.stop] += start
+        segments.append(replace(segment, positions=positions[segment.start : segment.stop]))
+    return replace(plan, positions=positions, segments=tuple(segments))
+
+
+def _mask_places(work: Sequence[SequenceRows], bounds: Sequence[tuple[int, int]], num_rows: int) -> IntArray | None:
+    if not any(rows.masks for rows in work):
+        return None
+    places = np.full(num_rows, -1, np.int64)
+    for rows, (_, stop) in zip(work, bounds, strict=True):
+        own = [place for group in rows.masks for place in range(group.num_masks)]
+        places[stop - len(own) : stop] = own
+    return places

@@ -1,0 +1,130 @@
+"""How the rows and the free blocks of one pass are shared among the sequences that are ready for it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+# For types alone: the simulator follows this rule where there is no torch.
+if TYPE_CHECKING:
+    from verifier_svc.engine.sequence import Sequence as RunningSequence
+    from verifier_svc.engine.sequence import SequenceKey
+
+# Prompts are sure of one row in this many: the rounds of many sequences cannot starve them.
+PROMPT_SHARE = 4
+# Trees and the prompts that wait share so many rows, or as many as a pass costs by itself. With more, a pass would keep
+# the requests that come next waiting, and commit so many tokens that as many requests come at once.
+SHARED_ROWS = 64
+# Where rows cost next to nothing, it is no more than so many chunks: what waits has to become less.
+MOST_CHUNKS = 4
+# However many prompts wait, trees may make a pass longer by one part in so many. For a few sequences that is all that
+# they want.
+SLACK = 32
+
+Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sequence brings to a pass: its next `num_pending` tokens, and at most `max_nodes` of its draft.
+
+    Behind these, at most `max_masks` masks.
+    """
+
+    key: SequenceKey
+    sequence: RunningSequence
+    num_pending: int
+    max_nodes: int
+    max_masks: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows at most."""
+        return self.num_pending + self.max_nodes + self.max_masks
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """Free blocks that it takes."""
+        return self.sequence.residence.cache.num_missing(self.num_rows)
+
+    def within_blocks(self) -> Share:
+        """The share with a tree that takes no block of its own."""
+        room = self.sequence.residence.cache.room_behind(self.num_pending)
+        return replace(self, max_nodes=min(self.max_nodes, room))
+
+
+def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: float) -> list[Share]:
+    """Share at most `max_rows` rows (0: no limit) among sequences, of which the first has waited longest.
+
+    Every round gets the row of its root. Then come prompts, at most one chunk all together, so that a long prompt
+    delays the others by one chunk at a time. Trees come last, and get less the more prompt tokens wait. `own_rows` take
+    as long as a pass does by itself.
+    """
+    rounds = [item for item in ready if not item[1].is_prefilling]
+    prompts = [item for item in ready if item[1].is_prefilling]
+    left = max_rows or sys.maxsize
+    own_rows = min(own_rows, MOST_CHUNKS * prefill_chunk)
+    num_waiting = sum(sequence.num_pending for _, sequence in prompts)
+    set_aside = min(num_waiting, prefill_chunk, left // PROMPT_SHARE)
+    shares = [Share(key, sequence, 1, sequence.num_nodes) for key, sequence in rounds[: left - set_aside]]
+    left -= len(shares)
+    for key, sequence in prompts:
+        pending = min(sequence.num_pending, prefill_chunk, left)
+        if pending == 0:
+            break
+        prefill_chunk, left = prefill_chunk - pending, left - pending
+        nodes = sequence.num_nodes if pending == sequence.num_pending else 0
+        shares.append(Share(key, sequence, pending, nodes))
+    num_rows = sum(share.num_pending for share in shares)
+    room = max(max(SHARED_ROWS, own_rows) - num_waiting, (own_rows + num_rows) / SLACK)
+    return keep_likeliest(shares, math.floor(min(left, room)))
+
+
+def keep_likeliest(shares: Sequence[Share], room: int) -> list[Share]:
+    """Keep the `room` nodes of all trees whose paths are likeliest; of equals, as many of each tree.
+
+    A sampled tree is kept whole or not at all, which sizes decide and nothing that was drawn: those that have waited
+    longest, as far as they fit, and into half of the room where other trees want some, too.
+    """
+    if sum(share.max_nodes for share in shares) <= room:
+        return list(shares)
+    sampled = [share for share in shares if share.max_nodes and share.sequence.traverses]
+    others = [share for share in shares if share.max_nodes and not share.sequence.traverses]
+    kept: dict[SequenceKey, int] = {}
+    left = room // 2 if others else room
+    for share in sampled:
+        kept[share.key] = share.max_nodes if share.max_nodes <= left else 0
+        left -= kept[share.key]
+    counts = _likeliest([share.sequence.node_log_probs for share in others], room - sum(kept.values()))
+    kept.update(zip((share.key for share in others), counts, strict=True))
+    return [Share(share.key, share.sequence, share.num_pending, kept.get(share.key, 0)) for share in shares]
+
+
+def cut_trees(shares: Sequence[Share], num_free_blocks: int) -> list[Share]:
+    """Cut trees, those of the last in rank first, until the free blocks are enough or no tree takes one any more."""
+    lacking = sum(share.num_missing_blocks for share in shares) - num_free_blocks
+    cut: dict[SequenceKey, Share] = {}
+    for share in sorted(shares, key=lambda share: share.sequence.rank, reverse=True):
+        if lacking <= 0:
+            break
+        cut[share.key] = share.within_blocks()
+        lacking -= share.num_missing_blocks - cut[share.key].num_missing_blocks
+    return [cut.get(share.key, share) for share in shares]
+
+
+def _likeliest(trees: Sequence[Sequence[float]], room: int) -> list[int]:
+    """How many nodes of each tree are among the `room` likeliest of all; each tree's values are in descending order."""
+    sizes = [len(values) for values in trees]
+    if sum(sizes) <= room:
+        return sizes
+    values = np.array([value for tree in trees for value in tree])
+    places = np.array([place for size in sizes for place in range(size)])
+    owners = np.repeat(np.arange(len(trees)), sizes)
+    likeliest = np.lexsort((places, -values))[:room]
+    counts: list[int] = np.bincount(owners[likeliest], minlength=len(trees)).tolist()
+    return counts

@@ -1,0 +1,176 @@
+"""Early pruning in an unmodified model's forward, by hooks: behind an early layer, pruned rows leave the pass.
+
+Behind the last layer the rows that are left return to their old places, since some models give their output the shape
+of their input; the output layer then computes the rows that logits are wanted of. Outside `begin` and `end` no hook
+does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coppice.core.errors import IncompatibleError
+from verifier_svc.engine.kv_cache import IntArray
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.extras.pruning.early_head import EarlyHead
+from verifier_svc.extras.pruning.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
+from verifier_svc.extras.pruning.early_scores import EarlyScores
+from verifier_svc.model.output_layer import output_layer
+
+# Told of the pass that goes on, and which of the rows before [N] its rows are [M].
+Narrow = Callable[[PassPlan, Tensor], None]
+
+
+@dataclass(slots=True)
+class PrunedForward:
+    """What a forward with pruning has done.
+
+    `plan` is what was left of the pass; `num_pruned` nodes were pruned, masks not counted. `kept` [M] are the rows that
+    went on, padding included; None while all did.
+    """
+
+    plan: PassPlan
+    candidates: Candidates
+    narrow: Narrow
+    scores: Tensor | None = None
+    kept: Tensor | None = None
+    num_rows: int = 0
+    num_pruned: int = 0
+    # Arguments that later layers share, by identity: the argument, and what is left of it.
+    arguments: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class PrunedLayers:
+    """The hooks of one model and one head."""
+
+    def __init__(self, model: PreTrainedModel, head: EarlyHead, row_multiple: int) -> None:
+        """Install a head in a model, whose layers are not replaced any more.
+
+        Raises:
+            IncompatibleError: the head is not one for this model, or the model's layers are not found.
+        """
+        layers = decoder_layers(model)
+        config = model.config.get_text_config()
+        if not head.layer < len(layers):
+            raise IncompatibleError(f"the early head acts behind layer {head.layer}, the target has {len(layers)}")
+        output = output_layer(model)
+        if head.hidden_size != config.hidden_size or output.weight.shape[1] != head.hidden_size:
+            raise IncompatibleError(
+                f"the early head is for rows of {head.hidden_size} numbers, the target's have {config.hidden_size}"
+            )
+        parameter = next(model.parameters())
+        self._device = parameter.device
+        self._scores = EarlyScores(head.to(parameter.device, parameter.dtype), output)
+        self._row_multiple = row_multiple
+        self._forward: PrunedForward | None = None
+        layers[head.layer - 1].register_forward_hook(self._cut)
+        for layer in layers[head.layer :]:
+            layer.register_forward_pre_hook(self._narrow_arguments, with_kwargs=True)
+        layers[-1].register_forward_hook(self._widen)
+        model.get_output_embeddings().register_forward_pre_hook(self._pick_logit_rows)
+
+    def begin(self, plan: PassPlan, narrow: Narrow, scores: Tensor | None = None) -> None:
+        """The next forward prunes; `scores` [C] of the plan's candidates are taken in place of the head's."""
+        self._forward = PrunedForward(plan, candidates_of(plan), narrow, scores)
+
+    def end(self) -> PrunedForward:
+        """The forward is over."""
+        forward, self._forward = self._forward, None
+        if forward is None:
+            raise RuntimeError("a forward ended that had not begun")
+        return forward
+
+    def _cut(self, _module: nn.Module, _inputs: object, output: Any) -> Any:
+        forward = self._forward
+        if forward is None:
+            return None
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.dim() != 3 or hidden.shape[0] != 1:
+            raise IncompatibleError(f"layers give hidden states of shape {tuple(hidden.shape)}, which cannot be pruned")
+        plan, candidates = forward.plan, forward.candidates
+        forward.num_rows = hidden.shape[1]
+        scores = self._scores.of(hidden[0], candidates) if forward.scores is None else forward.scores
+        rows = surviving_rows(plan, candidates, scores.cpu().numpy())
+        left = without_pruned(plan, rows, self._row_multiple)
+        # Rows that come back as padding are computed for nothing.
+        if len(left.token_ids) < hidden.shape[1]:
+            forward.plan = left
+            forward.num_pruned = int((~np.isin(candidates.rows, rows)).sum())
+            padding = np.zeros(len(left.token_ids) - len(rows), np.int64)
+            forward.kept = self._on_device(np.concatenate([rows, padding]))
+            forward.narrow(left, forward.kept)
+            hidden = hidden.index_select(1, forward.kept)
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    def _narrow_arguments(
+        self, _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        forward = self._forward
+        if forward is None or forward.kept is None:
+            return None
+        # The hidden states, which come first, are narrow already.
+        others = tuple(self._narrowed(argument, forward) for argument in arguments[1:])
+        named = {
+            name: value if name == "hidden_states" else self._narrowed(value, forward)
+            for name, value in keywords.items()
+        }
+        return (*arguments[:1], *others), named
+
+    def _narrowed(self, value: Any, forward: PrunedForward) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._narrowed(part, forward) for part in value)
+        if (
+            not isinstance(value, Tensor)
+            or value.dim() < 2
+            or value.shape[1] != forward.num_rows
+            or value.shape[0] != 1
+        ):
+            return value
+        assert forward.kept is not None
+        if id(value) not in forward.arguments:
+            forward.arguments[id(value)] = value, value.index_select(1, forward.kept)
+        return forward.arguments[id(value)][1]
+
+    def _widen(self, _module: nn.Module, _inputs: object, output: Any) -> Any:
+        forward = self._forward
+        if forward is None or forward.kept is None:
+            return None
+        hidden = output[0] if isinstance(output, tuple) else output
+        wide = hidden.new_zeros(1, forward.num_rows, hidden.shape[-1])
+        count = forward.plan.num_rows
+        wide[:, forward.kept[:count]] = hidden[:, :count]
+        return (wide, *output[1:]) if isinstance(output, tuple) else wide
+
+    def _pick_logit_rows(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        forward = self._forward
+        if forward is None:
+            return None
+        rows = self._on_device(forward.plan.logit_rows)
+        if forward.kept is not None:
+            rows = forward.kept.index_select(0, rows)
+        return (inputs[0].index_select(1, rows), *inputs[1:])
+
+    def _on_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """A model's layers, in the order in which they run.
+
+    Raises:
+        IncompatibleError: they are not found.
+    """
+    num_layers: int = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList) or len(module) != num_layers:
+            continue
+        if all(any(hasattr(part, "layer_idx") for part in layer.modules()) for layer in module):
+            return module
+    raise IncompatibleError(f"{type(model).__name__} has no list of decoder layers that rows could be pruned behind")

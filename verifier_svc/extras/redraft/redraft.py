@@ -1,0 +1,233 @@
+"""In-pass re-draft: the target's own draft for the next round, from the masks behind the accepted path's end (SPACE).
+
+Masks behind the end predict what follows the round's own next token, one place each: marginals, whose best tree is the
+draft. Where the adapter has a transition, what a mask says of a token also depends on the token before it, which masks
+could not know; for the first of them that is the round's own. The request's noise is added first, as drafters do it.
+Nothing of this decides on a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.search.error_scales import ErrorScales, error_scales_at
+from coppice.search.likeliest_tokens import FloatArray, top_children
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.transition_scores import TransitionScores
+from coppice.search.transition_tree import transition_tree
+from coppice.search.tree_limits import TreeLimits
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.extras.redraft.mask_choice import choose_groups, num_worth_verifying
+from verifier_svc.extras.redraft.mask_groups import MaskGroup, MaskShape, masks_for
+from verifier_svc.model.pass_curve import PassCurve
+from verifier_svc.verify.acceptance import Acceptance
+from verifier_svc.verify.token_choice import Logits, TokenChooser
+
+SOURCE = "redraft"
+# A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so
+# many tries again.
+_LEAST_GAIN = 0.2
+_PAUSE = 32
+# Weight of a round in the running mean; before it is known better, a re-draft is taken to gain this.
+_MEAN_RATE = 0.1
+_FIRST_GAIN = 1.0
+_FIRST_HIT_RATE = 0.6
+# Where nothing was measured.
+_USUAL_CURVE = PassCurve.line(0.06)
+
+
+@dataclass(frozen=True, slots=True)
+class RedraftSettings:
+    """What re-drafts a target offers: masks per round, and nodes of a tree at most.
+
+    `free_rows`: masks are computed while a pass has no more rows than this with them. `sigmas`: how far their
+    log-probabilities are off. `transition`: what the token before adds to their scores; None where nothing was learned.
+    `min_probability`: a node whose path is less likely is never worth a row of the next pass; with 0 all of them are,
+    whatever rows cost, which is not measured then, so that verifiers can be compared. `curve`: how long passes take
+    with more rows.
+    """
+
+    shape: MaskShape
+    max_nodes: int
+    free_rows: int
+    sigmas: ErrorScales
+    transition: TransitionScores | None = None
+    min_probability: float = 0.02
+    curve: PassCurve = _USUAL_CURVE
+
+
+class Redrafter:
+    """One sequence's re-drafts, at most `max_nodes` nodes each; without `settings` there are none."""
+
+    def __init__(self, settings: RedraftSettings | None, max_nodes: int, temperature: float) -> None:
+        self._settings = settings if max_nodes > 0 else None
+        self._max_nodes = max_nodes
+        self._temperature = temperature
+        self._pace = RedraftPace()
+        # Of the last round that could have any.
+        self._num_masks = 0 if settings is None else settings.shape.num_masks
+
+    @property
+    def shape(self) -> MaskShape | None:
+        """The masks that the coming round could use; None when it has no use for any."""
+        return self._settings.shape if self._settings is not None and self._pace.pays else None
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of a round's masks at most."""
+        return self._settings.shape.max_rows if self._settings is not None else 0
+
+    def groups(self, tree: TokenTree, max_masks: int, room: int) -> tuple[MaskGroup, ...]:
+        """The masks of a round that verifies `tree`, at most so many, where the output has `room` for more tokens."""
+        if not max_masks or self._settings is None:
+            return ()
+        settings = self._settings
+        groups = choose_groups(
+            tree,
+            settings.shape,
+            max_masks,
+            room,
+            self._pace.hit_rate,
+            curve=settings.curve,
+            rate=self._rate(1 + len(tree)),
+        )
+        self._num_masks = sum([group.num_masks for group in groups])
+        return groups
+
+    def worth_verifying(self, tree: TokenTree) -> TokenTree:
+        """What of a re-draft is worth its rows, beside as many masks as the last round had."""
+        if self._settings is None or not self._settings.min_probability:
+            return tree
+        rate = self._rate(1 + len(tree) + self._num_masks)
+        num_worth = num_worth_verifying(tree.path_log_probs, self._num_masks, curve=self._settings.curve, rate=rate)
+        if not num_worth and len(tree):
+            # What nobody verifies gains nothing.
+            self._pace.verified(0)
+        return tree.prune(num_worth)
+
+    def _rate(self, rows: int) -> float:
+        """Tokens in the time of the smallest pass, where passes have so many rows; plain decoding has one."""
+        if self._settings is None:
+            return 1.0
+        return max(1.0, self._pace.tokens_per_round / self._settings.curve.at(rows))
+
+    def round_over(
+        self,
+        rows: SequenceRows,
+        accepted: Acceptance,
+        logits: Logits,
+        chooser: TokenChooser,
+        position: int,
+        *,
+        verified: bool,
+    ) -> TokenTree:
+        """What the masks behind the accepted path's end say of the next round; empty where they say nothing.
+
+        Args:
+            rows: the round's.
+            accepted: what came of it.
+            logits: [1 + nodes + masks, vocab].
+            chooser: the sequence's, which knows the accepted tokens.
+            position: the next token's.
+            verified: whether the round's draft was a re-draft.
+        """
+        if self._settings is None:
+            return EMPTY_TREE
+        if verified:
+            self._pace.verified(len(accepted.nodes))
+        elif not rows.masks:
+            self._pace.round_over()
+        end = accepted.nodes[-1] if accepted.nodes else ROOT
+        found, places = masks_for(rows.masks, rows.tree, end)
+        if not found:
+            return EMPTY_TREE
+        first = 1 + len(rows.tree)
+        scores = chooser.guess_scores(logits[[first + row for row in found]], position)
+        tree = redraft_tree(scores, places, accepted.token_ids[-1], self._settings, self._temperature, self._max_nodes)
+        if not len(tree):
+            # Masks that say nothing gain nothing.
+            self._pace.verified(0)
+        return tree
+
+
+def redraft_tree(
+    scores: FloatArray,
+    places: Sequence[int],
+    last_token: int,
+    settings: RedraftSettings,
+    temperature: float,
+    max_nodes: int,
+) -> TokenTree:
+    """The best tree of at most `max_nodes` nodes.
+
+    Args:
+        scores: of all tokens at each depth [depths, vocab], with the request's noise in them.
+        places: of the masks that gave them in their groups [depths]; those further on are less to be trusted.
+        last_token: the last committed one.
+        settings: the target's.
+        temperature: the request's.
+        max_nodes: the request's bound.
+    """
+    sigmas = error_scales_at(settings.sigmas, temperature, 1 + max(places))[list(places)]
+    nodes = max(1, min(max_nodes, settings.max_nodes))
+    least = math.log(settings.min_probability) if settings.min_probability > 0 else -math.inf
+    limits = TreeLimits(nodes, max_depth=len(scores), min_path_log_prob=least)
+    if (transition := settings.transition) is None:
+        marginals = [
+            children
+            for row, sigma in zip(scores, sigmas, strict=True)
+            for children in top_children(row[None], sigma, nodes)
+        ]
+        return marginal_tree(marginals, limits, SOURCE)
+    return transition_tree(last_token, transition, scores, sigmas, limits, nodes, SOURCE)
+
+
+def warm_up(settings: RedraftSettings, vocab_size: int) -> None:
+    """Make a re-draft of nothing, so that no round waits until what it calls is compiled."""
+    redrafter = Redrafter(settings, settings.max_nodes, temperature=1.0)
+    redrafter.groups(EMPTY_TREE, settings.shape.max_rows, settings.shape.max_rows)
+    logits = np.zeros((settings.shape.num_masks, vocab_size), np.float32)
+    for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
+        scores = TokenChooser(sampling, vocab_size, prompt=()).guess_scores(logits, 0)
+        redraft_tree(scores, range(len(scores)), 0, settings, sampling.temperature, settings.max_nodes)
+
+
+class RedraftPace:
+    """One sequence's judgement of whether re-drafts pay: an adapter of no use here soon costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._gain = _FIRST_GAIN
+        self._hit_rate = _FIRST_HIT_RATE
+        self._pause = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the coming round should have masks."""
+        return self._pause == 0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens that a round with a re-draft commits."""
+        return 1 + self._gain
+
+    @property
+    def hit_rate(self) -> float:
+        """How likely a re-draft's first token, or one that it has in its place, is accepted."""
+        return self._hit_rate
+
+    def round_over(self) -> None:
+        """A round without masks that could have had them."""
+        self._pause = max(0, self._pause - 1)
+
+    def verified(self, num_accepted: int) -> None:
+        """A round has verified a re-draft."""
+        self._gain += _MEAN_RATE * (num_accepted - self._gain)
+        self._hit_rate += _MEAN_RATE * ((num_accepted > 0) - self._hit_rate)
+        if self._gain < _LEAST_GAIN:
+            self._pause = _PAUSE

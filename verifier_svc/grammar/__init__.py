@@ -1,0 +1,4 @@
+"""Grammars: compiled off the model's thread, cached in bounded memory, followed token by token.
+
+For `verifier_svc.stream` and `verifier_svc.engine`.
+"""

@@ -1,0 +1,99 @@
+"""What became of the latest grammars, bounded in bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from coppice.core.errors import CoppiceError
+from coppice.core.grammar import Grammar
+
+if TYPE_CHECKING:
+    from verifier_svc.grammar.matcher import CompiledGrammar
+
+MAX_CACHE_BYTES = 64 << 20
+
+
+class GrammarCache:
+    """Compiled grammars, and why others could not be: a bad one is not tried twice. May be used from any thread.
+
+    When there is more than `max_bytes`, those that were used longest ago are forgotten.
+    """
+
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        # The most recently used one last, each with its bytes.
+        self._entries: OrderedDict[Grammar, tuple[CompiledGrammar | CoppiceError, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is remembered, texts included; estimated where it was not measured."""
+        return self._num_bytes
+
+    def find(self, grammar: Grammar) -> CompiledGrammar | CoppiceError | None:
+        """What became of a grammar; None where it is not remembered."""
+        with self._lock:
+            entry = self._entries.get(grammar)
+            if entry is None:
+                return None
+            self._entries.move_to_end(grammar)
+            return entry[0]
+
+    def put(self, grammar: Grammar, result: CompiledGrammar | CoppiceError) -> bool:
+        """Remember what became of a grammar; returns whether others were forgotten for it."""
+        size = sys.getsizeof(grammar.text)
+        size += len(str(result)) if isinstance(result, CoppiceError) else result.num_bytes
+        forgotten = []
+        with self._lock:
+            forgotten.append(self._entries.pop(grammar, None))
+            self._entries[grammar] = (result, size)
+            self._num_bytes += size - (forgotten[0][1] if forgotten[0] is not None else 0)
+            while self._num_bytes > self._max_bytes:
+                _, oldest = self._entries.popitem(last=False)
+                self._num_bytes -= oldest[1]
+                forgotten.append(oldest)
+        # Dropped here, outside the lock.
+        return any(entry is not None for entry in forgotten)
+
+
+def release_memory() -> None:
+    """Give free memory back to the system, which glibc does not do by itself; elsewhere, nothing happens."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def allocated_bytes() -> int | None:
+    """Bytes that the process has from the C allocator; None where it does not say. A library counts, not Python."""
+    count = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if count is None:
+        return None
+    count.restype = _MallocInfo
+    info = count()
+    return int(info.uordblks) + int(info.hblkhd)
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )

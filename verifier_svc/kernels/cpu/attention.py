@@ -1,0 +1,361 @@
+"""Tree attention on CPUs, compiled: reads the paged cache in place, and every row's result is its own.
+
+Strict equality of plain and speculative decoding needs sums that do not depend on which rows share a pass. Library
+kernels choose their order by shape. Here each row adds its products one after the other along its own path, in single
+precision and without leave to reorder (`compiled_exactly`): the result is the same bits whatever stands beside it, by
+the rules of floating-point arithmetic and not by luck.
+
+Speed comes from the layout: a block holds its keys transposed, [dim, BLOCK_SIZE], so that one loop scores all keys of
+a block side by side and still adds each key's products in order.
+
+Axes: N rows, H query heads, K key heads, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coppice.core.tree import ROOT
+from coppice.kernels.compiler import compiled_exactly
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray
+from verifier_svc.engine.pass_plan import PassPlan, Segment
+from verifier_svc.kernels.base import AttentionRule, KernelLimitError
+from verifier_svc.kernels.cpu.aligned_arrays import aligned_rows, aligned_zeros
+from verifier_svc.kernels.cpu.exact_math import LANES, exponentials, lane_max, lane_sum
+from verifier_svc.kernels.cpu.exact_products import Products, add_products
+
+FloatArray = npt.NDArray[np.float32]
+
+# From so many scores in a layer on (about a millisecond), handing heads to several threads pays.
+_WORTH_THREADS = 2**18
+# Rows of a segment that read a block of keys together while it is in the nearest cache.
+_ROWS_TOGETHER = 4
+
+
+class RaggedRows(NamedTuple):
+    """A plan's segments as flat arrays.
+
+    Segment s has rows `starts[s]` to before `starts[s + 1]`, `contexts[s]` cached tokens, and its blocks are
+    `tables[table_starts[s]]` to before `tables[table_starts[s + 1]]`. A row sees the context, the first `runs` places
+    behind it, and those that `tails[tail_starts[row]]` to before `tails[tail_starts[row + 1]]` name. No row before it
+    in its segment sees a place from `ends[row]` on, nor does it.
+    """
+
+    starts: IntArray
+    contexts: IntArray
+    table_starts: IntArray
+    tables: IntArray
+    runs: IntArray
+    ends: IntArray
+    tail_starts: IntArray
+    tails: IntArray
+
+
+class Group(NamedTuple):
+    """Rows `first` to before `last` of a segment, for the query heads of one key head.
+
+    `context` tokens are cached, `begin` is the first position that any of the rows looks at, a block's first, and
+    `table` the segment's blocks, of which those from `first_block` to before `last_block` are read.
+    """
+
+    first: int
+    last: int
+    context: int
+    begin: int
+    first_block: int
+    last_block: int
+    table: IntArray
+    head: int
+
+
+class Work(NamedTuple):
+    """Room for a few rows of one key head: queries [rows, D], scores [rows, positions], sums [rows, value size]."""
+
+    queries: FloatArray
+    scores: FloatArray
+    sums: FloatArray
+
+
+class CompiledKernel:
+    """Keys [blocks, K, D, B] and values [blocks, K, B, D] of every layer, single precision."""
+
+    def __init__(self) -> None:
+        self._num_blocks = 0
+        self._buffers: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self._rows = ragged_rows(())
+        self._write_slots = np.empty(0, np.int64)
+        # Rows times keys of the plan, as far as the blocks go.
+        self._num_scores = 0
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one token takes over all layers seen so far."""
+        total = sum(keys.nbytes + values.nbytes for keys, values in self._buffers.values())
+        return total // max(1, self._num_blocks * BLOCK_SIZE)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Start over with room for this many blocks."""
+        self._num_blocks = num_blocks
+        self._buffers = {}
+
+    def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
+        """The next calls belong to this plan; before, slots move."""
+        if len(sources):
+            for keys, values in self._buffers.values():
+                move_slots(keys, values, sources, destinations)
+        self._rows = ragged_rows(plan.segments)
+        self._write_slots = plan.write_slots
+        self._num_scores = sum((part.stop - part.start) * len(part.table) * BLOCK_SIZE for part in plan.segments)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """As `AttentionKernel` has it; knows plain softmax in single precision, with or without a window."""
+        if rule.softcap is not None or rule.sinks is not None:
+            raise KernelLimitError("the compiled kernel knows neither soft caps nor sinks")
+        if query.dtype != torch.float32 or query.device.type != "cpu":
+            raise KernelLimitError("the compiled kernel needs single precision on a CPU")
+        keys, values = self._layer(layer, key, value)
+        store_rows(keys, values, _rows_first(key), _rows_first(value), self._write_slots)
+        output = torch.zeros(query.shape[1], query.shape[0], value.shape[-1])
+        window = rule.sliding_window or 0
+        arguments = (_rows_first(query), keys, values, self._rows, np.float32(rule.scale), window, output.numpy())
+        kv_heads = keys.shape[1]
+        parts = min(torch.get_num_threads(), kv_heads)
+        if parts == 1 or self._num_scores * query.shape[0] < _WORTH_THREADS:
+            attend_rows(*arguments, 0, kv_heads)
+        else:
+            bounds = [kv_heads * part // parts for part in range(parts + 1)]
+            pool = self._pool or ThreadPoolExecutor(parts, "attention")
+            self._pool = pool
+            jobs = [pool.submit(attend_rows, *arguments, *bounds[part : part + 2]) for part in range(parts)]
+            wait(jobs)
+            for job in jobs:
+                job.result()
+        return output
+
+    def _layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[FloatArray, FloatArray]:
+        buffers = self._buffers.get(layer)
+        if buffers is None:
+            blocks, kv_heads = self._num_blocks, key.shape[0]
+            # Zeros: a block's unused keys are scored, too, and must be numbers.
+            keys = aligned_zeros(blocks, kv_heads, key.shape[-1], BLOCK_SIZE)
+            values = aligned_zeros(blocks, kv_heads, BLOCK_SIZE, value.shape[-1])
+            buffers = self._buffers[layer] = keys, values
+        return buffers
+
+
+def ragged_rows(segments: Sequence[Segment]) -> RaggedRows:
+    """Segments as flat arrays."""
+    runs: list[int] = []
+    ends: list[int] = []
+    tails: list[int] = []
+    tail_starts = [0]
+    for segment in segments:
+        pending = segment.num_pending
+        # No array in the usual case: small ones cost more than what they hold.
+        places = range(segment.stop - segment.start) if segment.places is None else segment.places.tolist()
+        runs += range(1, pending + 1)
+        ends += [place + 1 for place in places]
+        tail_starts += [len(tails)] * pending
+        paths: list[list[int]] = []
+        for node, parent in enumerate(segment.parents):
+            paths.append([*(paths[parent] if parent != ROOT else ()), places[pending + node]])
+            runs.append(pending)
+            tails += paths[node]
+            tail_starts.append(len(tails))
+    tables = [segment.table for segment in segments]
+    return RaggedRows(
+        starts=np.array([*(segment.start for segment in segments), len(runs)], np.int64),
+        contexts=np.array([segment.num_context for segment in segments], np.int64),
+        table_starts=np.cumsum([0, *(len(table) for table in tables)]),
+        tables=np.concatenate([np.empty(0, np.int64), *tables]),
+        runs=np.array(runs, np.int64),
+        ends=np.array(ends, np.int64),
+        tail_starts=np.array(tail_starts, np.int64),
+        tails=np.array(tails, np.int64),
+    )
+
+
+def _rows_first(tensor: Tensor) -> FloatArray:
+    """[heads, N, dim] as a contiguous array [N, heads, dim]."""
+    array: FloatArray = tensor.transpose(0, 1).contiguous().numpy()
+    return array
+
+
+@compiled_exactly
+def store_rows(
+    keys: FloatArray, values: FloatArray, new_keys: FloatArray, new_values: FloatArray, slots: IntArray
+) -> None:
+    """Write `new_keys` and `new_values` [N, K, D] to `slots`, of which padding has none."""
+    for row in range(len(slots)):
+        block, place = slots[row] // BLOCK_SIZE, slots[row] % BLOCK_SIZE
+        for head in range(keys.shape[1]):
+            keys[block, head, :, place] = new_keys[row, head]
+            values[block, head, place] = new_values[row, head]
+
+
+@compiled_exactly
+def move_slots(keys: FloatArray, values: FloatArray, sources: IntArray, destinations: IntArray) -> None:
+    """Move keys and values. No slot is read after it was written: a sequence's rows move forwards, in order."""
+    for index in range(len(sources)):
+        old_block, old_place = sources[index] // BLOCK_SIZE, sources[index] % BLOCK_SIZE
+        block, place = destinations[index] // BLOCK_SIZE, destinations[index] % BLOCK_SIZE
+        for head in range(keys.shape[1]):
+            keys[block, head, :, place] = keys[old_block, head, :, old_place]
+            values[block, head, place] = values[old_block, head, old_place]
+
+
+@compiled_exactly
+def attend_rows(
+    query: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    rows: RaggedRows,
+    scale: np.float32,
+    window: int,
+    output: FloatArray,
+    first_head: int,
+    last_head: int,
+) -> None:
+    """Softmax attention of every row, for some of the key heads.
+
+    Args:
+        query: [N, H, D].
+        keys: [blocks, K, D, B].
+        values: [blocks, K, B, value size].
+        rows: who sees what.
+        scale: of the scores.
+        window: how many of its last positions a row sees; 0 for all.
+        output: [N, H, value size], written.
+        first_head: the first key head.
+        last_head: the one after the last.
+    """
+    most_blocks = 1
+    for segment in range(len(rows.contexts)):
+        most_blocks = max(most_blocks, rows.table_starts[segment + 1] - rows.table_starts[segment])
+    group = query.shape[1] // keys.shape[1]
+    together = _ROWS_TOGETHER * group
+    work = Work(
+        aligned_rows(together, query.shape[2]),
+        aligned_rows(together, most_blocks * BLOCK_SIZE),
+        aligned_rows(together, output.shape[2]),
+    )
+    for segment in range(len(rows.contexts)):
+        start, stop = rows.starts[segment], rows.starts[segment + 1]
+        table = rows.tables[rows.table_starts[segment] : rows.table_starts[segment + 1]]
+        context = rows.contexts[segment]
+        for head in range(first_head, last_head):
+            # A head's keys and values are read by all rows while they are in a near cache.
+            for first in range(start, stop, _ROWS_TOGETHER):
+                last = min(first + _ROWS_TOGETHER, stop)
+                begin = first_key(rows, segment, first, last, window)
+                last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
+                some = Group(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
+                score_rows(query, keys, some, scale, work)
+                for index in range((last - first) * group):
+                    weigh(rows, context, first + index // group, begin, window, work.scores[index])
+                sum_values(values, rows, some, work, output)
+
+
+@compiled_exactly
+def first_key(rows: RaggedRows, segment: int, first: int, last: int, window: int) -> int:
+    """The start of the first block that any of some rows looks at."""
+    if window <= 0:
+        return 0
+    begin = visible_keys(rows, segment, first)
+    for row in range(first + 1, last):
+        begin = min(begin, visible_keys(rows, segment, row))
+    begin = max(0, begin - window)
+    return int(begin - begin % BLOCK_SIZE)
+
+
+@compiled_exactly
+def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float32, work: Work) -> None:
+    """Scores of a group's rows, by position from its beginning on."""
+    group = query.shape[1] // keys.shape[1]
+    count = (some.last - some.first) * group
+    for index in range(count):
+        row, head = some.first + index // group, some.head * group + index % group
+        for place in range(query.shape[2]):
+            work.queries[index, place] = query[row, head, place] * scale
+    for block in range(some.first_block, some.last_block):
+        start = block * BLOCK_SIZE
+        work.scores[:count, start : start + BLOCK_SIZE] = 0
+        which = Products(0, count, start, BLOCK_SIZE, 0, 0, query.shape[2])
+        add_products(work.queries, keys[some.table[block], some.head], work.scores, which)
+
+
+@compiled_exactly
+def sum_values(values: FloatArray, rows: RaggedRows, some: Group, work: Work, output: FloatArray) -> None:
+    """Weighted means of the values that a group's rows see."""
+    group = output.shape[1] // values.shape[1]
+    count = (some.last - some.first) * group
+    size = output.shape[2]
+    work.sums[:count] = 0
+    # Rows further down see no less of the context and of the pending tokens.
+    first_run = some.context + rows.runs[some.first]
+    for block in range(some.first_block, some.last_block):
+        page = values[some.table[block], some.head]
+        start = block * BLOCK_SIZE
+        seen = max(start, min(start + BLOCK_SIZE, first_run))
+        add_products(work.scores, page, work.sums, Products(0, count, 0, size, start, 0, seen - start))
+        for index in range(count):
+            run = some.context + rows.runs[some.first + index // group]
+            end = min(start + BLOCK_SIZE, run)
+            if seen < end:
+                which = Products(index, index + 1, 0, size, seen, seen - start, end - seen)
+                add_products(work.scores, page, work.sums, which)
+    for index in range(count):
+        row, head = some.first + index // group, some.head * group + index % group
+        place = some.context + rows.runs[row]
+        for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
+            block, inside = (
+                (some.context + rows.tails[tail]) // BLOCK_SIZE,
+                (some.context + rows.tails[tail]) % BLOCK_SIZE,
+            )
+            which = Products(index, index + 1, 0, size, place, inside, 1)
+            add_products(work.scores, values[some.table[block], some.head], work.sums, which)
+            place += 1
+        total = lane_sum(work.scores[index, some.begin : end_of_lanes(place)])
+        for column in range(output.shape[2]):
+            output[row, head, column] = work.sums[index, column] / total
+
+
+@compiled_exactly
+def end_of_lanes(position: int) -> int:
+    """The next multiple of LANES."""
+    return (position + LANES - 1) // LANES * LANES
+
+
+@compiled_exactly
+def visible_keys(rows: RaggedRows, segment: int, row: int) -> int:
+    """How many keys a row sees, before any window."""
+    tail = rows.tail_starts[row + 1] - rows.tail_starts[row]
+    return int(rows.contexts[segment] + rows.runs[row] + tail)
+
+
+@compiled_exactly
+def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, scores: FloatArray) -> None:
+    """Scores of a segment's positions to exp(score - highest) in the order of the row's path, from `begin` on.
+
+    What the row does not see of the lanes from `begin` to the end of the path becomes 0.
+    """
+    place = context + rows.runs[row]
+    for tail in range(rows.tail_starts[row], rows.tail_starts[row + 1]):
+        # Tails name places in ascending order and at or beyond their own, so that none is lost.
+        scores[place] = scores[context + rows.tails[tail]]
+        place += 1
+    lowest = begin if window <= 0 else max(begin, place - window)
+    end = end_of_lanes(place)
+    scores[begin:lowest] = -np.inf
+    scores[place:end] = -np.inf
+    exponentials(scores[begin:end], lane_max(scores[begin:end]))
+    scores[begin:lowest] = 0
+    scores[place:end] = 0

@@ -1,0 +1,203 @@
+"""Sums of products for a few rows at once, in vector registers, each added up in the order in which it is written.
+
+As loops over arrays these sums would be loaded and stored for every few products, which takes twice to three times as
+long. What LLVM is given here is multiply-adds of vectors (`vector_code.with_product`) without leave to reorder them
+(`compiler.compiled_exactly`): every sum has the bits that adding one product after the other gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba.core import types
+from numba.extending import intrinsic
+
+from coppice.kernels.compiler import compiled_exactly
+from verifier_svc.kernels.cpu.vector_code import (
+    BYTES,
+    FLOAT,
+    INT,
+    LANES,
+    NUMBER_BYTES,
+    VECTOR,
+    add_product,
+    cgutils,
+    in_every_lane,
+    unaligned,
+    with_product,
+)
+
+FloatArray = npt.NDArray[np.float32]
+
+# Vectors side by side in a wide tile of sums.
+_WIDE = 4
+
+
+def _tile(num_rows: int, num_vectors: int) -> Callable[..., None]:
+    """A function for compiled code that adds to one tile of sums: `num_rows` rows, and the columns of so many vectors.
+
+    Its arguments are the three arrays, the first row, the first factor of `left`, the first row of `matrix`, the number
+    of products, and the first columns of `matrix` and of `sums`.
+    """
+
+    @intrinsic
+    def add(
+        _typing: Any,
+        left: Any,
+        matrix: Any,
+        sums: Any,
+        row: Any,
+        factor: Any,
+        place: Any,
+        count: Any,
+        column: Any,
+        target: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            numbers = [
+                context.cast(builder, value, kind, types.int64)
+                for value, kind in zip(arguments[3:], signature.args[3:], strict=True)
+            ]
+            first, first_factor, first_place, num_products, first_column, first_target = numbers
+            proxies = [
+                cgutils.create_struct_proxy(kind)(context, builder, value)
+                for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
+            ]
+            begins = [(first, first_factor), (first_place, first_column), (first, first_target)]
+            matrices = tuple(_Matrix(builder, *pair) for pair in zip(proxies, begins, strict=True))
+            _generate_tile(builder, matrices, num_products, num_rows, num_vectors)
+            return context.get_dummy_value()
+
+        return types.void(left, matrix, sums, row, factor, place, count, column, target), generate
+
+    return add
+
+
+class _Matrix:
+    """A two-dimensional array of floats, from some row and column on, as code that is being generated sees it."""
+
+    def __init__(self, builder: Any, array: Any, begin: tuple[Any, Any]) -> None:
+        self._builder = builder
+        self._strides = cgutils.unpack_tuple(builder, array.strides, 2)
+        offsets = [builder.mul(stride, at) for stride, at in zip(self._strides, begin, strict=True)]
+        self._data = builder.gep(builder.bitcast(array.data, BYTES), [builder.add(*offsets)])
+
+    def row(self, row: Any) -> Any:
+        """The address of a row."""
+        return self._builder.gep(self._data, [self._builder.mul(self._strides[0], row)])
+
+    def number(self, row: Any, column: Any) -> Any:
+        """One number of the row at an address."""
+        place = self._builder.gep(row, [self._builder.mul(self._strides[1], column)])
+        return self._builder.load(self._builder.bitcast(place, FLOAT.as_pointer()))
+
+    def vector(self, row: Any, vector: int) -> Any:
+        """The address of a vector of the row at an address, whose numbers are side by side."""
+        place = self._builder.gep(row, [INT(LANES * NUMBER_BYTES * vector)])
+        return self._builder.bitcast(place, VECTOR.as_pointer())
+
+
+def _generate_tile(builder: Any, matrices: tuple[_Matrix, ...], count: Any, num_rows: int, num_vectors: int) -> None:
+    left, matrix, sums = matrices
+
+    def load(address: Any) -> Any:
+        return unaligned(builder.load(address))
+
+    addresses = [[sums.vector(sums.row(INT(row)), at) for at in range(num_vectors)] for row in range(num_rows)]
+    factors = [left.row(INT(row)) for row in range(num_rows)]
+    before = builder.block
+    loop, body, done = (builder.append_basic_block(name) for name in ("products", "product", "done"))
+    start = [[load(address) for address in row] for row in addresses]
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    index = builder.phi(INT)
+    index.add_incoming(INT(0), before)
+    totals = [[builder.phi(VECTOR) for _ in row] for row in addresses]
+    builder.cbranch(builder.icmp_signed("<", index, count), body, done)
+
+    builder.position_at_end(body)
+    row_of_matrix = matrix.row(index)
+    numbers = [load(matrix.vector(row_of_matrix, at)) for at in range(num_vectors)]
+    for row, row_totals in enumerate(totals):
+        factor = in_every_lane(builder, left.number(factors[row], index))
+        for at, total in enumerate(row_totals):
+            total.add_incoming(start[row][at], before)
+            total.add_incoming(with_product(builder, total, factor, numbers[at]), body)
+    index.add_incoming(builder.add(index, INT(1)), body)
+    builder.branch(loop)
+
+    builder.position_at_end(done)
+    for row, row_totals in enumerate(totals):
+        for address, total in zip(addresses[row], row_totals, strict=True):
+            unaligned(builder.store(total, address))
+
+
+_four_wide, _two_wide, _one_wide = _tile(4, _WIDE), _tile(2, _WIDE), _tile(1, _WIDE)
+_four, _two, _one = _tile(4, 1), _tile(2, 1), _tile(1, 1)
+
+
+class Products(NamedTuple):
+    """Which sums are added to: those of rows `first` to before `last`, at `num_columns` columns from `column` on.
+
+    Each by `num_products` products: the row's own numbers from `factor` on, times those in the matrix's rows from
+    `place` on.
+    """
+
+    first: int
+    last: int
+    column: int
+    num_columns: int
+    factor: int
+    place: int
+    num_products: int
+
+
+@compiled_exactly
+def add_products(left: FloatArray, matrix: FloatArray, sums: FloatArray, which: Products) -> None:
+    """Add products of `left` [rows, ...] and `matrix` [..., columns] to `sums` [rows, ...], each sum's in order.
+
+    Numbers of a row of `matrix`, and of `sums`, lie side by side. Parts are named and not cut out, which would take as
+    long as their products.
+    """
+    row = which.first
+    while row < which.last:
+        left_over = which.last - row
+        step = 4 if left_over >= 4 else 2 if left_over >= 2 else 1
+        _add_to_rows(left, matrix, sums, row, step, which)
+        row += step
+
+
+@compiled_exactly
+def _add_to_rows(left: FloatArray, matrix: FloatArray, sums: FloatArray, row: int, step: int, which: Products) -> None:
+    """For 4, 2 or 1 rows."""
+    columns, factor, place, count = which.num_columns, which.factor, which.place, which.num_products
+    column = 0
+    while column + _WIDE * LANES <= columns:
+        target = which.column + column
+        if step == 4:
+            _four_wide(left, matrix, sums, row, factor, place, count, column, target)
+        elif step == 2:
+            _two_wide(left, matrix, sums, row, factor, place, count, column, target)
+        else:
+            _one_wide(left, matrix, sums, row, factor, place, count, column, target)
+        column += _WIDE * LANES
+    while column + LANES <= columns:
+        target = which.column + column
+        if step == 4:
+            _four(left, matrix, sums, row, factor, place, count, column, target)
+        elif step == 2:
+            _two(left, matrix, sums, row, factor, place, count, column, target)
+        else:
+            _one(left, matrix, sums, row, factor, place, count, column, target)
+        column += LANES
+    for at in range(row, row + step):
+        for number in range(count):
+            for last in range(column, columns):
+                target = which.column + last
+                sums[at, target] = add_product(
+                    sums[at, target], left[at, factor + number], matrix[place + number, last]
+                )

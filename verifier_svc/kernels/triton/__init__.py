@@ -1,0 +1,4 @@
+"""Attention on GPUs, in Triton.
+
+For `verifier_svc.model`.
+"""

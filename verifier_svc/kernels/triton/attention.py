@@ -1,0 +1,238 @@
+"""Tree attention on GPUs: three Triton kernels over keys and values in place. Importing it fails without Triton.
+
+A row's result does not depend on the batch around it, see triton_kernels.py; it does depend on the tree, whose rows lie
+in other places than the same tokens in plain decoding. So strict mode does not use this kernel.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.errors import TritonError
+
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray
+from verifier_svc.engine.layer_pools import LayerPools, LayerShape
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.kernels.base import AttentionRule, KernelLimitError
+from verifier_svc.kernels.triton.kernels import attend_items, join_parts, store_rows
+from verifier_svc.kernels.triton.plan import (
+    ITEM_FIELDS,
+    SPLIT,
+    TILE_FIELDS,
+    TILE_ROWS,
+    Layout,
+    PassBuffers,
+    PassTensors,
+)
+
+# What compiling or launching a kernel may raise: Triton's own errors, those of the driver, of the compiler of launchers
+# and of the directory of compiled kernels.
+TRITON_FAILURES = (TritonError, RuntimeError, OSError, subprocess.SubprocessError)
+
+# Query heads of one key head that a tile takes at most; larger groups are read in parts.
+_MOST_HEADS = 8
+# Smaller matrices are not multiplied by the device's matrix units.
+_LEAST_TILE = 16
+# Larger heads need more memory beside the cores than any device has.
+_MOST_SIZE = 256
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Programs that share the work for one head, if there is so much.
+_PROGRAMS = 64
+
+
+class TritonKernel:
+    """Keys and values in blocks [kv_heads, BLOCK_SIZE, size], read where they lie."""
+
+    def __init__(self, device: torch.device, programs: int = _PROGRAMS) -> None:
+        self.device = device
+        self._programs = programs
+        self._pools = LayerPools(device)
+        self._buffers: dict[Layout, PassBuffers] = {}
+        self._pass: PassTensors | None = None
+        self._has_gaps = False
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one token takes over all layers seen so far."""
+        return self._pools.bytes_per_slot
+
+    def allocate(self, num_blocks: int) -> None:
+        """Start over with room for this many blocks."""
+        self._pools.allocate(num_blocks)
+
+    def layout(self, plan: PassPlan) -> Layout:
+        """Passes of one layout are read from the same addresses."""
+        return Layout.of(plan)
+
+    def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
+        """The next calls belong to this plan; before, slots move."""
+        if len(sources):
+            self._pools.move(sources, destinations)
+        layout = self.layout(plan)
+        if layout not in self._buffers:
+            self._buffers[layout] = PassBuffers(layout, self.device)
+        buffers = self._buffers[layout]
+        buffers.load(plan, self._pools.scratch_slot)
+        self._pass = buffers.tensors
+        self._has_gaps = any(segment.places is not None for segment in plan.segments)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """As `AttentionKernel` has it; knows every rule, in single and half precision, for heads of at most 256."""
+        if rule.sliding_window is not None and self._has_gaps:
+            # It finds a key's position by its row's number.
+            raise KernelLimitError("the Triton kernel knows no window in passes that nodes were pruned from")
+        shape = HeadShape(query.shape[0], key.shape[0], query.shape[-1], value.shape[-1])
+        if query.dtype not in _DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
+            raise KernelLimitError(f"the Triton kernel does not know {query.dtype} queries beside {key.dtype} keys")
+        if max(shape.size, shape.value_size) > _MOST_SIZE:
+            raise KernelLimitError(f"the Triton kernel knows heads of at most {_MOST_SIZE} numbers")
+        query, key, value = (_with_adjacent_columns(tensor) for tensor in (query, key, value))
+        kept = LayerShape(shape.kv_heads, shape.size, shape.value_size, key.dtype)
+        keys, values = self._pools.layer(layer, kept)
+        self._store(shape, key, value, keys, values)
+        part_sums, part_weights = self._attend_parts(shape, query, keys, values, rule)
+        return self._join(shape, query, part_sums, part_weights, rule.sinks)
+
+    @property
+    def _rows(self) -> PassTensors:
+        assert self._pass is not None, "attention outside a pass"
+        return self._pass
+
+    def _store(self, shape: HeadShape, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> None:
+        num_rows = key.shape[1]
+        store_rows[(-(-num_rows // TILE_ROWS), shape.kv_heads)](
+            key,
+            value,
+            keys,
+            values,
+            self._rows.write_slots,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            num_rows,
+            KEY_HEADS=shape.kv_heads,
+            ROWS=TILE_ROWS,
+            **shape.columns,
+            BLOCK=BLOCK_SIZE,
+            num_warps=1,
+        )
+
+    def _attend_parts(
+        self, shape: HeadShape, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of weighted values, and the highest score and the sum of weights, of every item and head."""
+        rows = self._rows
+        num_items = rows.items.shape[0]
+        places = num_items * shape.chunks * shape.tile
+        part_sums = torch.empty(places, shape.value_size, dtype=torch.float32, device=query.device)
+        part_weights = torch.empty(places, 2, dtype=torch.float32, device=query.device)
+        attend_items[(min(self._programs, num_items), shape.chunks)](
+            query,
+            keys,
+            values,
+            part_sums,
+            part_weights,
+            rows.num_items,
+            rows.items,
+            rows.positions,
+            rows.bits,
+            rows.tables,
+            rule.scale,
+            rule.softcap or 0.0,
+            rule.sliding_window or 0,
+            *query.stride()[:2],
+            rows.bits.shape[1],
+            FIELDS=ITEM_FIELDS,
+            KEY_HEADS=shape.kv_heads,
+            **shape.tiles,
+            **shape.columns,
+            BLOCK=BLOCK_SIZE,
+            SPLIT=SPLIT,
+            HAS_SOFTCAP=rule.softcap is not None,
+            HAS_WINDOW=rule.sliding_window is not None,
+            PRECISION="ieee",
+            num_warps=4,
+            num_stages=2,
+            enable_fp_fusion=False,
+        )
+        return part_sums, part_weights
+
+    def _join(
+        self, shape: HeadShape, query: Tensor, part_sums: Tensor, part_weights: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        rows = self._rows
+        num_rows = query.shape[1]
+        output = query.new_empty(num_rows, shape.heads, shape.value_size)
+        join_parts[(min(self._programs, num_rows), shape.chunks)](
+            part_sums,
+            part_weights,
+            rows.num_tiles,
+            rows.tiles,
+            query if sinks is None else sinks,
+            output,
+            FIELDS=TILE_FIELDS,
+            **shape.tiles,
+            VALUE_SIZE=shape.value_size,
+            VALUE_WIDTH=shape.columns["VALUE_WIDTH"],
+            HAS_SINKS=sinks is not None,
+            num_warps=4,
+            # Rounds as `attend_items` does where it joins parts itself.
+            enable_fp_fusion=False,
+        )
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """A layer's heads and how tiles hold them."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def heads_per_tile(self) -> int:
+        """Query heads that a tile takes, a power of two."""
+        return min(_MOST_HEADS, _power_of_two(self.group))
+
+    @property
+    def tile(self) -> int:
+        """Places of a tile."""
+        return max(_LEAST_TILE, TILE_ROWS * self.heads_per_tile)
+
+    @property
+    def chunks(self) -> int:
+        """Tiles beside each other that hold all heads."""
+        return self.kv_heads * -(-self.group // self.heads_per_tile)
+
+    @property
+    def tiles(self) -> dict[str, int]:
+        """What the kernels want to know of the heads."""
+        return {"GROUP": self.group, "HEADS": self.heads_per_tile, "TILE": self.tile}
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """What the kernels want to know of keys and values. Widths are what tiles reserve."""
+        widths = (max(_LEAST_TILE, _power_of_two(size)) for size in (self.size, self.value_size))
+        return {
+            "SIZE": self.size,
+            "VALUE_SIZE": self.value_size,
+            **dict(zip(("WIDTH", "VALUE_WIDTH"), widths, strict=True)),
+        }
+
+
+def _with_adjacent_columns(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (number - 1).bit_length()

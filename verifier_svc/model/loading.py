@@ -1,0 +1,379 @@
+"""Loading a target: checkpoint, tokenizer, packed weights, tree attention, probe, cache."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from coppice.checkpoints.files import refuse_unsuitable
+from coppice.core.errors import IncompatibleError
+from coppice.core.tokenizer import fingerprint
+from coppice.search.transition_scores import TransitionScores
+from verifier_svc.config import VerifierConfig
+from verifier_svc.engine.features import feature_size
+from verifier_svc.engine.kv_cache import BLOCK_SIZE
+from verifier_svc.extras.pruning.early_head import load_head
+from verifier_svc.extras.pruning.pace import PruningSettings
+from verifier_svc.extras.pruning.probe import check_pruning
+from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
+from verifier_svc.extras.redraft.space_adapter import Transition, load_adapter
+from verifier_svc.kernels.base import AttentionKernel, KernelLimitError, StaticKernel
+from verifier_svc.kernels.cpu.even_activations import even_activations
+from verifier_svc.kernels.cpu.few_row_products import prefer_panels
+from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
+from verifier_svc.model.conformance_probe import ConformanceProbe
+from verifier_svc.model.context_limit import context_that_fits
+from verifier_svc.model.cpu_threads import CpuThreads
+from verifier_svc.model.cuda_capture import CudaCapture
+from verifier_svc.model.curve_measurement import measure_curve
+from verifier_svc.model.exactness_probe import masks_leave_rows_alone, rows_stand_alone
+from verifier_svc.model.made_for import is_made_for
+from verifier_svc.model.parallel.sharded_target import Ranks, ShardedTarget
+from verifier_svc.model.pass_curve import PassCurve
+from verifier_svc.model.pass_graphs import Capture, PassGraphs
+from verifier_svc.model.rope_regimes import position_limit, trained_length
+from verifier_svc.model.row_multiple import refine_row_multiple
+from verifier_svc.model.target_model import TargetInfo, TargetModel
+
+logger = logging.getLogger(__name__)
+
+# Layer kinds whose state is keys and values; a recurrent state cannot branch with a tree.
+_SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Enough for the probe; the real size is known once a pass has shown how large a token is.
+_PROBE_BLOCKS = 16
+# What rounding can do to the distance of two logits: in single precision ten times the most that was seen, in the other
+# formats a few times that.
+_NEAR_TIE_GAPS = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
+# Passes of up to so many rows are met while loading, as far as the time goes: those of large models stay short.
+_MET_ROWS = 256
+_MEETING_LIMIT_S = 5.0
+# Rows for all of the probe's passes.
+_PROBE_BUCKET = 128
+# Rows of a pass that take about as long as one does, see packed_linear.py and pass_shares.py.
+_FREE_ROWS = {"cpu": 16, "cuda": 64}
+# What a row adds to a small pass where that takes too long to be measured: on one of our CPUs, and for GPUs that times
+# the share of their free rows.
+_ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
+_CURVE_LIMIT_S = 2.0
+
+
+def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tuple[TargetModel, TargetInfo]:
+    """Load the checkpoint of `config`, safetensors only and without remote code, and try it on random trees.
+
+    With `ranks` this process loads its part, and all of them call this at the same time.
+
+    Raises:
+        IncompatibleError: the checkpoint could carry code, is damaged, lacks tensors of its model, or is no causal
+            language model that can be loaded here; the model's layers cannot be verified as trees; strict mode is asked
+            for, and this machine's kernels do not give it; or the KV cache has no room for any text.
+        OSError: the checkpoint cannot be read.
+    """
+    device = _device(config.device)
+    exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    transformers_logging.disable_progress_bar()
+    refuse_unsuitable(config.model, transformers)
+    tokenizer_json = read_tokenizer(config.model)
+    model = load_checkpoint(config.model, dtype, device, ranks)
+    refuse_unsupported(model)
+    # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
+    file = Path(config.model) / "tokenizer.json"
+    identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
+    vocab_size: int = model.config.get_text_config().vocab_size
+    refuse_larger_tokenizer(config.model, tokenizer_json, vocab_size)
+    probe = ConformanceProbe(model, vocab_size)
+    threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
+    if threads is not None:
+        make_layers_quick(model, threads, exact=exact)
+    target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
+    if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
+        # What strict mode costs would be of no use.
+        exact = False
+        target = probed(model, probe, exact=False, threads=threads, ranks=ranks)
+    if exact and ranks is None:
+        refine_row_multiple(target, vocab_size)
+    bit_exact = exact or rows_stand_alone(target, vocab_size)
+    near_tie_gap = 0.0 if exact else config.near_tie_gap or _NEAR_TIE_GAPS[dtype]
+    if not exact:
+        logger.info("fast mode: tokens are counted whose two best scores are less than %g apart", near_tie_gap)
+    redraft = adapted(target, config, vocab_size, exact=exact)
+    pruning = with_early_head(target, config, vocab_size, exact=exact)
+    target.resize_cache(_cache_blocks(target, config.kv_cache_mib), reuses_prefixes=config.prefix_reuse == "on")
+    target.record_now()
+    if device.type == "cpu":
+        logger.info("met %d sizes of passes", target.prepare_sizes(_MET_ROWS, _MEETING_LIMIT_S))
+    text_config = model.config.get_text_config()
+    limit = position_limit(model)
+    if (trained := trained_length(model)) is not None:
+        logger.warning(
+            "rope of type dynamic: requests end at the trained length of %d tokens, beyond which each token changes "
+            "all factors",
+            trained,
+        )
+    info = TargetInfo(
+        name=Path(config.model).name,
+        tokenizer_json=tokenizer_json,
+        tokenizer_fingerprint=identity,
+        vocab_size=vocab_size,
+        hidden_size=text_config.hidden_size,
+        max_context_tokens=context_that_fits(
+            min(limit, config.max_context_tokens or limit), target.cache.num_blocks, config.max_nodes, redraft
+        ),
+        eos_token_ids=_eos_token_ids(model),
+        exact=exact,
+        shared_block_tokens=BLOCK_SIZE if config.prefix_reuse == "on" else 0,
+        row_multiple=target.row_multiple,
+        bit_exact=bit_exact,
+        near_tie_gap=near_tie_gap,
+        redraft=None if redraft is None else with_costs(redraft, target, limit),
+        pruning=pruning,
+        # Ranks that share a pass do not pass its hidden states on.
+        feature_size=feature_size(target) if ranks is None else 0,
+        rope_boundary=target.rope_boundary,
+    )
+    return target, info
+
+
+def probed(
+    model: PreTrainedModel,
+    probe: ConformanceProbe,
+    *,
+    exact: bool,
+    threads: CpuThreads | None,
+    ranks: Ranks | None = None,
+) -> TargetModel:
+    """The model with the first attention kernel that computes what it asks for."""
+    new_target = functools.partial(ShardedTarget, ranks=ranks) if ranks else TargetModel
+    if kernel := compiled_kernel(model):
+        try:
+            target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+            probe.check(target)
+        except KernelLimitError as error:
+            logger.info("attention is not compiled: %s", error)
+        else:
+            logger.info("attention is compiled")
+            return target
+    # Strict mode promises more than the Triton kernel does: the same bits in a tree and in plain decoding.
+    if not exact and (target_on_triton := _probed_on_triton(model, probe, new_target, threads)):
+        return target_on_triton
+    target = new_target(model, exact=exact, num_blocks=_PROBE_BLOCKS, threads=threads)
+    probe.check(target)
+    return target
+
+
+def _probed_on_triton(
+    model: PreTrainedModel, probe: ConformanceProbe, new_target: Callable[..., TargetModel], threads: CpuThreads | None
+) -> TargetModel | None:
+    """The model on the Triton kernel, its passes recorded where that works; None where the kernel does not."""
+    if (kernel := triton_kernel(model)) is None:
+        return None
+    # Here, since it is there whenever the kernel is.
+    from verifier_svc.kernels.triton.attention import TRITON_FAILURES
+
+    try:
+        target = new_target(model, exact=False, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+        probe.check(target)
+    except (IncompatibleError, *TRITON_FAILURES) as error:
+        logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
+        return None
+    logger.info("attention runs in Triton")
+    # Ranks speak to each other in a pass; whether that can be recorded has not been tried.
+    if new_target is TargetModel:
+        record_passes(target, probe, kernel, CudaCapture())
+    return target
+
+
+def record_passes(target: TargetModel, probe: ConformanceProbe, kernel: StaticKernel, capture: Capture) -> None:
+    """Have a target's passes recorded, if recordings then say what the model says."""
+    # One size for all of the probe's passes, so that those after the first are replays.
+    graphs = PassGraphs(kernel, capture, (_PROBE_BUCKET,))
+    target.record_passes(graphs)
+    try:
+        probe.check(target)
+    except (IncompatibleError, RuntimeError) as error:
+        logger.warning("passes are not recorded, which makes small ones slower: %s", error)
+        target.record_passes(None)
+    else:
+        # Where nothing could be recorded, the log says so already.
+        target.record_passes(PassGraphs(kernel, capture) if graphs.num_recordings else None)
+
+
+def adapted(target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool) -> RedraftSettings | None:
+    """Have the target draft for itself, where there is an adapter for that; returns how.
+
+    Raises:
+        IncompatibleError: the adapter is not one for this target; or strict mode would not keep its promise.
+    """
+    if not config.space_adapter:
+        return None
+    adapter = load_adapter(Path(config.space_adapter))
+    is_made_for(Path(config.space_adapter), target.model)
+    target.adapt(adapter)
+    num_masks = min(config.redraft_tokens or adapter.num_masks, adapter.num_masks)
+    if not masks_leave_rows_alone(target, vocab_size, num_masks) and exact:
+        raise IncompatibleError(f"with masks, rows of {config.model} have other bits than without: use EXACTNESS=fast")
+    free_rows = config.redraft_rows or _FREE_ROWS[target.device.type]
+    shape = MaskShape(num_masks, config.redraft_groups)
+    logger.info("the target drafts for itself: %d masks behind up to %d ends", num_masks, config.redraft_groups)
+    transition = None
+    if (pair := adapter.transition) is not None:
+        transition = _transition(pair, target.model, vocab_size)
+    nodes = min(config.redraft_nodes, config.max_nodes)
+    least = config.redraft_min_probability
+    curve = PassCurve.line(_ROW_COSTS[target.device.type])
+    settings = RedraftSettings(shape, nodes, free_rows, adapter.sigmas, transition, least, curve)
+    warm_up(settings, vocab_size)
+    return settings
+
+
+def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -> RedraftSettings:
+    """The same with what rows cost here, where that matters and can be measured in time."""
+    if not redraft.min_probability:
+        return redraft
+    if (curve := measure_curve(target, max_tokens, _CURVE_LIMIT_S)) is None:
+        return redraft
+    logger.info("passes of 4, 8 and 16 rows take %s of the smallest", [round(curve.at(rows), 2) for rows in (4, 8, 16)])
+    return replace(redraft, curve=curve)
+
+
+def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> TransitionScores:
+    """What a token says of the next one, as a table for each side.
+
+    Raises:
+        IncompatibleError: the adapter is one for other embeddings.
+    """
+    layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
+    matrices = [matrix.float().numpy() for matrix in (pair.before, pair.behind)]
+    tables = [layer.weight[:vocab_size].detach().float().cpu().numpy() for layer in layers]
+    try:
+        return TransitionScores.of_embeddings(*matrices, *tables)
+    except ValueError as error:
+        raise IncompatibleError(f"the adapter is not for this target: {error}") from error
+
+
+def with_early_head(
+    target: TargetModel, config: VerifierConfig, vocab_size: int, *, exact: bool
+) -> PruningSettings | None:
+    """Have the target prune nodes early, where there is a head for that; returns how.
+
+    Raises:
+        IncompatibleError: the head is not one for this target, whose layers perhaps cannot go on with some of the rows;
+            or strict mode would not keep its promise.
+    """
+    if not config.early_head or config.early_pruning == "off":
+        return None
+    head = load_head(Path(config.early_head))
+    is_made_for(Path(config.early_head), target.model)
+    target.install_head(head)
+    check_pruning(target, vocab_size, exact=exact)
+    logger.info("nodes are pruned behind layer %d: %s", head.layer, config.early_pruning)
+    free_rows = _FREE_ROWS[target.device.type]
+    return PruningSettings(head.thresholds, free_rows, target.row_multiple, config.early_pruning)
+
+
+def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool:
+    """Whether strict mode keeps its promise here; without it the server goes on in fast mode, unless it is required."""
+    if rows_stand_alone(target, vocab_size):
+        return True
+    reason = "this machine's matrix kernels give a row other bits in company than alone"
+    if is_required:
+        raise IncompatibleError(f"EXACTNESS is strict, but {reason}")
+    logger.warning("strict mode is not offered: %s", reason)
+    return False
+
+
+def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:
+    """Replace layers of a model on a CPU by quicker ones, where there are; for strict mode by even ones, too."""
+    logger.info("packed %d linear layers", pack_linears(model))
+    # Attention and products say it if there is no compiler.
+    with contextlib.suppress(ImportError):
+        # Here, so that everything else works where Numba is not installed.
+        from verifier_svc.kernels.cpu.norms import compile_norms
+
+        logger.info("compiled %d norms", compile_norms(model))
+    if exact:
+        even_activations(model)
+    logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
+
+
+def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
+    """The compiled kernel for a model in single precision on a CPU; None elsewhere, or without a compiler."""
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+        return None
+    try:
+        # Here, so that everything else works where Numba is not installed.
+        from verifier_svc.kernels.cpu.attention import CompiledKernel
+    except ImportError as error:
+        logger.warning("attention is not compiled and slower: %s", error)
+        return None
+    return CompiledKernel()
+
+
+def triton_kernel(model: PreTrainedModel) -> StaticKernel | None:
+    """The Triton kernel for a model on a GPU; None elsewhere, or without Triton."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return None
+    try:
+        # Here, so that everything else works where Triton is not installed.
+        from verifier_svc.kernels.triton.attention import TritonKernel
+    except ImportError as error:
+        logger.warning("attention does not run in Triton, but in slower tensor operations: %s", error)
+        return None
+    return TritonKernel(device)
+
+
+def _requested_threads(config: VerifierConfig) -> int:
+    """Threads for every pass; ranks share the machine's cores evenly unless a number is set."""
+    if config.threads or config.tensor_parallel == 1:
+        return config.threads
+    return max(1, (os.cpu_count() or 1) // config.tensor_parallel)
+
+
+def _cache_blocks(target: TargetModel, mebibytes: int) -> int:
+    """Blocks that fit into `mebibytes`."""
+    per_block = target.bytes_per_slot * BLOCK_SIZE
+    return max(1, mebibytes * 2**20 // max(1, per_block))
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise IncompatibleError for models whose layers keep something other than keys and values."""
+    text_config = model.config.get_text_config()
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    unknown = layer_types - _SUPPORTED_LAYER_TYPES
+    if unknown:
+        raise IncompatibleError(f"{type(model).__name__} has layers of kind {', '.join(sorted(unknown))}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise IncompatibleError(f"{type(model).__name__} is not a decoder-only model")
+    if getattr(text_config, "alibi", False) or getattr(text_config, "position_embedding_type", "") == "alibi":
+        raise IncompatibleError(f"{type(model).__name__} uses ALiBi positions")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("DEVICE is cuda but there is no CUDA device")
+    return torch.device(name)
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    config = model.generation_config or model.config
+    eos = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)

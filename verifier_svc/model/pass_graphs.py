@@ -1,0 +1,116 @@
+"""Passes of a few fixed sizes, each recorded once and replayed from then on: on a GPU, starting hundreds of small
+kernels one by one takes longer than computing them.
+
+A recording reads its inputs from the same memory every time. So a pass is padded to the next size, its inputs are
+copied to that size's place, and the attention kernel does the same with its own (`StaticKernel`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.kernels.base import StaticKernel
+
+logger = logging.getLogger(__name__)
+
+# Rows of the sizes. Beyond the last, computing takes longer than starting the kernels.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+
+# Logits [K, vocab], and what else is wanted of their rows [K, ...].
+Outputs: TypeAlias = tuple[Tensor, ...]
+# Token ids and positions [1, N], logit rows [K] and, if there are masks, their places [N] to outputs, on the device.
+Forward: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Outputs]
+
+
+class Capture(Protocol):
+    """Records what a function does on the device."""
+
+    def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], object], Outputs]:
+        """Run `function`; returns what does the same again, and the tensors that hold its results each time.
+
+        Raises:
+            RuntimeError: something that the function does cannot be recorded.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    inputs: Tensor
+    outputs: Outputs
+    replay: Callable[[], object]
+
+
+class PassGraphs:
+    """Recordings of one model's forward. Used by one thread at a time, between the kernel's `begin` and the pass's end.
+
+    `inputs` of a recording [3, N] are token ids, position ids and logit rows, and of one with masks [4, N] their
+    places. Padded logit rows repeat row 0.
+    """
+
+    def __init__(self, kernel: StaticKernel, capture: Capture, buckets: Sequence[int] = BUCKETS) -> None:
+        self.buckets = tuple(sorted(buckets))
+        self._kernel = kernel
+        self._capture = capture
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._is_off = False
+
+    @property
+    def num_recordings(self) -> int:
+        """How many sizes have been recorded."""
+        return len(self._recordings)
+
+    def clear(self) -> None:
+        """Forget all recordings: what they read is about to go away."""
+        self._recordings = {}
+
+    def padded(self, plan: PassPlan) -> PassPlan | None:
+        """The pass with rows of padding up to the next size; None if it is to run as it is."""
+        size = next((bucket for bucket in self.buckets if bucket >= len(plan.token_ids)), None)
+        # A part of a prompt needs no logits, and would get those of every row.
+        if self._is_off or size is None or not len(plan.logit_rows):
+            return None
+        padding = np.zeros(size - len(plan.token_ids), np.int64)
+        token_ids, positions = (np.concatenate([array, padding]) for array in (plan.token_ids, plan.positions))
+        mask_places = plan.mask_places
+        if mask_places is not None:
+            mask_places = np.concatenate([mask_places, padding - 1])
+        return replace(plan, token_ids=token_ids, positions=positions, mask_places=mask_places)
+
+    def run(self, plan: PassPlan, forward: Forward) -> Outputs | None:
+        """What `forward` gives for a padded pass, valid until the next one; None if it cannot be recorded."""
+        size = len(plan.token_ids)
+        key = size, self._kernel.layout(plan), plan.mask_places is not None, plan.wants_states
+        if (recording := self._recordings.get(key)) is None:
+            try:
+                recording = self._recordings[key] = self._record(plan, forward)
+            except RuntimeError as error:
+                logger.warning("passes are not recorded, and each is started kernel by kernel: %s", error)
+                self._is_off = True
+                self.clear()
+                return None
+        recording.inputs.copy_(_inputs(plan), non_blocking=True)
+        recording.replay()
+        return tuple(output[: len(plan.logit_rows)] for output in recording.outputs)
+
+    def _record(self, plan: PassPlan, forward: Forward) -> _Recording:
+        inputs = _inputs(plan).to(self._kernel.device)
+        mask_places = None if plan.mask_places is None else inputs[3]
+        replay, outputs = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2], mask_places))
+        logger.info("recorded a pass of %d rows", len(plan.token_ids))
+        return _Recording(inputs, outputs, replay)
+
+
+def _inputs(plan: PassPlan) -> Tensor:
+    rows = np.zeros(len(plan.token_ids), np.int64)
+    rows[: len(plan.logit_rows)] = plan.logit_rows
+    masks = () if plan.mask_places is None else (plan.mask_places,)
+    return torch.from_numpy(np.stack([plan.token_ids, plan.position_ids, rows, *masks]))

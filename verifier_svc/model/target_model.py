@@ -1,0 +1,274 @@
+"""The target: any Hugging Face causal language model, unmodified, run over packed token trees."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coppice.core.errors import IncompatibleError
+from coppice.core.tree import ROOT
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
+from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
+from verifier_svc.extras.pruning.early_head import EarlyHead
+from verifier_svc.extras.pruning.pace import PruningSettings
+from verifier_svc.extras.pruning.pruned_layers import PrunedForward, PrunedLayers
+from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.mask_rows import MaskRows
+from verifier_svc.extras.redraft.redraft import RedraftSettings
+from verifier_svc.extras.redraft.space_adapter import SpaceAdapter
+from verifier_svc.kernels.base import AttentionKernel
+from verifier_svc.kernels.cpu.packed_linear import prepare_rows
+from verifier_svc.model.cpu_threads import CpuThreads
+from verifier_svc.model.parallel.tensor_attention import TensorKernel
+from verifier_svc.model.pass_graphs import Outputs, PassGraphs
+from verifier_svc.model.rope_regimes import make_rotary_rowwise
+from verifier_svc.model.row_states import RowStates
+from verifier_svc.model.tree_attention import TreeAttention
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What others need to know about the target."""
+
+    name: str
+    tokenizer_json: bytes
+    tokenizer_fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    max_context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    # Whether a row's logits are promised to be the same bits alone and in company.
+    exact: bool
+    # Prompts share keys and values in blocks of this many tokens; 0 when they share none.
+    shared_block_tokens: int = 0
+    # A pass computes its rows in multiples of this.
+    row_multiple: int = 1
+    # Whether they were the same bits when that was tried at start; promised or not.
+    bit_exact: bool = False
+    # Choices are counted whose two best scores are less than this apart; 0 counts none, as where bits are promised.
+    near_tie_gap: float = 0.0
+    # What it drafts for itself in its own passes; None without an adapter for that.
+    redraft: RedraftSettings | None = None
+    # Which nodes it prunes early, and when; None without a head for that.
+    pruning: PruningSettings | None = None
+    # Numbers of a committed token's feature; 0 where none are given.
+    feature_size: int = 0
+    # Texts of more tokens have long rope factors, see rope_regimes.py; None where factors do not depend on the length.
+    rope_boundary: int | None = None
+
+
+class TargetModel:
+    """A loaded model with its tree attention and paged cache. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        exact: bool,
+        num_blocks: int,
+        kernel: AttentionKernel | None = None,
+        threads: CpuThreads | None = None,
+    ) -> None:
+        """Install `kernel` in the model, or attention in tensor operations, which suits every model."""
+        self._threads = threads
+        self.device = next(model.parameters()).device
+        self._model = model
+        self._attention = TreeAttention(kernel or TensorKernel(self.device, exact=exact))
+        self._graphs: PassGraphs | None = None
+        self._masks: MaskRows | None = None
+        self._pruned: PrunedLayers | None = None
+        # Of the last pass, if they were wanted.
+        self._states: Tensor | None = None
+        self.resize_cache(num_blocks)
+        self.row_multiple = ROW_MULTIPLE if exact else 1
+        # As in TargetInfo.
+        self.rope_boundary = make_rotary_rowwise(model)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        model.set_attn_implementation(self._attention.name)
+        if model.config._attn_implementation != self._attention.name:
+            raise IncompatibleError(f"{type(model).__name__} does not support replacing its attention")
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model itself."""
+        return self._model
+
+    def resize_cache(self, num_blocks: int, *, reuses_prefixes: bool = True) -> None:
+        """Start over with an empty cache of another size."""
+        if self._graphs is not None:
+            self._graphs.clear()
+        self.cache = KVCache(num_blocks, reuses_prefixes=reuses_prefixes)
+        self._attention.kernel.allocate(num_blocks)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of keys and values that one token takes; known after the first pass."""
+        return self._attention.kernel.bytes_per_slot
+
+    def plan(self, work: list[SequenceRows]) -> PassPlan:
+        """Lay out a pass for this model."""
+        return plan_pass(work, row_multiple=self.row_multiple)
+
+    def forward(self, plan: PassPlan) -> Tensor:
+        """Run a pass; returns float32 logits [K, vocab] of the plan's logit rows on the CPU."""
+        return self.run(plan, *self.cache.take_moves())
+
+    @torch.inference_mode()
+    def run(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> Tensor:
+        """As `forward`, with the slots that move before the pass given."""
+        self.set_threads_for(len(plan.token_ids))
+        padded = None if self._graphs is None else self._graphs.padded(plan)
+        self._begin(padded or plan, sources, destinations)
+        forward = self._logits_and_states if plan.wants_states else self._logits
+        try:
+            outputs = None
+            if self._graphs is not None and padded is not None:
+                outputs = self._graphs.run(padded, forward)
+            if outputs is None:
+                outputs = self._run_eagerly(padded or plan)
+        finally:
+            self._attention.end()
+            if self._masks is not None:
+                self._masks.end()
+        return self._taken(outputs)
+
+    @torch.inference_mode()
+    def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:
+        """As `forward`, without the nodes that the early head rules out; logits are those of the plan that is left.
+
+        `scores` [C] of the plan's candidates are taken in place of the head's.
+
+        Raises:
+            IncompatibleError: there is no early head, or the model's layers cannot go on with some of the rows.
+        """
+        if self._pruned is None:
+            raise IncompatibleError("a pass is to be pruned, and the target has no early head")
+        self.set_threads_for(len(plan.token_ids))
+        self._begin(plan, *self.cache.take_moves())
+        self._pruned.begin(plan, self._narrow, scores)
+        try:
+            outputs = self._run_eagerly(plan, is_pruned=True)
+        finally:
+            forward = self._pruned.end()
+            self._attention.end()
+            if self._masks is not None:
+                self._masks.end()
+        if any(len(output) != len(forward.plan.logit_rows) for output in outputs):
+            raise IncompatibleError(f"{type(self._model).__name__} does not call its output layer as others do")
+        return self._taken(outputs), forward
+
+    def take_states(self) -> HalfArray | None:
+        """The hidden states [K, hidden] that the last pass's logits came from, in bfloat16, if its plan wants them."""
+        states, self._states = self._states, None
+        return None if states is None else states.bfloat16().cpu().view(torch.int16).numpy()
+
+    def can_prune(self, plan: PassPlan) -> bool:
+        """Whether a pass can be pruned: not one that is a recording, whose rows are fixed."""
+        return self._pruned is not None and (self._graphs is None or self._graphs.padded(plan) is None)
+
+    def install_head(self, head: EarlyHead) -> None:
+        """From now on passes can be pruned.
+
+        Raises:
+            IncompatibleError: the head is not one for this model.
+        """
+        self._pruned = PrunedLayers(self._model, head, self.row_multiple)
+
+    def adapt(self, adapter: SpaceAdapter) -> None:
+        """From now on passes may have masks.
+
+        Raises:
+            IncompatibleError: the adapter is not one for this model.
+        """
+        self._masks = MaskRows(self._model, adapter)
+
+    def record_passes(self, graphs: PassGraphs | None) -> None:
+        """From now on, passes of the sizes that `graphs` has are recorded and replayed; none are without it."""
+        self._graphs = graphs
+
+    def record_now(self) -> None:
+        """Record every size, the largest first, so that no request has to wait for it; sequences may not run yet."""
+        if self._graphs is None:
+            return
+        cache = SequenceCache(self.cache, BLOCK_SIZE)
+        masks = [()] if self._masks is None else [(), (MaskGroup(ROOT, 1),)]
+        for bucket in reversed(self._graphs.buckets):
+            for groups in masks[:bucket]:
+                rows = SequenceRows(cache, [0], masks=groups)
+                self.run(plan_pass([rows], row_multiple=bucket), *self.cache.take_moves())
+        cache.release()
+
+    def set_threads_for(self, num_rows: int) -> None:
+        """The next products have this many rows."""
+        if self._threads is not None:
+            self._threads.set_for(num_rows)
+
+    def prepare_sizes(self, max_rows: int, limit_s: float) -> int:
+        """Meet the sizes of passes up to `max_rows` rows, the smallest first, until `limit_s` have passed.
+
+        Afterwards no request waits for their machine code, and memory does not grow by it; returns how many were met.
+        """
+        started_s = time.monotonic()
+        num_met = 0
+        for size in padded_sizes(max_rows, self.row_multiple):
+            if time.monotonic() - started_s > limit_s:
+                break
+            self.set_threads_for(size)
+            prepare_rows(self._model, size)
+            num_met += 1
+        return num_met
+
+    def _begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
+        self._attention.begin(plan, sources, destinations)
+        self.cache.moves_made()
+
+    def _narrow(self, plan: PassPlan, rows: Tensor) -> None:
+        self._attention.narrow(plan)
+        if self._masks is not None:
+            self._masks.narrow(rows)
+
+    def _taken(self, outputs: Outputs) -> Tensor:
+        """A pass's logits in single precision on the CPU; its states are kept until they are taken."""
+        logits, *states = outputs
+        self._states = states[0] if states else None
+        return logits.float().cpu()
+
+    def _run_eagerly(self, plan: PassPlan, *, is_pruned: bool = False) -> Outputs:
+        token_ids, positions = self._on_device(plan.token_ids)[None], self._on_device(plan.position_ids)[None]
+        mask_places = None if plan.mask_places is None else self._on_device(plan.mask_places)
+        logit_rows = None if is_pruned else self._on_device(plan.logit_rows)
+        forward = self._logits_and_states if plan.wants_states else self._logits
+        return forward(token_ids, positions, logit_rows, mask_places)
+
+    def _logits_and_states(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
+    ) -> Outputs:
+        """As `_logits`, and the hidden states [K, hidden] that they come from."""
+        with RowStates(self._model) as states:
+            outputs = self._logits(token_ids, positions, logit_rows, mask_places)
+        return *outputs, states.of(None if self._keeps_rows else logit_rows)
+
+    def _logits(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None, mask_places: Tensor | None
+    ) -> Outputs:
+        """Logits [K, vocab] of some rows; ids and positions are [1, N], places of masks [N].
+
+        Without `logit_rows` they are picked on the way.
+        """
+        keep = {"logits_to_keep": logit_rows} if self._keeps_rows and logit_rows is not None else {}
+        inputs = {"input_ids": token_ids}
+        if mask_places is not None:
+            if self._masks is None:
+                raise IncompatibleError("a pass has masks, and the target has no adapter for them")
+            inputs = {"inputs_embeds": self._masks.begin(token_ids, mask_places)}
+        output = self._model(**inputs, position_ids=positions, use_cache=False, **keep)
+        logits: Tensor = output.logits[0]
+        return (logits if self._keeps_rows or logit_rows is None else logits.index_select(0, logit_rows),)
+
+    def _on_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -1,0 +1,83 @@
+"""Tree attention: the attention function that an unmodified Hugging Face model calls in every layer.
+
+It owns the keys and values (the model runs with `use_cache=False`), stores each pass's rows in the paged cache and
+lets every row attend to its committed context and its ancestors (SpecInfer, section 3.2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from coppice.core.errors import IncompatibleError
+from verifier_svc.engine.kv_cache import IntArray
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.kernels.base import AttentionKernel, AttentionRule
+
+# Tensors that models pass along and that plain softmax attention does not need: positions are in the plan.
+_IGNORED_TENSORS = frozenset({"position_ids", "cache_position", "position_embeddings", "attention_mask"})
+_names = itertools.count()
+_NO_SLOTS: IntArray = np.empty(0, np.int64)
+
+
+class TreeAttention:
+    """One model's attention, computed by a kernel that may be replaced between passes."""
+
+    def __init__(self, kernel: AttentionKernel) -> None:
+        self.kernel = kernel
+        self._in_pass = False
+        # transformers finds attention functions by name; every instance has its own.
+        self.name = f"coppice_tree_{next(_names)}"
+        AttentionInterface.register(self.name, self._attend)
+
+    def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
+        """The model's next forward computes this plan, once slots have moved from `sources` to `destinations`."""
+        self.kernel.begin(plan, sources, destinations)
+        self._in_pass = True
+
+    def narrow(self, plan: PassPlan) -> None:
+        """From the next layer on, the forward has this plan's rows alone; nothing moves."""
+        self.kernel.begin(plan, _NO_SLOTS, _NO_SLOTS)
+
+    def end(self) -> None:
+        """The forward is over."""
+        self._in_pass = False
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """`query` [1, heads, N, dim], `key` and `value` [1, kv_heads, N, dim] to [1, N, heads, dim].
+
+        Raises:
+            IncompatibleError: the model asks for something that no kernel computes.
+        """
+        _refuse_unknown(others, dropout)
+        if not self._in_pass:
+            raise IncompatibleError("the model called tree attention outside a pass")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        rule = AttentionRule(scale, sliding_window, softcap, s_aux)
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        return self.kernel.attend(layer, query[0], key[0], value[0], rule)[None], None
+
+
+def _refuse_unknown(others: dict[str, Any], dropout: float) -> None:
+    if dropout:
+        raise IncompatibleError("the model applies dropout while serving")
+    for name, value in others.items():
+        if isinstance(value, Tensor) and name not in _IGNORED_TENSORS:
+            raise IncompatibleError(f"the model's attention needs {name!r}, which is not supported")
