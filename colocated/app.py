@@ -24,7 +24,7 @@ from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.model_thread import ModelThread
 from orchestrator.app import Orchestrator
 from verifier_svc.config import VerifierConfig
 from verifier_svc.model.loading import load_probed_target

@@ -16,10 +16,10 @@ from coppice.obs.tracing import Tracer
 from coppice.v1 import drafter_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import Drafter
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.cache_budget import CacheBudget
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.request_sizes import MAX_REQUEST_BYTES, REQUEST_SIZES
 from drafter_svc.sequence_traces import SequenceTraces
 from drafter_svc.service import SERVICE_NAME, DrafterService

@@ -9,8 +9,8 @@ from typing import Any
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.net.tls import ServerTls, server_tls
 from coppice.obs.metrics_tls import OFF, check_metrics_tls
-from drafter_svc.draft_context import LEAST_CONTEXT
 from drafter_svc.drafters.registry import KINDS
+from drafter_svc.model.draft_context import LEAST_CONTEXT
 
 ON = "on"
 SWITCHES = (ON, OFF)

@@ -27,12 +27,12 @@ from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
 from coppice.wire.convert import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.draft_counts import DraftCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
-from drafter_svc.joint_turns import JointTurns
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.cache_budget import CacheBudget
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.responses import ahead_response, draft_response
+from drafter_svc.search.joint_turns import JointTurns
 from drafter_svc.session import (
     DuplicateSequenceError,
     Opening,

@@ -13,7 +13,6 @@ from coppice.core.sampling import SamplingParams, check_token_ids
 from coppice.core.tree import TokenTree
 from coppice.obs.logs import check_request_id
 from drafter_svc.acceptance_map import AcceptanceMap, SentTree
-from drafter_svc.cache_budget import CacheBudget
 from drafter_svc.drafters.base import (
     AheadDraft,
     AheadSequence,
@@ -23,6 +22,7 @@ from drafter_svc.drafters.base import (
     DraftSequence,
     SamplingDrafter,
 )
+from drafter_svc.model.cache_budget import CacheBudget
 
 
 class UnknownSequenceError(CoppiceError):

@@ -44,7 +44,7 @@ class DraftedSequence:
 
 
 class SimulatedDrafter:
-    """Serves sequences one after another, each for its newest state, as `drafter_svc/model_thread.py` does."""
+    """Serves sequences one after another, each for its newest state, as `drafter_svc/model/model_thread.py` does."""
 
     def __init__(
         self,

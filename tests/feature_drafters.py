@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from drafter_svc.drafters.feature_checkpoint import save_matrices, trunk_reference
-from drafter_svc.drafters.feature_heads import FloatArray
+from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
+from drafter_svc.drafters.features.heads import FloatArray
 from tests.tiny_blocks import BLOCK, block_calibration, write_tiny_block_drafter
 
 KIND = "semi-ar-features"

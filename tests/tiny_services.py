@@ -14,7 +14,7 @@ from coppice.net.stream_observer import StreamObserver
 from coppice.obs.timeline import Timeline
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.drafters.base import Drafter, DrafterInfo
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.integration.test_drafter_metrics import ChainDrafter, ChainSequence
 from tests.tiny_checkpoint import tiny_llama

@@ -27,7 +27,7 @@ from coppice.net.rpc import streaming, unary
 from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire.convert import log_probs_to_proto
-from drafter_svc.tree_sampler import Path, sample_tree
+from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
 from orchestrator.api.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.request.output import Output

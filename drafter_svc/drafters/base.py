@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from coppice.core.denoising import Denoising
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
-from drafter_svc.prefix_blocks import PrefixBlocks
+from drafter_svc.model.prefix_blocks import PrefixBlocks
 
 if TYPE_CHECKING:
     # Not loaded before the service has set its niceness: NumPy starts threads.
-    from drafter_svc.drafters.joint_passes import JointPasses
+    from drafter_svc.search.joint_passes import JointPasses
 
 
 @dataclass(frozen=True, slots=True)

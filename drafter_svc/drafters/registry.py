@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 MAX_BOOSTED = 4
 SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
 KINDS = {
-    **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm"),
-    "semi-ar": "drafter_svc.drafters.semi_ar",
-    "semi-ar-features": "drafter_svc.drafters.semi_ar_features",
-    "diffusion": "drafter_svc.drafters.diffusion",
+    **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm.drafter"),
+    "semi-ar": "drafter_svc.drafters.block.semi_ar",
+    "semi-ar-features": "drafter_svc.drafters.features.semi_ar_features",
+    "diffusion": "drafter_svc.drafters.block.diffusion",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from drafter_svc.drafters.layers_checkpoint import save_layers
+from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training.block_model import block_logits, freeze_tokens, mask_ids, new_block_model
 from drafter_svc.training.models import load_models
 from training.block_layout import even_layout

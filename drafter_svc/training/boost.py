@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.drafters.layers_checkpoint import save_layers
+from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training.models import load_models
 from training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
 from training.checkpoint import write_card

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from drafter_svc.drafters.feature_checkpoint import save_matrices, trunk_reference
+from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
 from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration
 from drafter_svc.training.head_run import HeadPace, HeadRun
 from drafter_svc.training.models import load_target

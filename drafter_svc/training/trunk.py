@@ -12,10 +12,10 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 from coppice.core.errors import IncompatibleError
-from drafter_svc.drafters.block_checkpoint import BlockCalibration, load_block_calibration
-from drafter_svc.drafters.block_transition import transition_matrices
-from drafter_svc.drafters.checkpoint import load_model
-from drafter_svc.drafters.semi_ar import KIND
+from drafter_svc.drafters.block.checkpoint import BlockCalibration, load_block_calibration
+from drafter_svc.drafters.block.semi_ar import KIND
+from drafter_svc.drafters.block.transition import transition_matrices
+from drafter_svc.model.checkpoint import load_model
 from drafter_svc.training.block_model import with_transition
 from training.block_layout import BlockLayout
 from training.precision import training_dtype

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import DrafterService
 from orchestrator.app import running
 from orchestrator.config import Config

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafter_svc.drafters.layers_checkpoint import LAYERS_FILE, save_layers
+from drafter_svc.model.layers_checkpoint import LAYERS_FILE, save_layers
 from tests.feature_drafters import write_tiny_feature_drafter
 from tests.tiny_blocks import BLOCK, block_calibration, write_tiny_block_drafter
 

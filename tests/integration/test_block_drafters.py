@@ -18,9 +18,9 @@ from coppice.client import Client, Options
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, JointDrafter, SamplingDrafter
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model import checkpoint as drafter_checkpoint
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.integration.test_traversal import CONTEXT, PROMPT, VOCAB, Pair, serving_drafter, serving_target

@@ -18,8 +18,8 @@ from coppice.v1 import drafter_pb2_grpc
 from coppice.wire.convert import tree_to_proto
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.metrics import drafter_metrics
-from drafter_svc.model_thread import ModelThread
-from drafter_svc.prefix_blocks import PrefixBlocks
+from drafter_svc.model.model_thread import ModelThread
+from drafter_svc.model.prefix_blocks import PrefixBlocks
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.fakes import eventually
 from tests.integration.draft_peer import PROMPT, Peer

@@ -17,11 +17,11 @@ from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.wire.convert import sampling_to_proto
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter, DraftSequence
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.model_thread import ModelThread
-from drafter_svc.prefix_blocks import PIECE_ROWS
+from drafter_svc.model import checkpoint as drafter_checkpoint
+from drafter_svc.model.model_thread import ModelThread
+from drafter_svc.model.prefix_blocks import PIECE_ROWS
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.integration.draft_peer import PROMPT, TIMEOUT_S, Peer, Stub
 from tests.tiny_drafter import write_tiny_drafter

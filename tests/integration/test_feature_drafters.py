@@ -20,10 +20,10 @@ from coppice.net import rpc
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
 from drafter_svc.drafters.base import Drafter
-from drafter_svc.drafters.block_lm import BlockLm
+from drafter_svc.drafters.block.block_lm import BlockLm
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model import checkpoint as drafter_checkpoint
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.feature_drafters import KIND, encode, write_tiny_feature_drafter
@@ -107,7 +107,7 @@ class Watched:
     """What a drafter's sequences are given, by wrapping its tails' `extend`."""
 
     def __init__(self, drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
-        from drafter_svc.drafters.block_lm import BlockLmSequence
+        from drafter_svc.drafters.block.block_lm import BlockLmSequence
 
         self.given: list[tuple[int, int]] = []
         extend = BlockLmSequence.extend

@@ -19,7 +19,7 @@ from coppice.obs.logs import JsonFormatter
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from orchestrator.app import running
 from orchestrator.config import Config

@@ -17,7 +17,7 @@ from coppice.net.access_token import token_digest
 from coppice.net.certificates import Certificates, certificate_metrics
 from coppice.obs.metric import Metric, Prefix
 from drafter_svc.metrics import drafter_metrics
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import DrafterService
 from tests.certificates import directory
 from tests.conftest import StartFakes

@@ -16,10 +16,10 @@ from coppice.net import rpc
 from coppice.search.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.drafters.checkpoint import Calibration
-from drafter_svc.drafters.llama_forward import LlamaForward
-from drafter_svc.drafters.small_lm import SmallLm
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.drafters.small_lm.drafter import SmallLm
+from drafter_svc.model.checkpoint import Calibration
+from drafter_svc.model.llama_forward import LlamaForward
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from orchestrator.app import running
 from orchestrator.config import Config

@@ -25,10 +25,10 @@ from coppice.search.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2_grpc
 from coppice.wire.convert import tree_from_proto
 from drafter_svc.drafters.base import Drafter, DrafterInfo, DraftSequence, SamplingDrafter
-from drafter_svc.drafters.checkpoint import Calibration
-from drafter_svc.drafters.llama_forward import LlamaForward
-from drafter_svc.drafters.small_lm import SmallLm
-from drafter_svc.model_thread import ModelThread
+from drafter_svc.drafters.small_lm.drafter import SmallLm
+from drafter_svc.model.checkpoint import Calibration
+from drafter_svc.model.llama_forward import LlamaForward
+from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import SERVICE_NAME as DRAFTER_SERVICE
 from drafter_svc.service import DrafterService
 from orchestrator.app import running

@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
-from drafter_svc.drafters.layers_checkpoint import base_of
+from drafter_svc.model.layers_checkpoint import base_of
 from tests.conftest import ALONE, LONG, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]

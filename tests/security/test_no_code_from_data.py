@@ -14,8 +14,8 @@ import torch
 
 from coppice.core.errors import IncompatibleError
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model.checkpoint import load_fingerprint, load_model
 from tests.tiny_checkpoint import write_tiny_llama
 from verifier_svc.config import VerifierConfig
 from verifier_svc.model.loading import load_probed_target

@@ -18,11 +18,11 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
-from drafter_svc.drafters.block_checkpoint import load_block_calibration
-from drafter_svc.drafters.checkpoint import load_fingerprint, load_model
-from drafter_svc.drafters.layers_checkpoint import save_layers
+from drafter_svc.drafters.block.checkpoint import load_block_calibration
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model import checkpoint as drafter_checkpoint
+from drafter_svc.model.checkpoint import load_fingerprint, load_model
+from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training import block_run, diffusion, semi_ar
 from drafter_svc.training.block_model import freeze_tokens, mask_ids, new_block_model
 from drafter_svc.training.block_run import BlockRecipe

@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
-from drafter_svc.drafters.checkpoint import load_calibration
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model import checkpoint as drafter_checkpoint
+from drafter_svc.model.checkpoint import load_calibration
 from drafter_svc.training import boost
 from drafter_svc.training.boost import BoostRecipe, boosted_loss, missed
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama

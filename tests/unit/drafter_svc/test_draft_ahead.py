@@ -19,15 +19,15 @@ from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.core.tree import ROOT, TokenTree, chain
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.ahead_pace import READING_SHARE
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.drafters.checkpoint import Calibration
-from drafter_svc.drafters.llama_forward import LlamaForward
-from drafter_svc.drafters.outcome_search import DraftAhead
-from drafter_svc.drafters.small_lm import SmallLm, SmallLmSequence, load
-from drafter_svc.drafters.tree_cache import FloatArray, Rows
-from drafter_svc.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes
+from drafter_svc.drafters.small_lm.drafter import SmallLm, SmallLmSequence, load
+from drafter_svc.model.checkpoint import Calibration
+from drafter_svc.model.llama_forward import LlamaForward
+from drafter_svc.model.tree_cache import FloatArray, Rows
+from drafter_svc.search.ahead_pace import READING_SHARE
+from drafter_svc.search.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes
+from drafter_svc.search.outcome_search import DraftAhead
 from drafter_svc.session import Opening, Outcome, Session
 
 VOCAB = 61

@@ -15,15 +15,15 @@ from coppice.core.tree import TokenTree
 from coppice.search.marginal_tree import marginal_tree
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.base import DraftSequence
-from drafter_svc.drafters.feature_heads import FeatureHeads, last_feature
-from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
-from drafter_svc.drafters.joint_passes import joined
-from drafter_svc.drafters.llama_forward import LlamaForward
-from drafter_svc.prefix_blocks import PIECE_ROWS
+from drafter_svc.drafters.features.heads import FeatureHeads, last_feature
+from drafter_svc.model.hf_forward import CachedForward, PlainForward
+from drafter_svc.model.llama_forward import LlamaForward
+from drafter_svc.model.prefix_blocks import PIECE_ROWS
+from drafter_svc.search.joint_passes import joined
 from tests.eight_bits import round_to_8_bits
 from tests.feature_drafters import encode, random_matrices
 from tests.tiny_checkpoint import tiny_llama
-from tests.unit.drafter_svc.test_block_lm import (
+from tests.unit.drafter_svc.drafters.block.test_block_lm import (
     CONTEXT,
     MASKS,
     MODEL_VOCAB,

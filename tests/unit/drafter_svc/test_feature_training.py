@@ -14,10 +14,10 @@ from transformers import LlamaForCausalLM
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
 from drafter_svc.config import DrafterConfig
-from drafter_svc.drafters import checkpoint as drafter_checkpoint
-from drafter_svc.drafters.block_lm import BlockLm
-from drafter_svc.drafters.feature_checkpoint import load_conditioning
+from drafter_svc.drafters.block.block_lm import BlockLm
+from drafter_svc.drafters.features.checkpoint import load_conditioning
 from drafter_svc.drafters.registry import load_drafter
+from drafter_svc.model import checkpoint as drafter_checkpoint
 from drafter_svc.training import head_fit, semi_ar_features
 from drafter_svc.training.head_fit import HeadSums, best_shares
 from drafter_svc.training.head_run import HeadPace, HeadRun

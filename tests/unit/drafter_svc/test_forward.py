@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from drafter_svc.drafters import checkpoint, llama_forward, packed_linear
-from drafter_svc.drafters.hf_forward import CachedForward, PlainForward
-from drafter_svc.drafters.llama_forward import LlamaForward, is_supported
-from drafter_svc.drafters.tree_cache import FloatArray, TreeCache
+from drafter_svc.kernels import packed_linear
+from drafter_svc.model import checkpoint, llama_forward
+from drafter_svc.model.hf_forward import CachedForward, PlainForward
+from drafter_svc.model.llama_forward import LlamaForward, is_supported
+from drafter_svc.model.tree_cache import FloatArray, TreeCache
 
 BASE: dict[str, Any] = {
     "vocab_size": 61,
@@ -125,7 +126,7 @@ def test_a_model_that_ignores_our_mask_is_computed_path_by_path(
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, llama: LlamaForCausalLM) -> None:
     prompt = list(range(40))
     whole = TreeCache(LlamaForward(llama)).extend(prompt)
-    monkeypatch.setattr("drafter_svc.drafters.tree_cache.PIECE_ROWS", 7)
+    monkeypatch.setattr("drafter_svc.model.tree_cache.PIECE_ROWS", 7)
     monkeypatch.setattr(llama_forward, "CAPACITY_STEP", 16)
     assert np.abs(TreeCache(LlamaForward(llama)).extend(prompt) - whole).max() < 2e-4
 

@@ -14,8 +14,8 @@ from coppice.core.tree import TokenTree, chain
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import sampling_pb2
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.model_thread import JOBS_PER_PIECE, ModelThread
-from drafter_svc.prefix_blocks import PrefixBlocks
+from drafter_svc.model.model_thread import JOBS_PER_PIECE, ModelThread
+from drafter_svc.model.prefix_blocks import PrefixBlocks
 from drafter_svc.service import DrafterService, DraftStream
 
 INFO = DrafterInfo("slow", "none", "", vocab_size=100, max_length=100)

@@ -13,7 +13,7 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import DrafterInfo
-from drafter_svc.prefix_blocks import PrefixBlocks
+from drafter_svc.model.prefix_blocks import PrefixBlocks
 from drafter_svc.session import Draft, Opening, Outcome, Session
 
 

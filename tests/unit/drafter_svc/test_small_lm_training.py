@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from drafter_svc.drafters.checkpoint import load_calibration
+from drafter_svc.model.checkpoint import load_calibration
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from training.acceptance_report import measure_acceptance
 from training.state import ForeignStateError

@@ -17,7 +17,7 @@ from coppice.core.chance import Chance, Purpose, UniformChance, seeded_chance
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from coppice.search.draft_distribution import DraftDistribution
-from drafter_svc.tree_sampler import sample_children, sample_tree
+from drafter_svc.drafters.small_lm.tree_sampler import sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
 from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.rules.block import block_verification

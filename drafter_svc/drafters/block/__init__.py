@@ -1,0 +1,1 @@
+"""Drafters of whole blocks: semi-autoregressive heads and masked diffusion."""

@@ -1,0 +1,295 @@
+"""Drafters that predict a block of tokens in one pass: what semi-autoregressive and diffusion drafts share.
+
+A pass has the committed tokens that were not read yet, which stay in the cache, and behind them the block's rows, which
+do not. What comes out are marginals: each says what may stand at its depth, whatever stands above. They are coupled to
+the request's noise, position by position, before children are chosen; the tree is the best that they have. Where the
+checkpoint has a transition, what is said of a token also depends on the one above it in the tree.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from coppice.core.denoising import Denoising
+from coppice.core.errors import IncompatibleError
+from coppice.core.sampling import SamplingParams
+from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.search.likeliest_tokens import top_children
+from coppice.search.marginal_tree import marginal_tree
+from coppice.search.transition_scores import TransitionScores
+from coppice.search.transition_tree import transition_tree
+from coppice.search.tree_limits import Children, TreeLimits
+from drafter_svc.config import ON, DrafterConfig
+from drafter_svc.drafters.base import DrafterInfo
+from drafter_svc.drafters.block.checkpoint import BlockCalibration
+from drafter_svc.drafters.block.transition import load_transition
+from drafter_svc.drafters.features.checkpoint import Conditioning
+from drafter_svc.drafters.features.heads import FeatureHeads, last_feature
+from drafter_svc.model.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
+from drafter_svc.model.draft_context import DraftContext
+from drafter_svc.model.hf_forward import PlainForward
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
+from drafter_svc.model.read_context import ReadContext
+from drafter_svc.model.tree_cache import FloatArray, Forward
+from drafter_svc.search.coupling import ChildChoice, Coupling
+from drafter_svc.search.joint_passes import JointPasses, joined
+
+MIB = 1024 * 1024
+# Tokens that the warm-up commits, enough to reach every path through the code.
+_WARM_UP_ROUNDS = 3
+_ONE = np.float32(1)
+COUPLED = ChildChoice()
+
+# One pass over a block of the given ids; the children of the last committed token, then of each of the block's rows.
+Look = Callable[[Sequence[int]], list[Children]]
+
+
+class BlockKind(Protocol):
+    """How a kind of drafter fills a block."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a block's rows see those behind them."""
+        ...
+
+    @property
+    def max_masks(self) -> int:
+        """Most rows of a block."""
+        ...
+
+    def num_masks(self, max_nodes: int) -> int:
+        """Rows of the block for a tree of at most so many nodes."""
+        ...
+
+    def predict(self, look: Look, num_masks: int) -> list[Children]:
+        """The children at each of 1 + `num_masks` depths."""
+        ...
+
+    def as_asked(self, denoising: Denoising) -> BlockKind:
+        """This one as a request wants it, where it denoises anything."""
+        ...
+
+
+def load_block_lm(
+    config: DrafterConfig,
+    kind: str,
+    calibration: BlockCalibration,
+    make: Callable[[tuple[int, ...]], BlockKind],
+    conditioning: Conditioning | None = None,
+) -> BlockLm:
+    """Load the configured checkpoint; `make` gets the ids of its masks.
+
+    With a `conditioning` the model is that of its trunk, another checkpoint, and the target's hidden states are used.
+
+    Raises:
+        IncompatibleError: the device, tokenizer or model cannot be used.
+        OSError, ValueError: the checkpoint cannot be read.
+    """
+    device = choose_device(config.device)
+    torch.set_num_threads(config.num_threads)
+    reference = config.model if conditioning is None else conditioning.trunk
+    model = load_model(reference, device)
+    heads = None if conditioning is None else conditioning.heads_on(model)
+    forward = choose_forward(model)
+    vocab_size = forward.vocab_size - calibration.num_masks
+    if vocab_size < 1:
+        raise IncompatibleError(f"{reference} has {forward.vocab_size} embeddings, no more than it says are masks")
+    block = make(tuple(range(vocab_size, forward.vocab_size)))
+    if block.sees_all and isinstance(forward, PlainForward):
+        raise IncompatibleError(f"the model of {reference} takes no mask, which a block that sees all of it needs")
+    info = DrafterInfo(
+        kind=kind,
+        model=config.model,
+        tokenizer_fingerprint=load_fingerprint(reference),
+        vocab_size=vocab_size,
+        max_length=0,
+        feature_size=0 if heads is None else heads.feature_size,
+        acceptance_by_rank=calibration.acceptance_by_rank,
+    )
+    limits = TreeLimits(
+        max_nodes=config.max_nodes,
+        min_path_log_prob=math.log(config.draft_min_probability) if config.draft_min_probability > 0 else -math.inf,
+    )
+    choice = ChildChoice(config.draft_children, config.coupling == ON)
+    prefixes = PrefixBlocks(config.prefix_mib * MIB)
+    # A block that sees all of it is not said from left to right.
+    transition = None if block.sees_all else load_transition(reference, model, vocab_size)
+    context = config.context_tokens(calibration.context, forward.max_positions)
+    forward = joined(forward, config.draft_batch)
+    return BlockLm(forward, info, calibration, block, limits, prefixes, choice, transition, context, heads)
+
+
+class BlockLm:
+    """A loaded drafter. `limits` bounds every tree; a request's own budget lowers `max_nodes`."""
+
+    def __init__(
+        self,
+        forward: Forward[Any],
+        info: DrafterInfo,
+        calibration: BlockCalibration,
+        block: BlockKind,
+        limits: TreeLimits,
+        prefixes: PrefixBlocks | None = None,
+        choice: ChildChoice = COUPLED,
+        transition: TransitionScores | None = None,
+        max_context: int = 0,
+        heads: FeatureHeads | None = None,
+    ) -> None:
+        """Without `prefixes` nothing of prompts is kept; a `transition` is what the token above says of the next.
+
+        A sequence's `max_context`: see `DraftContext`. Without `heads` the target's hidden states are not looked at.
+        """
+        self.info = info
+        self.prefixes = prefixes or PrefixBlocks(0)
+        self._forward = forward
+        self.joint = forward if isinstance(forward, JointPasses) else None
+        self._calibration = calibration
+        self._block = block
+        self._limits = limits
+        self._choice = choice
+        self._transition = transition
+        self._max_context = max_context
+        self._heads = heads
+
+    def open(self, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str = "") -> BlockLmSequence:
+        """Start a sequence; nothing is computed before the first draft, and nothing ahead in any case."""
+        return self._open(self._block, prompt, sampling, cache_salt)
+
+    def open_denoising(
+        self, prompt: Sequence[int], sampling: SamplingParams, denoising: Denoising, cache_salt: str = ""
+    ) -> BlockLmSequence:
+        """As `open`, with the block's size and passes as the request wants them."""
+        return self._open(self._block.as_asked(denoising), prompt, sampling, cache_salt)
+
+    def _open(
+        self, block: BlockKind, prompt: Sequence[int], sampling: SamplingParams, cache_salt: str
+    ) -> BlockLmSequence:
+        # The scales differ by depth, and scores are divided by them; what is left to the coupling has scale 1.
+        choice, temperature = self._choice, sampling.temperature
+        coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
+        calibrated = self._calibration.sigmas_at(temperature, 1 + block.max_masks)
+        sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
+        beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
+        limits, max_children = self._limits, choice.max_children
+        parts = self._forward, beginning, self.info, block, coupling, sigmas, limits, context, max_children
+        return BlockLmSequence(*parts, self._transition, self._heads)
+
+    def warm_up(self) -> None:
+        """Draft a few rounds, greedily and with noise, and see how many drafts are better made together."""
+        for temperature in (0.0, 1.0):
+            sequence = self.open([0], SamplingParams(temperature=temperature))
+            for _ in range(_WARM_UP_ROUNDS):
+                tree = sequence.draft(self._limits.max_nodes)
+                sequence.extend([*tree.token_ids[:1], 0])
+                sequence.prepare()
+        if self.joint is not None:
+            # The token that the target drew itself, and a block.
+            self.joint.measure(1 + self._block.num_masks(self._limits.max_nodes))
+
+
+class BlockLmSequence(ReadContext):
+    """One sequence: a cache of the committed tokens alone, the tokens not read yet, and the marginals behind them."""
+
+    def __init__(
+        self,
+        forward: Forward[Any],
+        beginning: Beginning,
+        info: DrafterInfo,
+        block: BlockKind,
+        coupling: Coupling,
+        sigmas: FloatArray,
+        limits: TreeLimits,
+        context: DraftContext,
+        max_children: int = COUPLED.max_children,
+        transition: TransitionScores | None = None,
+        heads: FeatureHeads | None = None,
+    ) -> None:
+        super().__init__(forward, context, beginning)
+        self._heads = heads
+        # What the heads say behind the last committed token [places, hidden]; None where it has no feature.
+        self._head_rows: FloatArray | None = None
+        self._transition = transition
+        self._info = info
+        self._block = block
+        self._coupling = coupling
+        self._sigmas = sigmas
+        self._max_children = max_children
+        self._limits = limits
+        # Behind the last committed token, once it was read: its children, and those at every depth.
+        self._root: Children | None = None
+        self._marginals: list[Children] = []
+        # The scores [rows, vocab] that the marginals below the root's come from.
+        self._said: FloatArray = np.empty((0, info.vocab_size), np.float32)
+
+    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
+        """Take in committed tokens and, where there are heads, the last one's feature.
+
+        Raises:
+            InvalidRequestError: the features cannot be those of these tokens.
+        """
+        if self._heads is not None:
+            feature = last_feature(features, self._heads.feature_size, len(token_ids))
+            if token_ids:
+                self._head_rows = None if feature is None else self._heads.say(feature, token_ids[-1])
+        self._coupling.commit(token_ids)
+        if self._context.extend(token_ids):
+            self._start_over()
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._root = None
+
+    def read(self, max_pieces: int) -> int:
+        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
+        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._forward.max_positions:
+            return 0
+        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
+        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
+
+    def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
+        """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
+        if max_nodes < 1 or self._context.size > self._forward.max_positions:
+            return EMPTY_TREE
+        self.read(max_pieces=sys.maxsize)
+        budget = min(max_nodes, self._limits.max_nodes)
+        # The block's rows stand at the positions behind the last committed token.
+        num_masks = min(self._block.num_masks(budget), self._forward.max_positions - self._context.size)
+        if self._context.unread or len(self._marginals) != 1 + num_masks:
+            self._marginals = self._block.predict(self._look, num_masks)
+        limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)
+        if (transition := self._transition) is None:
+            return marginal_tree(self._marginals, limits, self._info.kind)
+        # What the masks said, and what the nodes' own tokens say.
+        arguments = self._marginals[0], transition, self._said, self._sigmas[1 : 1 + num_masks]
+        return transition_tree(*arguments, limits, self._max_children, self._info.kind)
+
+    def prepare(self) -> bool:
+        """Compute noise and read a piece of a long prompt; whether there is more to read."""
+        self._coupling.prepare(self._context.length, 2 * (1 + self._block.max_masks))
+        return self.read(max_pieces=1) > 0
+
+    def _look(self, block: Sequence[int]) -> list[Children]:
+        """One pass over what was not read yet and a block; the children at depth 1, and at that of each row's child."""
+        added = None if self._head_rows is None else self._head_rows[: 1 + len(block)]
+        logits = self._cache.look(self._context.unread, block, sees_all=self._block.sees_all, additions=added)
+        self._context.unread.clear()
+        # The root's own row is there when it was read just now.
+        first = 1 + len(block) - len(logits)
+        depths = np.arange(first, 1 + len(block))
+        children: list[Children] = []
+        if len(logits):
+            scores = self._coupling.scores(logits[:, : self._info.vocab_size], (self._context.length + depths).tolist())
+            self._said = scores[len(scores) - len(block) :]
+            children = top_children(scores / self._sigmas[depths, None], _ONE, self._max_children)
+        if first == 0:
+            self._root = children.pop(0)
+        if self._root is None:
+            raise RuntimeError("a sequence without tokens was asked for a draft")
+        return [self._root, *children]

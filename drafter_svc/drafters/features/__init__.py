@@ -1,0 +1,1 @@
+"""Drafters on the target's hidden states."""

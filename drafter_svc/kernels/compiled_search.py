@@ -1,0 +1,352 @@
+"""The whole search for one draft in one compiled call: `tree_builder.build_tree` over `few_rows` passes.
+
+A draft is about five steps of a quarter of a millisecond. What lies between two of them (masks, noise, children, the
+choice of the next nodes) costs as much again in Python, and so does what lies between an outcome and the first step:
+the call begins with the committed tokens that were not read yet. The rules are those of `build_tree`, and the tests
+hold both to the same trees; this one starts from an empty tree and knows no other way of scoring than noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.kernels.compiler import compiled
+from coppice.kernels.top_scores import top_scores
+from coppice.search.tree_limits import Children
+from drafter_svc.kernels.few_rows import FewRowsPass, FewRowsWeights, run_rows
+from drafter_svc.kernels.whole_search import Found, WholeSearch
+
+FloatArray = npt.NDArray[np.float32]
+PathArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_NONE = -1
+
+
+class Limits(NamedTuple):
+    """`tree_builder.TreeLimits`, as compiled code takes them; `children`: most children of one node."""
+
+    max_nodes: int
+    width: int
+    max_steps: int
+    max_depth: int
+    min_step_gain: float
+    min_path_log_prob: float
+    min_fill_log_prob: float
+    row_multiple: int
+    children: int
+
+
+class CompiledLlama(FewRowsPass):
+    """A Llama's compiled pass over a few rows, and the search that is made of such passes."""
+
+    def search(self, kv: FloatArray, length: int, search: WholeSearch) -> Found:
+        """Search behind the first `length` rows of `kv`.
+
+        There must be room for the unread tokens and for every row that the limits allow.
+        """
+        limits = search.limits
+        root = Children((), ()) if search.root is None else search.root
+        found: Found = search_tree(
+            self._weights,
+            kv,
+            length,
+            self._heads,
+            self._eps,
+            np.asarray(search.unread, np.int64),
+            np.asarray(root.token_ids, np.int64),
+            np.asarray(root.log_probs, np.float32),
+            search.noise,
+            search.sigma,
+            Limits(
+                limits.max_nodes,
+                limits.width,
+                limits.max_steps,
+                limits.max_depth,
+                float(limits.min_step_gain),
+                float(limits.min_path_log_prob),
+                float(limits.min_fill_log_prob),
+                limits.row_multiple,
+                min(search.max_children, len(self._weights.embedding)),
+            ),
+        )
+        return found
+
+
+class _Nodes(NamedTuple):
+    """All candidates seen so far, parents before children; the first `totals[0]` of each array count.
+
+    `rows` holds the row of an expanded node. `best` are the path log-probabilities of the best `max_nodes`, worst
+    first, of which the last `totals[1]` count.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    depths: IntArray
+    log_probs: FloatArray
+    paths: PathArray
+    is_open: npt.NDArray[np.bool_]
+    rows: IntArray
+    best: PathArray
+    totals: IntArray
+
+
+class _SearchRows(NamedTuple):
+    """The expanded nodes in the order of their rows, with the rows of their parents and what was found behind them."""
+
+    nodes: IntArray
+    parents: IntArray
+    child_token_ids: IntArray
+    child_log_probs: FloatArray
+    child_counts: IntArray
+
+
+@compiled
+def search_tree(
+    weights: FewRowsWeights,
+    kv: FloatArray,
+    length: int,
+    heads: int,
+    eps: float,
+    unread: IntArray,
+    root_token_ids: IntArray,
+    root_log_probs: FloatArray,
+    noise: FloatArray,
+    sigma: np.float32,
+    limits: Limits,
+) -> Found:
+    """The likeliest nodes behind the root, and the rows that were computed on the way.
+
+    Args:
+        weights: the model.
+        kv: keys and values [L, 2, K, capacity, D] with room for the unread tokens and `max_steps * width` rows behind
+            the first `length`.
+        length: cached rows, all of them committed tokens.
+        heads: query heads.
+        eps: the epsilon of the norms.
+        unread: committed tokens behind the cached ones; their rows are computed first.
+        root_token_ids: the root's children, likeliest first [n]; looked at only where nothing is unread.
+        root_log_probs: theirs [n].
+        noise: what is added to the logits of a node at depth d, noise[d] [more than max_steps, vocab], where the root
+            is at depth 0; no rows without temperature.
+        sigma: the coupling's scale.
+        limits: bounds of the search.
+    """
+    if len(unread) > 0:
+        scores = _read(weights, kv, length, unread, heads, eps)
+        if len(noise) > 0:
+            scores[0] += noise[0]
+        tokens, log_probs, counts = top_scores(scores, sigma, limits.children)
+        root_token_ids, root_log_probs = tokens[0, : counts[0]], log_probs[0, : counts[0]]
+        length += len(unread)
+    most_rows = limits.max_steps * limits.width
+    nodes = _new_nodes(len(root_token_ids) + most_rows * limits.children, limits.max_nodes)
+    rows = _new_rows(most_rows, limits.children)
+    _add(nodes, _NONE, root_token_ids, root_log_probs, limits)
+    num_rows = 0
+    for _ in range(limits.max_steps):
+        picked = _pick(nodes, limits)
+        count = len(picked)
+        if count == 0:
+            break
+        positions, mask = _place(nodes, rows, picked, num_rows, length)
+        token_ids = nodes.token_ids[picked]
+        nothing = np.empty((0, 0), np.float32)
+        scores = run_rows(weights, kv, length + num_rows, token_ids, positions, mask, count, heads, eps, nothing)
+        if len(noise) > 0:
+            for offset in range(count):
+                scores[offset] += noise[nodes.depths[picked[offset]]]
+        tokens, log_probs, counts = top_scores(scores, sigma, limits.children)
+        end = num_rows + count
+        rows.child_token_ids[num_rows:end] = tokens
+        rows.child_log_probs[num_rows:end] = log_probs
+        rows.child_counts[num_rows:end] = counts
+        for offset in range(count):
+            some = counts[offset]
+            _add(nodes, picked[offset], tokens[offset, :some], log_probs[offset, :some], limits)
+        num_rows = end
+    kept = _best_nodes(nodes, _num_kept(nodes, limits))
+    return Found(
+        nodes.token_ids[kept],
+        _renumbered(nodes.parents[kept], kept),
+        nodes.log_probs[kept],
+        root_token_ids,
+        root_log_probs,
+        nodes.token_ids[rows.nodes[:num_rows]],
+        rows.parents[:num_rows],
+        rows.child_token_ids[:num_rows],
+        rows.child_log_probs[:num_rows],
+        rows.child_counts[:num_rows],
+    )
+
+
+@compiled
+def _read(weights: FewRowsWeights, kv: FloatArray, length: int, unread: IntArray, heads: int, eps: float) -> FloatArray:
+    """Append rows for committed tokens; returns the logits behind the last [1, vocab]."""
+    count = len(unread)
+    mask = np.zeros((count, length + count), np.float32)
+    for row in range(count):
+        mask[row, length + row + 1 :] = -np.inf
+    nothing = np.empty((0, 0), np.float32)
+    return run_rows(weights, kv, length, unread, np.arange(length, length + count), mask, 1, heads, eps, nothing)
+
+
+@compiled
+def _new_nodes(capacity: int, max_nodes: int) -> _Nodes:
+    return _Nodes(
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.float32),
+        np.empty(capacity, np.float64),
+        np.zeros(capacity, np.bool_),
+        np.full(capacity, _NONE, np.int64),
+        np.empty(max_nodes, np.float64),
+        np.zeros(2, np.int64),
+    )
+
+
+@compiled
+def _new_rows(capacity: int, children: int) -> _SearchRows:
+    return _SearchRows(
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty((capacity, children), np.int64),
+        np.empty((capacity, children), np.float32),
+        np.empty(capacity, np.int64),
+    )
+
+
+@compiled
+def _place(
+    nodes: _Nodes, rows: _SearchRows, picked: IntArray, num_rows: int, length: int
+) -> tuple[IntArray, FloatArray]:
+    """Give rows to the picked nodes; returns their positions and who sees whom, as `run_rows` takes them."""
+    count = len(picked)
+    positions = np.empty(count, np.int64)
+    mask = np.full((count, length + num_rows + count), np.float32(-np.inf))
+    for offset in range(count):
+        row = num_rows + offset
+        node = picked[offset]
+        parent = nodes.parents[node]
+        nodes.rows[node] = row
+        rows.nodes[row] = node
+        rows.parents[row] = _NONE if parent == _NONE else nodes.rows[parent]
+        positions[offset] = length + nodes.depths[node] - 1
+        mask[offset, :length] = 0
+        while row != _NONE:
+            mask[offset, length + row] = 0
+            row = rows.parents[row]
+    return positions, mask
+
+
+@compiled
+def _can_enter(nodes: _Nodes, path: float, limits: Limits) -> bool:
+    """Whether a new node of at most this path log-probability could be among the best."""
+    return bool(nodes.totals[1] < limits.max_nodes or path > nodes.best[0])
+
+
+@compiled
+def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: Limits) -> None:
+    """Take in the children of an expanded node that could be among the best."""
+    depth = 1
+    above = 0.0
+    if parent != _NONE:
+        depth = nodes.depths[parent] + 1
+        above = nodes.paths[parent]
+    for child in range(len(token_ids)):
+        path = above + np.float64(log_probs[child])
+        if path < limits.min_fill_log_prob or not _can_enter(nodes, path, limits):
+            return
+        node = nodes.totals[0]
+        nodes.totals[0] += 1
+        nodes.token_ids[node] = token_ids[child]
+        nodes.parents[node] = parent
+        nodes.depths[node] = depth
+        nodes.log_probs[node] = log_probs[child]
+        nodes.paths[node] = path
+        nodes.is_open[node] = depth < limits.max_depth
+        _rank(nodes, path, limits.max_nodes)
+
+
+@compiled
+def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
+    """Put a path log-probability in its place among the best, of which the worst goes when they are too many."""
+    best = nodes.best
+    if nodes.totals[1] < max_nodes:
+        nodes.totals[1] += 1
+        place = max_nodes - nodes.totals[1]
+        # The best stand at the end; while they are few, the worst is not at 0.
+        while place + 1 < max_nodes and best[place + 1] < path:
+            best[place] = best[place + 1]
+            place += 1
+        best[place] = path
+        return
+    place = 0
+    while place + 1 < max_nodes and best[place + 1] < path:
+        best[place] = best[place + 1]
+        place += 1
+    best[place] = path
+
+
+@compiled
+def _pick(nodes: _Nodes, limits: Limits) -> IntArray:
+    """The nodes to expand in the next step; none when no step can improve the tree or pays."""
+    picked = np.empty(limits.width, np.int64)
+    count = 0
+    gain = 0.0
+    while count < limits.width:
+        chosen = _NONE
+        for node in range(nodes.totals[0]):
+            if nodes.is_open[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):
+                chosen = node
+        if chosen == _NONE:
+            break
+        path = nodes.paths[chosen]
+        if path < limits.min_path_log_prob or not _can_enter(nodes, path, limits):
+            break
+        nodes.is_open[chosen] = False
+        picked[count] = chosen
+        count += 1
+        gain += np.exp(nodes.paths[chosen])
+    if gain < limits.min_step_gain:
+        count = 0
+    return picked[:count]
+
+
+@compiled
+def _num_kept(nodes: _Nodes, limits: Limits) -> int:
+    """As `TreeLimits.num_kept`."""
+    total = nodes.totals[0]
+    worth = 0
+    for node in range(total):
+        worth += nodes.paths[node] >= limits.min_path_log_prob
+    multiple = limits.row_multiple
+    rows = (min(worth, limits.max_nodes) + multiple) // multiple * multiple
+    return int(min(rows - 1, total, limits.max_nodes))
+
+
+@compiled
+def _best_nodes(nodes: _Nodes, num_kept: int) -> IntArray:
+    """The best candidates in ascending order; ties go to the earlier one, which keeps parents ahead of children."""
+    total = nodes.totals[0]
+    is_kept = np.zeros(total, np.bool_)
+    for _ in range(num_kept):
+        chosen = _NONE
+        for node in range(total):
+            if not is_kept[node] and (chosen == _NONE or nodes.paths[node] > nodes.paths[chosen]):
+                chosen = node
+        is_kept[chosen] = True
+    return np.nonzero(is_kept)[0]
+
+
+@compiled
+def _renumbered(parents: IntArray, kept: IntArray) -> IntArray:
+    """Parents as places among the kept nodes."""
+    places = np.empty(len(parents), np.int64)
+    for index in range(len(parents)):
+        places[index] = _NONE if parents[index] == _NONE else np.searchsorted(kept, parents[index])
+    return places
