@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
-from training.corpus import SourceFile, read_corpus, standard_library
+from coppice.training.corpus import SourceFile, read_corpus, standard_library
 
 # Long enough to say what the file is about, short enough to leave the time to decoding. The shortest have two thirds of
 # the most.

@@ -31,8 +31,8 @@ Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target 
 @app.command()
 def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
     """Train the byte-level BPE tokenizer."""
-    from training.corpus import default_roots, read_corpus
-    from training.tokenizer import train_tokenizer
+    from coppice.training.corpus import default_roots, read_corpus
+    from coppice.training.tokenizer import train_tokenizer
 
     with mistakes_as_messages():
         train_tokenizer(read_corpus(corpus or default_roots()), out)
@@ -51,7 +51,7 @@ def target(
 ) -> None:
     """Train the bundled target model."""
     set_threads(threads)
-    from training.corpus import default_roots
+    from coppice.training.corpus import default_roots
     from verifier_svc.training.target import TargetRecipe, train_target
 
     with mistakes_as_messages():
@@ -72,8 +72,8 @@ def small_lm(
 ) -> None:
     """Distil the small LM from the target's own continuations."""
     set_threads(threads)
+    from coppice.training.corpus import default_roots
     from drafter_svc.training.small_lm import SmallLmRecipe, train_small_lm
-    from training.corpus import default_roots
 
     recipe = SmallLmRecipe(
         steps=steps, fresh_cycles=fresh_cycles, fresh_steps=fresh_steps, sample_rows=samples, seed=seed
@@ -106,7 +106,7 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         threads: Threads = 0,
     ) -> None:
         set_threads(threads)
-        from training.corpus import default_roots
+        from coppice.training.corpus import default_roots
 
         make_recipe, follow = load()
         recipe = make_recipe(steps, samples, corpus_rows, seed, layers_alone=layers_alone)
@@ -150,8 +150,8 @@ def semi_ar_features(
 ) -> None:
     """Teach a semi-ar drafter to use the target's hidden states."""
     set_threads(threads)
+    from coppice.training.corpus import default_roots
     from drafter_svc.training.semi_ar_features import FeatureRecipe, train_semi_ar_features
-    from training.corpus import default_roots
 
     recipe = FeatureRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
     with mistakes_as_messages():
@@ -177,8 +177,8 @@ def boost(
     if num > MAX_BOOSTED:
         raise typer.BadParameter(f"--num: a request has at most {MAX_BOOSTED} of them, got {num}")
     set_threads(threads)
+    from coppice.training.corpus import default_roots
     from drafter_svc.training.boost import BoostRecipe, train_boost
-    from training.corpus import default_roots
 
     recipe = BoostRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
     with mistakes_as_messages():
@@ -207,7 +207,7 @@ def space(
 ) -> None:
     """Teach the target to draft for itself in its own passes: an adapter, beside weights that stay as they are."""
     set_threads(threads)
-    from training.corpus import default_roots
+    from coppice.training.corpus import default_roots
 
     roots = corpus or default_roots()
     with mistakes_as_messages():
@@ -244,7 +244,7 @@ def early_exit(
 ) -> None:
     """Teach a small head behind an early layer which drafted tokens the target would hardly draw."""
     set_threads(threads)
-    from training.corpus import default_roots
+    from coppice.training.corpus import default_roots
     from verifier_svc.training.early_exit import EarlyExitRecipe, train_early_exit
 
     recipe = EarlyExitRecipe(layer=layer, rank=rank, steps=steps, seed=seed)

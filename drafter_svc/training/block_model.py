@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from training.block_layout import BlockLayout
-from training.transition import TrainedTransition
+from coppice.training.block_layout import BlockLayout
+from coppice.training.transition import TrainedTransition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from coppice.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
+from coppice.training.checkpoint import write_card
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.held_out_text import held_out_text
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.own_text import OwnText
+from coppice.training.state import open_state, weights_digest
+from coppice.training.target_samples import SampleShape
+from coppice.training.teacher import TaughtRows, distillation_terms
+from coppice.training.token_store import TokenStore
+from coppice.training.union_report import UnionReport, measure_union
 from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training.models import load_models
-from training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
-from training.checkpoint import write_card
-from training.corpus import corpus_digest, read_corpus
-from training.held_out_text import held_out_text
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.own_text import OwnText
-from training.state import open_state, weights_digest
-from training.target_samples import SampleShape
-from training.teacher import TaughtRows, distillation_terms
-from training.token_store import TokenStore
-from training.union_report import UnionReport, measure_union
 
 EVALUATION_BATCHES = 5
 START = "small-lm"

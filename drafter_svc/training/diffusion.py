@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from coppice.training.block_layout import random_layout
+from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
+from coppice.training.teacher import TaughtRows, distillation_terms
 from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
-from training.block_layout import random_layout
-from training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
-from training.teacher import TaughtRows, distillation_terms
 
 KIND = "diffusion"
 # A layer more than the small LM: it is paid once per block, and masks have farther to look than tokens.

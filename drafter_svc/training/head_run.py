@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from coppice.training.block_layout import BlockLayout, random_layout
+from coppice.training.block_losses import position_weights, weighted
+from coppice.training.target_states import committed_states
+from coppice.training.teacher import TaughtRows, distillation_terms
 from drafter_svc.training.head_fit import HeadSums, best_shares
 from drafter_svc.training.trunk import Trunk
-from training.block_layout import BlockLayout, random_layout
-from training.block_losses import position_weights, weighted
-from training.target_states import committed_states
-from training.teacher import TaughtRows, distillation_terms
 
 # Every so many batches are looked at for the curvature, which needs few.
 _CURVATURE_EVERY = 8

@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from coppice.training.block_layout import random_layout
+from coppice.training.block_losses import position_weights, weighted
+from coppice.training.teacher import TaughtRows, distillation_terms
 from drafter_svc.training.block_model import block_logits
 from drafter_svc.training.block_run import BlockRecipe, train_block_drafter
-from training.block_layout import random_layout
-from training.block_losses import position_weights, weighted
-from training.teacher import TaughtRows, distillation_terms
 
 KIND = "semi-ar"
 TRANSITION_RANK = 64

@@ -13,22 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from coppice.training.block_layout import even_layout
+from coppice.training.block_losses import token_terms
+from coppice.training.block_report import BlockReport, measure_blocks
+from coppice.training.checkpoint import write_card
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.held_out_text import held_out_text
+from coppice.training.own_text import OwnText
+from coppice.training.state import open_state, weights_digest
+from coppice.training.target_samples import SampleShape
+from coppice.training.target_states import committed_states, states_of
+from coppice.training.token_store import TokenStore
 from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
 from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration
 from drafter_svc.training.head_run import HeadPace, HeadRun
 from drafter_svc.training.models import load_target
 from drafter_svc.training.trunk import Trunk, load_trunk
-from training.block_layout import even_layout
-from training.block_losses import token_terms
-from training.block_report import BlockReport, measure_blocks
-from training.checkpoint import write_card
-from training.corpus import corpus_digest, read_corpus
-from training.held_out_text import held_out_text
-from training.own_text import OwnText
-from training.state import open_state, weights_digest
-from training.target_samples import SampleShape
-from training.target_states import committed_states, states_of
-from training.token_store import TokenStore
 
 KIND = "semi-ar-features"
 STORY = """

@@ -12,14 +12,14 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 from coppice.core.errors import IncompatibleError
+from coppice.training.block_layout import BlockLayout
+from coppice.training.precision import training_dtype
+from coppice.training.transition import TrainedTransition, even_rows
 from drafter_svc.drafters.block.checkpoint import BlockCalibration, load_block_calibration
 from drafter_svc.drafters.block.semi_ar import KIND
 from drafter_svc.drafters.block.transition import transition_matrices
 from drafter_svc.model.checkpoint import load_model
 from drafter_svc.training.block_model import with_transition
-from training.block_layout import BlockLayout
-from training.precision import training_dtype
-from training.transition import TrainedTransition, even_rows
 
 
 @dataclass(frozen=True, slots=True)

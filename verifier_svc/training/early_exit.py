@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
-from training.checkpoint import make_readable
-from training.corpus import corpus_digest, read_corpus
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.state import open_state, weights_digest
-from training.token_store import TokenStore
+from coppice.training.checkpoint import make_readable
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.state import open_state, weights_digest
+from coppice.training.token_store import TokenStore
 from verifier_svc.extras.pruning.early_head import EarlyHead, predicted_norm, save_head
 from verifier_svc.extras.pruning.pruned_layers import decoder_layers
 from verifier_svc.extras.redraft.space_adapter import LowRank

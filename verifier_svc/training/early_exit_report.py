@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.acceptance_report import TEMPERATURES
-from training.checkpoint import run_facts
-from training.loop import TrainingLoop
-from training.token_store import TokenStore
+from coppice.training.acceptance_report import TEMPERATURES
+from coppice.training.checkpoint import run_facts
+from coppice.training.loop import TrainingLoop
+from coppice.training.token_store import TokenStore
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 # The drawn token, and those behind it that stand for a drafter's other children.

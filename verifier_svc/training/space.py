@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coppice.search.error_scales import ErrorScales
-from training.block_layout import even_layout, random_layout
-from training.block_losses import position_weights, token_terms, weighted
-from training.block_report import BlockReport, measure_blocks
-from training.checkpoint import write_card
-from training.corpus import corpus_digest, read_corpus
-from training.held_out_text import held_out_text
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.own_text import OwnText
-from training.state import open_state, weights_digest
-from training.target_samples import SampleShape
-from training.teacher import distillation_terms
-from training.token_store import TokenStore
+from coppice.training.block_layout import even_layout, random_layout
+from coppice.training.block_losses import position_weights, token_terms, weighted
+from coppice.training.block_report import BlockReport, measure_blocks
+from coppice.training.checkpoint import write_card
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.held_out_text import held_out_text
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.own_text import OwnText
+from coppice.training.state import open_state, weights_digest
+from coppice.training.target_samples import SampleShape
+from coppice.training.teacher import distillation_terms
+from coppice.training.token_store import TokenStore
 from verifier_svc.extras.redraft.space_adapter import save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks

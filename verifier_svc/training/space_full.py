@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from training.block_layout import BlockLayout, even_layout, random_layout
-from training.block_losses import token_terms
-from training.block_report import BlockReport, measure_blocks
-from training.checkpoint import save_checkpoint
-from training.corpus import corpus_digest, read_corpus
-from training.held_out_text import held_out_text
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.state import open_state, weights_digest
-from training.target_samples import SampleShape
-from training.token_store import TokenStore
+from coppice.training.block_layout import BlockLayout, even_layout, random_layout
+from coppice.training.block_losses import token_terms
+from coppice.training.block_report import BlockReport, measure_blocks
+from coppice.training.checkpoint import save_checkpoint
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.held_out_text import held_out_text
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.state import open_state, weights_digest
+from coppice.training.target_samples import SampleShape
+from coppice.training.token_store import TokenStore
 from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks

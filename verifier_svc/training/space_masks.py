@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from coppice.checkpoints.hf_cache import cache_argument
 from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales
-from training.block_layout import BlockLayout
-from training.transition import TrainedTransition
+from coppice.training.block_layout import BlockLayout
+from coppice.training.transition import TrainedTransition
 from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, Transition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.

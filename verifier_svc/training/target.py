@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from coppice.core.tokenizer import fingerprint
-from training.checkpoint import save_checkpoint
-from training.corpus import corpus_digest, read_corpus
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.state import open_state
-from training.token_store import TokenStore
+from coppice.training.checkpoint import save_checkpoint
+from coppice.training.corpus import corpus_digest, read_corpus
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.state import open_state
+from coppice.training.token_store import TokenStore
 
 # Few, wide layers: transformers costs about half a millisecond per layer on a CPU, whatever the width.
 LAYERS = 5

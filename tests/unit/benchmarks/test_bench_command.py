@@ -15,7 +15,7 @@ from coppice.cli import bench
 from coppice.cli.bench import services
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from training.corpus import SourceFile
+from coppice.training.corpus import SourceFile
 
 
 class RunningTopology:

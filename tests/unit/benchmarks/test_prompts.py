@@ -17,7 +17,7 @@ from benchmarks.prompts import (
     read_prompts,
     write_prompts,
 )
-from training.corpus import SourceFile, read_corpus, standard_library
+from coppice.training.corpus import SourceFile, read_corpus, standard_library
 
 
 def _held_out_name(start: int = 0) -> str:

@@ -17,6 +17,16 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
+from coppice.training import held_out_text
+from coppice.training.block_layout import BlockLayout, even_layout, random_layout
+from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
+from coppice.training.block_report import measure_blocks, posterior_noise
+from coppice.training.corpus import read_corpus
+from coppice.training.loop import LoopConfig
+from coppice.training.state import ForeignStateError
+from coppice.training.target_samples import SampleShape
+from coppice.training.teacher import TOP, TaughtRows
+from coppice.training.tokenizer import train_tokenizer
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block.checkpoint import load_block_calibration
 from drafter_svc.drafters.registry import load_drafter
@@ -27,16 +37,6 @@ from drafter_svc.training import block_run, diffusion, semi_ar
 from drafter_svc.training.block_model import freeze_tokens, mask_ids, new_block_model
 from drafter_svc.training.block_run import BlockRecipe
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-from training import held_out_text
-from training.block_layout import BlockLayout, even_layout, random_layout
-from training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
-from training.block_report import measure_blocks, posterior_noise
-from training.corpus import read_corpus
-from training.loop import LoopConfig
-from training.state import ForeignStateError
-from training.target_samples import SampleShape
-from training.teacher import TOP, TaughtRows
-from training.tokenizer import train_tokenizer
 
 VOCAB = 256
 RECIPES: dict[str, tuple[Callable[..., None], float, int]] = {

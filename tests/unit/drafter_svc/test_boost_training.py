@@ -15,6 +15,13 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
+from coppice.training import held_out_text
+from coppice.training.corpus import read_corpus
+from coppice.training.state import ForeignStateError
+from coppice.training.target_samples import SampleShape
+from coppice.training.teacher import TaughtRows
+from coppice.training.tokenizer import train_tokenizer
+from coppice.training.union_report import measure_union
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
 from drafter_svc.model import checkpoint as drafter_checkpoint
@@ -22,13 +29,6 @@ from drafter_svc.model.checkpoint import load_calibration
 from drafter_svc.training import boost
 from drafter_svc.training.boost import BoostRecipe, boosted_loss, missed
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-from training import held_out_text
-from training.corpus import read_corpus
-from training.state import ForeignStateError
-from training.target_samples import SampleShape
-from training.teacher import TaughtRows
-from training.tokenizer import train_tokenizer
-from training.union_report import measure_union
 
 VOCAB = 16
 

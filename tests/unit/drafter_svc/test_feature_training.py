@@ -13,6 +13,14 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
+from coppice.training import held_out_text
+from coppice.training.block_layout import BlockLayout
+from coppice.training.corpus import read_corpus
+from coppice.training.state import ForeignStateError
+from coppice.training.target_samples import SampleShape
+from coppice.training.target_states import committed_states, states_of
+from coppice.training.teacher import TaughtRows, teach
+from coppice.training.tokenizer import train_tokenizer
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block.block_lm import BlockLm
 from drafter_svc.drafters.features.checkpoint import load_conditioning
@@ -26,14 +34,6 @@ from drafter_svc.training.trunk import load_trunk
 from tests.feature_drafters import KIND, encode
 from tests.tiny_blocks import BLOCK, write_tiny_block_drafter
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-from training import held_out_text
-from training.block_layout import BlockLayout
-from training.corpus import read_corpus
-from training.state import ForeignStateError
-from training.target_samples import SampleShape
-from training.target_states import committed_states, states_of
-from training.teacher import TaughtRows, teach
-from training.tokenizer import train_tokenizer
 
 VOCAB = 300
 HIDDEN = 16

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from coppice.training.acceptance_report import measure_acceptance
+from coppice.training.state import ForeignStateError
+from coppice.training.target_samples import SampleShape, sample_target
+from coppice.training.teacher import TOP, TaughtRows, distillation_loss, teach
 from drafter_svc.model.checkpoint import load_calibration
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-from training.acceptance_report import measure_acceptance
-from training.state import ForeignStateError
-from training.target_samples import SampleShape, sample_target
-from training.teacher import TOP, TaughtRows, distillation_loss, teach
 
 VOCAB = 256
 
@@ -107,10 +107,10 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
 
 
 def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coppice.training import held_out_text
+    from coppice.training.corpus import read_corpus
+    from coppice.training.tokenizer import train_tokenizer
     from drafter_svc.training import small_lm
-    from training import held_out_text
-    from training.corpus import read_corpus
-    from training.tokenizer import train_tokenizer
 
     corpus = tmp_path / "corpus"
     corpus.mkdir()

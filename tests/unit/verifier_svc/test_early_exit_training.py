@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
+from coppice.training.corpus import read_corpus
+from coppice.training.state import ForeignStateError
+from coppice.training.tokenizer import train_tokenizer
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES
-from training.corpus import read_corpus
-from training.state import ForeignStateError
-from training.tokenizer import train_tokenizer
 from verifier_svc.extras.pruning.early_head import EarlyHead, load_head, save_head
 from verifier_svc.extras.pruning.probe import check_pruning
 from verifier_svc.kernels.cpu.packed_linear import pack_linears

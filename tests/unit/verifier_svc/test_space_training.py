@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from coppice.cli.train import app
 from coppice.core.errors import IncompatibleError
 from coppice.search.transition_scores import TransitionScores
+from coppice.training import held_out_text
+from coppice.training.block_layout import BlockLayout
+from coppice.training.corpus import read_corpus
+from coppice.training.loop import LoopConfig
+from coppice.training.target_samples import SampleShape
+from coppice.training.tokenizer import train_tokenizer
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
-from training import held_out_text
-from training.block_layout import BlockLayout
-from training.corpus import read_corpus
-from training.loop import LoopConfig
-from training.target_samples import SampleShape
-from training.tokenizer import train_tokenizer
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.extras.redraft.mask_groups import MaskGroup

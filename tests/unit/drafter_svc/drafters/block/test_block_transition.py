@@ -10,15 +10,15 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
+from coppice.training.block_layout import BlockLayout
+from coppice.training.block_losses import token_terms
+from coppice.training.teacher import TOP, TaughtRows
 from drafter_svc.drafters.block.transition import load_transition
 from drafter_svc.training import semi_ar
 from drafter_svc.training.block_model import block_logits, mask_ids, new_block_model
 from drafter_svc.training.block_run import BlockRecipe
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.drafter_svc.test_block_training import VOCAB, quiet_torch, small_llama, text
-from training.block_layout import BlockLayout
-from training.block_losses import token_terms
-from training.teacher import TOP, TaughtRows
 
 __all__ = ["quiet_torch"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from training.target_states import noted_states
-from training.whole_file import whole_file
+from coppice.training.target_states import noted_states
+from coppice.training.whole_file import whole_file
 
 # Tokens kept per position; the rest of the probability is one lump. At temperature 1 every twelfth token of the
 # target is not among its 32 likeliest, and a drafter that never learned their order cannot propose it.

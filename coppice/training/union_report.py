@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.acceptance_report import continuation_log_probs, coupled_parts
+from coppice.training.acceptance_report import continuation_log_probs, coupled_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from coppice.training.corpus import SourceFile
+from coppice.training.target_samples import SampleShape, sample_target
+from coppice.training.teacher import teach
+from coppice.training.token_store import TokenStore
+from coppice.training.tokenizer import train_tokenizer
+from coppice.training.whole_file import whole_file
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
-from training.corpus import SourceFile
-from training.target_samples import SampleShape, sample_target
-from training.teacher import teach
-from training.token_store import TokenStore
-from training.tokenizer import train_tokenizer
-from training.whole_file import whole_file
 
 VOCAB = 50
 

@@ -11,8 +11,8 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
-from training.token_store import TokenArray
-from training.whole_file import whole_file
+from coppice.training.token_store import TokenArray
+from coppice.training.whole_file import whole_file
 
 # Share of the rows drawn at each temperature; 0 is greedy. Greedy output of a small model loops, so it is the least.
 TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.acceptance_report import TEMPERATURES
-from training.target_samples import SampleShape, continue_prompts
-from training.token_store import TokenStore
+from coppice.training.acceptance_report import TEMPERATURES
+from coppice.training.target_samples import SampleShape, continue_prompts
+from coppice.training.token_store import TokenStore
 
 # Prompts at each temperature.
 EVALUATION_ROWS = 48

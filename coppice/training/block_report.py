@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.acceptance_report import RANKS
-from training.block_layout import BlockLayout
+from coppice.training.acceptance_report import RANKS
+from coppice.training.block_layout import BlockLayout
 
 # Scales that are tried, in even ratios, and the fewest tokens that one is chosen by.
 _SIGMAS = np.geomspace(0.3, 5.0, 24).round(2).tolist()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from training.muon import Float32Muon
-from training.precision import training_dtype
+from coppice.training.muon import Float32Muon
+from coppice.training.precision import training_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
 
 STEPS = 12
 

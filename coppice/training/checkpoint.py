@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.token_store import TokenStore
+from coppice.training.token_store import TokenStore
 
 
 class Run(Protocol):

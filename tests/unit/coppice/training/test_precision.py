@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.precision import training_dtype
+from coppice.training.precision import training_dtype
 
 
 @pytest.mark.parametrize(("avx512_bf16", "amx"), [(True, False), (False, True)])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coppice.core.errors import IncompatibleError
-from training.whole_file import whole_file
+from coppice.training.whole_file import whole_file
 
 _MADE_FROM = "made_from"
 

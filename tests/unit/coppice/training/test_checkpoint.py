@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from training.checkpoint import save_checkpoint
-from training.corpus import SourceFile
-from training.loop import LoopConfig, Schedule, TrainingLoop
-from training.token_store import TokenStore
-from training.tokenizer import train_tokenizer
+from coppice.training.checkpoint import save_checkpoint
+from coppice.training.corpus import SourceFile
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.token_store import TokenStore
+from coppice.training.tokenizer import train_tokenizer
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.target_samples import SampleShape, sample_target
-from training.teacher import TaughtRows, teach
-from training.token_store import TokenStore
+from coppice.training.target_samples import SampleShape, sample_target
+from coppice.training.teacher import TaughtRows, teach
+from coppice.training.token_store import TokenStore
 
 
 @dataclass(frozen=True)

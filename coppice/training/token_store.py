@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from coppice.core.errors import IncompatibleError
-from training.corpus import HELD_OUT_ONE_IN, SourceFile
-from training.whole_file import whole_file
+from coppice.training.corpus import HELD_OUT_ONE_IN, SourceFile
+from coppice.training.whole_file import whole_file
 
 TokenArray = npt.NDArray[np.uint16]
 MAX_VOCAB_SIZE = 2**16

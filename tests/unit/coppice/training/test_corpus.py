@@ -10,10 +10,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from coppice.core.errors import IncompatibleError
-from training import corpus
-from training.corpus import HELD_OUT_ONE_IN, SourceFile, corpus_digest, name_hash, read_corpus
-from training.token_store import TokenStore
-from training.tokenizer import train_tokenizer
+from coppice.training import corpus
+from coppice.training.corpus import HELD_OUT_ONE_IN, SourceFile, corpus_digest, name_hash, read_corpus
+from coppice.training.token_store import TokenStore
+from coppice.training.tokenizer import train_tokenizer
 
 # Two letters that occur nowhere else mark held-out text.
 MARK = "Zq"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.state import ForeignStateError, open_state, weights_digest
+from coppice.training.state import ForeignStateError, open_state, weights_digest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from training.corpus import SourceFile
+from coppice.training.corpus import SourceFile
 
 VOCAB_SIZE = 4096
 EOS_TOKEN = "<|endoftext|>"
