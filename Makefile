@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 # Results of another machine than the committed ones'.
-GPU_RESULTS ?= benchmarks/results/gpu
+GPU_RESULTS ?= results/gpu
 
 # Where `make attacks` writes attacks.json.
-ATTACK_RESULTS ?= benchmarks/results
+ATTACK_RESULTS ?= results
 
 # Before a release, 30.
 SOAK_MINUTES ?= 10
@@ -64,12 +64,12 @@ format: setup ## Format the Python code
 proto: setup ## Regenerate coppice/v1 from the .proto files
 	$(BIN)/python protos/generate.py
 
-bench: setup ## Measure one stream against transformers; writes benchmarks/results/latency.json
-	$(BIN)/coppice bench latency --out benchmarks/results $(BENCH_ARGS)
+bench: setup ## Measure one stream against transformers; writes results/latency.json
+	$(BIN)/coppice bench latency --out results $(BENCH_ARGS)
 
 load: setup ## Measure load and overload through the public API, about 40 minutes; writes JSON, PNG and HTML
-	$(BIN)/coppice bench load --out benchmarks/results $(LOAD_ARGS)
-	$(BIN)/coppice bench overload --out benchmarks/results $(OVERLOAD_ARGS)
+	$(BIN)/coppice bench load --out results $(LOAD_ARGS)
+	$(BIN)/coppice bench overload --out results $(OVERLOAD_ARGS)
 
 faults: setup ## Disturb a whole deployment under load and fuzz its doors, about 15 minutes
 	@$(BIN)/python -m tests.faults $(FAULTS_ARGS)

@@ -12,7 +12,7 @@ from simulator.requests import SimulatedRequest
 from simulator.texts import Trace, TracedText
 from simulator.verifiers import Counts
 
-# As `benchmarks/load` has them: a warm-up that has not ended by then ends, and so do open requests after the last
+# As `coppice/lab/bench/load` has them: a warm-up that has not ended by then ends, and so do open requests after the last
 # arrival.
 WARM_UP_LIMIT_S = 60.0
 DRAIN_S = 60.0
@@ -20,7 +20,7 @@ DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Recorded outputs in turn, with lengths of outputs drawn as `benchmarks/load/workload.py` draws them.
+    """Recorded outputs in turn, with lengths of outputs drawn as `coppice/lab/bench/load/workload.py` draws them.
 
     `prompt_tokens`: lengths of prompts in turn; those of the records where it is empty.
     """

@@ -174,7 +174,7 @@ def _with_progress(rows: Iterator[dict[str, Any]], count: int) -> list[dict[str,
 
 
 def _write(report: dict[str, Any], path: Path, *, says: bool) -> None:
-    from benchmarks.environment import describe_machine, describe_run
+    from coppice.lab.bench.environment import describe_machine, describe_run
 
     # What is printed is the same each time; where it was computed is for the file.
     document = {**report, **describe_run(describe_machine())}

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.environment import describe_machine, describe_run
+from coppice.lab.bench.environment import describe_machine, describe_run
 from tests.attacks.kinds import ATTACKS, chosen
 
 RESULT = "attacks.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cache.redis_server import redis_program
 from coppice.checkpoints.bundled import MODELS
+from coppice.lab.bench.cache.redis_server import redis_program
 
 PHASES = ["cold", "fill", "again", "shifted", "second", "killed"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from benchmarks.load.arrivals import Arrival
-from benchmarks.load.suite import LoadPlan, LoadSuite
-from benchmarks.prompts import Prompt
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import Topology
+from coppice.lab.bench.load.arrivals import Arrival
+from coppice.lab.bench.load.suite import LoadPlan, LoadSuite
+from coppice.lab.bench.prompts import Prompt
 
 PROMPTS = tuple(Prompt(text, "here") for text in ("def add(a, b):\n", "import os\n", "class Stack:\n    def"))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.profile.plan import ProfilePlan
-from benchmarks.profile.records import DIRECTORY_VARIABLE, read_records
-from benchmarks.profile.suite import Addresses, ProfileSuite
-from benchmarks.prompts import Prompt
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_ORCHESTRATOR, RECORDED_VERIFIER
 from coppice.cli.topology import TopologySpec, running
 from coppice.core.tree import ROOT, TokenTree
+from coppice.lab.bench.profile.plan import ProfilePlan
+from coppice.lab.bench.profile.records import DIRECTORY_VARIABLE, read_records
+from coppice.lab.bench.profile.suite import Addresses, ProfileSuite
+from coppice.lab.bench.prompts import Prompt
 from simulator.profile import profile_from_json
 from simulator.validation import compare
 

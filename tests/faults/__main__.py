@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.environment import describe_machine, describe_run
 from coppice.kernels.openmp import set_spin_count
+from coppice.lab.bench.environment import describe_machine, describe_run
 
 MINUTE_S = 60.0
 # Of the messages; what is left goes to the verifier, whose door is the fastest.

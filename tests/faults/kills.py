@@ -23,8 +23,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.environment import describe_machine, describe_run
 from coppice.client import Client, RequestFailedError
+from coppice.lab.bench.environment import describe_machine, describe_run
 from tests.faults.deployment import CONTEXT, GRACE_S, MAX_SEQUENCES, Service, left_in
 from tests.faults.doors import write_checkpoint
 from tests.faults.resuming import Resumed, complete

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from benchmarks.timeline.figures import HOPS, hop_rows, ratios
-from benchmarks.timeline.rounds import Watched, rounds_of
 from coppice.client import Client, Options
+from coppice.lab.bench.timeline.figures import HOPS, hop_rows, ratios
+from coppice.lab.bench.timeline.rounds import Watched, rounds_of
 from coppice.obs.timeline import StreamTimeline, Timeline
 from orchestrator.app import running
 from orchestrator.config import Config

@@ -51,7 +51,7 @@ def ablation(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for ablation.json and .png, or in-pass.json and .png.")] = Path(
-        "benchmarks/results"
+        "results"
     ),
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
@@ -178,13 +178,13 @@ def ablation(
     count, length, num_runs = sizes.or_else(QUICK_SIZES if quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, count, seed)
 
-    from benchmarks.ablation.plot import plot_ablation
-    from benchmarks.ablation.services import measure_on_services
-    from benchmarks.ablation.suite import AblationSuite
-    from benchmarks.ablation.table import print_ablation
-    from benchmarks.ablation.variants import PARTS, Grids, make_groups
-    from benchmarks.latency import Plan
-    from benchmarks.report import write_json
+    from coppice.lab.bench.ablation.plot import plot_ablation
+    from coppice.lab.bench.ablation.services import measure_on_services
+    from coppice.lab.bench.ablation.suite import AblationSuite
+    from coppice.lab.bench.ablation.table import print_ablation
+    from coppice.lab.bench.ablation.variants import PARTS, Grids, make_groups
+    from coppice.lab.bench.latency import Plan
+    from coppice.lab.bench.report import write_json
     from orchestrator.config import Config
 
     num_nodes = nodes or Config.max_nodes

@@ -30,7 +30,7 @@ def cache(
     drafter: Annotated[
         str, typer.Option(metavar="KIND=DIR|none", help="The drafter beside the cache; none: the cache alone.")
     ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for cache.json and cache.png.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for cache.json and cache.png.")] = Path("results"),
     systems: Annotated[int, typer.Option(min=1, help="System prompts, the beginnings that prompts share.")] = 3,
     endings: Annotated[int, typer.Option(min=1, help="Prompts with each of them.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 48,
@@ -48,13 +48,13 @@ def cache(
     require_checkpoint(target, "--target")
     drafters = () if drafter == NO_DRAFTER else (drafter_spec(drafter),)
 
-    from benchmarks.cache.measure import CachePlan, settings
-    from benchmarks.cache.plot import plot_cache
-    from benchmarks.cache.services import measure_on_services
-    from benchmarks.cache.suite import CacheSuite
-    from benchmarks.cache.table import print_cache
-    from benchmarks.cache.workload import make_workload, num_pieces
-    from benchmarks.report import write_json
+    from coppice.lab.bench.cache.measure import CachePlan, settings
+    from coppice.lab.bench.cache.plot import plot_cache
+    from coppice.lab.bench.cache.services import measure_on_services
+    from coppice.lab.bench.cache.suite import CacheSuite
+    from coppice.lab.bench.cache.table import print_cache
+    from coppice.lab.bench.cache.workload import make_workload, num_pieces
+    from coppice.lab.bench.report import write_json
 
     chosen = choose_prompts(prompts, needed := num_pieces(systems, endings), seed)
     if len(chosen) < needed:

@@ -23,8 +23,8 @@ from coppice.cli.bench.services import run_or_exit
 from coppice.cli.topology import DEFAULT_KIND, TopologySpec
 
 if TYPE_CHECKING:
-    from benchmarks.in_pass.suite import InPassSuite
-    from benchmarks.in_pass.variants import InPass
+    from coppice.lab.bench.in_pass.suite import InPassSuite
+    from coppice.lab.bench.in_pass.variants import InPass
 
 # Prompts, tokens and runs.
 USUAL_SIZES, QUICK_SIZES = (4, 128, 2), (2, 24, 1)
@@ -72,7 +72,7 @@ class InPassOptions:
         Raises:
             typer.BadParameter: an option makes no sense, or there is nothing to compare.
         """
-        from benchmarks.in_pass.variants import GROUPS, MASKS, InPass
+        from coppice.lab.bench.in_pass.variants import GROUPS, MASKS, InPass
 
         texts = self.drafter or [DEFAULT_KIND]
         if len(texts) > 1:
@@ -117,12 +117,12 @@ def run_in_pass(
     count, length, num_runs = sizes.or_else(QUICK_SIZES if options.quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, max(count, *what.batch_sizes, 1), seed)
 
-    from benchmarks.in_pass.plot import plot_in_pass
-    from benchmarks.in_pass.suite import InPassSuite
-    from benchmarks.in_pass.table import print_in_pass
-    from benchmarks.in_pass.variants import make_groups
-    from benchmarks.latency import Plan
-    from benchmarks.report import write_json
+    from coppice.lab.bench.in_pass.plot import plot_in_pass
+    from coppice.lab.bench.in_pass.suite import InPassSuite
+    from coppice.lab.bench.in_pass.table import print_in_pass
+    from coppice.lab.bench.in_pass.variants import make_groups
+    from coppice.lab.bench.latency import Plan
+    from coppice.lab.bench.report import write_json
 
     plan = Plan(num_runs, length, temperatures, seed)
     threads = options.threads or os.cpu_count() or 1
@@ -140,7 +140,7 @@ def run_in_pass(
 
 async def _measure(suite: InPassSuite, spec: TopologySpec) -> dict[str, Any]:
     """Run the suite beside its services; one that ends by itself ends it."""
-    from benchmarks.in_pass.services import measure_on_services, variants_of
+    from coppice.lab.bench.in_pass.services import measure_on_services, variants_of
 
     num_verifiers = len({variant.verifier for variant in variants_of(suite.groups)})
     seconds = suite.num_requests * suite.plan.max_tokens / TOKENS_PER_S

@@ -27,7 +27,7 @@ from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from benchmarks.forms.form import Form
+    from coppice.lab.bench.forms.form import Form
 
 MAX_NODES_VARIABLE = "MAX_NODES"
 MAX_SWEPT_NODES = 1024
@@ -40,7 +40,7 @@ def latency(
     drafter: Annotated[
         str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
     ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for latency.json and latency.png.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for latency.json and latency.png.")] = Path("results"),
     num_prompts: NumPrompts = 20,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 128,
     runs: Annotated[int, typer.Option(min=1, help="Passes over all prompts; at least 3 to be quoted.")] = 3,
@@ -77,8 +77,8 @@ def latency(
     temperatures = choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
 
-    from benchmarks.latency import Plan
-    from benchmarks.latency_suite import LatencySuite
+    from coppice.lab.bench.latency import Plan
+    from coppice.lab.bench.latency_suite import LatencySuite
 
     spec = TopologySpec(str(target), (DrafterSpec(SMALL_LM, str(small_lm)),), threads=threads)
     plan = Plan(runs, max_tokens, temperatures, seed)
@@ -87,7 +87,7 @@ def latency(
     default_nodes = _allow_nodes(budgets)
     suite = LatencySuite(target, small_lm, tuple(chosen), plan, num_threads, default_nodes, budgets)
     if chosen_forms:
-        from benchmarks.forms.deployment import measure_with_forms
+        from coppice.lab.bench.forms.deployment import measure_with_forms
 
         _report(run_or_exit(measure_with_forms(suite, spec, chosen_forms)), out)
     else:
@@ -95,16 +95,16 @@ def latency(
 
 
 def _report(report: dict[str, Any], out: Path) -> None:
-    from benchmarks.plot import plot_latency
-    from benchmarks.report import write_json
-    from benchmarks.table import print_report
+    from coppice.lab.bench.plot import plot_latency
+    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.table import print_report
 
     write_json(report, out / "latency.json")
     plot_latency(report["rows"], out / "latency.png")
     print_report(report)
     if report["settings"]["forms"]:
-        from benchmarks.forms.plot import plot_forms
-        from benchmarks.forms.table import print_forms
+        from coppice.lab.bench.forms.plot import plot_forms
+        from coppice.lab.bench.forms.table import print_forms
 
         plot_forms(report, out / "forms.png")
         print_forms(report)
@@ -119,10 +119,10 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
         if delays != NO_DELAY:
             raise typer.BadParameter("--delays: says how far apart the services of --forms are")
         return ()
-    from benchmarks.contenders import BenchmarkError
-    from benchmarks.forms.deployment import require_options
-    from benchmarks.forms.form import parse_forms
     from coppice.cli.__main__ import app
+    from coppice.lab.bench.contenders import BenchmarkError
+    from coppice.lab.bench.forms.deployment import require_options
+    from coppice.lab.bench.forms.form import parse_forms
 
     try:
         forms = parse_forms(names, delays)

@@ -23,7 +23,7 @@ from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from benchmarks.load.arrivals import Arrival
+    from coppice.lab.bench.load.arrivals import Arrival
 
 # Of arrivals; far above it, a client measures how fast it opens streams.
 MAX_RATE = 10
@@ -39,7 +39,7 @@ def load(
             help="The drafter's checkpoint directory; none: the bundled target drafts for itself.",
         ),
     ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for load.json, .png and .html.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for load.json, .png and .html.")] = Path("results"),
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
     runs: Annotated[int, typer.Option(min=1, help="Windows of each kind; at least 3 to be quoted.")] = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
@@ -76,12 +76,12 @@ def load(
     shares = multiples(rates, "--rates")
     chosen = choose_prompts(prompts, num_prompts, seed)
 
-    from benchmarks.html_report import write_html
-    from benchmarks.load.figures import Targets
-    from benchmarks.load.plot import plot_load
-    from benchmarks.load.suite import LoadPlan, LoadSuite
-    from benchmarks.load.table import print_load
-    from benchmarks.report import write_json
+    from coppice.lab.bench.html_report import write_html
+    from coppice.lab.bench.load.figures import Targets
+    from coppice.lab.bench.load.plot import plot_load
+    from coppice.lab.bench.load.suite import LoadPlan, LoadSuite
+    from coppice.lab.bench.load.table import print_load
+    from coppice.lab.bench.report import write_json
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
     plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
@@ -117,7 +117,7 @@ def length_range(text: str) -> tuple[int, int]:
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
-    from benchmarks.load.arrivals import TraceError, read_trace
+    from coppice.lab.bench.load.arrivals import TraceError, read_trace
 
     try:
         return () if path is None else tuple(read_trace(path))

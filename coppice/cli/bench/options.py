@@ -11,7 +11,7 @@ import typer
 from coppice.cli.topology import DrafterSpec
 
 if TYPE_CHECKING:
-    from benchmarks.prompts import Prompt
+    from coppice.lab.bench.prompts import Prompt
 
 PromptsFile = Annotated[
     Path | None,
@@ -26,7 +26,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of
 
 def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: int = 900) -> list[Prompt]:
     """The prompts of a file, or held-out ones; raises typer.BadParameter where there are none to be had."""
-    from benchmarks.prompts import PromptsError, held_out_prompts, read_prompts
+    from coppice.lab.bench.prompts import PromptsError, held_out_prompts, read_prompts
 
     try:
         return (

@@ -11,7 +11,7 @@ from coppice.cli.bench.options import numbers
 
 
 def overhead(
-    out: Annotated[Path, typer.Option(help="Directory for overhead.json.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for overhead.json.")] = Path("results"),
     requests: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,16,64",
     nodes: Annotated[int, typer.Option(min=4, max=1024, help="Nodes of each draft.")] = 32,
     passes: Annotated[int, typer.Option(min=1, help="Passes that are planned, at each number of requests.")] = 1000,
@@ -23,10 +23,10 @@ def overhead(
     if not levels:
         raise typer.BadParameter("--requests: needs at least one number")
 
-    from benchmarks.contenders import BenchmarkError
-    from benchmarks.overhead.suite import OverheadPlan, measure_overhead
-    from benchmarks.overhead.table import print_overhead
-    from benchmarks.report import write_json
+    from coppice.lab.bench.contenders import BenchmarkError
+    from coppice.lab.bench.overhead.suite import OverheadPlan, measure_overhead
+    from coppice.lab.bench.overhead.table import print_overhead
+    from coppice.lab.bench.report import write_json
 
     try:
         report = measure_overhead(OverheadPlan(levels, nodes, passes, rounds, seed))

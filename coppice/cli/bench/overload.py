@@ -33,9 +33,7 @@ def overload(
     drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
         f"{SMALL_LM}={MODELS / SMALL_LM}"
     ),
-    out: Annotated[Path, typer.Option(help="Directory for overload.json, .png and .html.")] = Path(
-        "benchmarks/results"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for overload.json, .png and .html.")] = Path("results"),
     factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
     runs: Annotated[int, typer.Option(min=1, help="Windows of each load.")] = 2,
     duration: Annotated[
@@ -77,16 +75,16 @@ def overload(
     shortest, longest = length_range(output_tokens)
     chosen = choose_prompts(prompts, num_prompts, seed)
 
-    from benchmarks.html_report import write_html
-    from benchmarks.load.figures import Targets
-    from benchmarks.overload.alone import AloneSuite
-    from benchmarks.overload.measure import OverloadPlan
-    from benchmarks.overload.plot import plot_overload
-    from benchmarks.overload.sizes import Sizes
-    from benchmarks.overload.suite import OverloadSuite
-    from benchmarks.overload.table import print_overload
-    from benchmarks.overload.visitors import Visitors
-    from benchmarks.report import write_json
+    from coppice.lab.bench.html_report import write_html
+    from coppice.lab.bench.load.figures import Targets
+    from coppice.lab.bench.overload.alone import AloneSuite
+    from coppice.lab.bench.overload.measure import OverloadPlan
+    from coppice.lab.bench.overload.plot import plot_overload
+    from coppice.lab.bench.overload.sizes import Sizes
+    from coppice.lab.bench.overload.suite import OverloadSuite
+    from coppice.lab.bench.overload.table import print_overload
+    from coppice.lab.bench.overload.visitors import Visitors
+    from coppice.lab.bench.report import write_json
 
     plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
     sizes = Sizes(target, tuple(chosen), shortest, longest, seed)

@@ -15,7 +15,7 @@ from coppice.kernels.openmp import set_spin_count
 
 def passes(
     target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
-    out: Annotated[Path, typer.Option(help="Directory for passes.json and passes.png.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for passes.json and passes.png.")] = Path("results"),
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
     context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
     repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
@@ -29,11 +29,11 @@ def passes(
     require_checkpoint(target, "--target")
     sizes, contexts = numbers(rows, "--rows"), numbers(context, "--context")
 
-    from benchmarks.contenders import BenchmarkError
-    from benchmarks.passes import PassesPlan, measure_passes
-    from benchmarks.plot import plot_passes
-    from benchmarks.report import write_json
-    from benchmarks.table import print_passes
+    from coppice.lab.bench.contenders import BenchmarkError
+    from coppice.lab.bench.passes import PassesPlan, measure_passes
+    from coppice.lab.bench.plot import plot_passes
+    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.table import print_passes
 
     try:
         report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto")

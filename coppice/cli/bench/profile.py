@@ -18,11 +18,11 @@ from coppice.cli.topology import DEFAULT_KIND, TopologySpec, running
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from benchmarks.profile.suite import ProfileSuite
+    from coppice.lab.bench.profile.suite import ProfileSuite
 
 # Not imported here: they are programs, and load torch.
 RECORDED_VERIFIER, RECORDED_DRAFTER, RECORDED_ORCHESTRATOR = (
-    f"benchmarks.profile.recorded_{service}" for service in ("verifier", "drafter", "orchestrator")
+    f"coppice.lab.bench.profile.recorded_{service}" for service in ("verifier", "drafter", "orchestrator")
 )
 
 Reports = tuple[dict[str, Any], dict[str, Any] | None]
@@ -33,7 +33,7 @@ def profile(
     drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
         f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
     ),
-    out: Annotated[Path, typer.Option(help="Directory for profile.json.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for profile.json.")] = Path("results"),
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
     validate: Annotated[
@@ -59,9 +59,9 @@ def profile(
         raise typer.BadParameter("--concurrency: needs at least one number")
     predicted = numbers(validate, "--validate")
 
-    from benchmarks.profile.plan import ProfilePlan
-    from benchmarks.profile.suite import ProfileSuite
-    from benchmarks.report import write_json
+    from coppice.lab.bench.profile.plan import ProfilePlan
+    from coppice.lab.bench.profile.suite import ProfileSuite
+    from coppice.lab.bench.report import write_json
 
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(choose_prompts(None, num_prompts, seed))
@@ -84,7 +84,7 @@ def profile(
 
 def _measured(suite: ProfileSuite, spec: TopologySpec) -> Reports:
     """What was measured; services write what they did when they stop."""
-    from benchmarks.profile.records import DIRECTORY_VARIABLE
+    from coppice.lab.bench.profile.records import DIRECTORY_VARIABLE
 
     with tempfile.TemporaryDirectory() as directory:
         recorded = replace(
@@ -98,8 +98,8 @@ def _measured(suite: ProfileSuite, spec: TopologySpec) -> Reports:
 
 
 async def _reports(suite: ProfileSuite, spec: TopologySpec, directory: Path) -> Reports:
-    from benchmarks.profile.records import read_records
-    from benchmarks.profile.suite import Addresses
+    from coppice.lab.bench.profile.records import read_records
+    from coppice.lab.bench.profile.suite import Addresses
 
     async with running(spec) as topology:
         [verifier], [drafter] = topology.verifier_addresses, topology.drafter_addresses

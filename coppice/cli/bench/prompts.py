@@ -19,7 +19,7 @@ def prompts(
     ] = 900,
 ) -> None:
     """Write code prompts cut from held-out files of the standard library."""
-    from benchmarks.prompts import write_prompts
+    from coppice.lab.bench.prompts import write_prompts
 
     chosen = choose_prompts(None, num_prompts, seed, max_chars)
     write_prompts(chosen, out)

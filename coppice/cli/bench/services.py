@@ -29,7 +29,7 @@ def measure_or_exit(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
 
 def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
     """The report of a measurement, or exit code 1 with a line that says why there is none."""
-    from benchmarks.contenders import BenchmarkError
+    from coppice.lab.bench.contenders import BenchmarkError
 
     try:
         return asyncio.run(measuring)
@@ -40,7 +40,7 @@ def run_or_exit(measuring: Coroutine[Any, Any, Result]) -> Result:
 
 async def _measure(suite: Suite, spec: TopologySpec) -> dict[str, Any]:
     """Run the suite in a thread, beside services whose failure ends it."""
-    from benchmarks.beside_services import unless_one_fails
+    from coppice.lab.bench.beside_services import unless_one_fails
 
     topology = Topology(spec)
     try:

@@ -23,9 +23,7 @@ def throughput(
     drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
         f"{SMALL_LM}={MODELS / SMALL_LM}"
     ),
-    out: Annotated[Path, typer.Option(help="Directory for throughput.json and throughput.png.")] = Path(
-        "benchmarks/results"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for throughput.json and throughput.png.")] = Path("results"),
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 64,
     runs: Annotated[int, typer.Option(min=1, help="Batches of each size; at least 3 to be quoted.")] = 3,
@@ -43,11 +41,11 @@ def throughput(
         raise typer.BadParameter("--concurrency: needs at least one number")
     chosen = choose_prompts(prompts, max(levels), seed)
 
-    from benchmarks.plot import plot_throughput
-    from benchmarks.report import write_json
-    from benchmarks.table import print_throughput
-    from benchmarks.throughput import ThroughputPlan
-    from benchmarks.throughput_suite import ThroughputSuite
+    from coppice.lab.bench.plot import plot_throughput
+    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.table import print_throughput
+    from coppice.lab.bench.throughput import ThroughputPlan
+    from coppice.lab.bench.throughput_suite import ThroughputSuite
 
     spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads)
     plan = ThroughputPlan(levels, runs, max_tokens)

@@ -21,7 +21,7 @@ def timeline(
     prompts: PromptsFile = None,
     target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
     drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter.")] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for timeline.json and .png.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Directory for timeline.json and .png.")] = Path("results"),
     num_prompts: NumPrompts = 4,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 96,
     temperature: Annotated[float, typer.Option(min=0, max=100)] = 0.0,
@@ -34,12 +34,12 @@ def timeline(
     spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads)
     chosen = choose_prompts(prompts, num_prompts, seed)
 
-    from benchmarks.contenders import BenchmarkError
-    from benchmarks.report import write_json
-    from benchmarks.timeline.figures import shown_rounds
-    from benchmarks.timeline.plot import plot_timeline
-    from benchmarks.timeline.suite import TimelineSuite, add_rounds, keeping_events, read_events
-    from benchmarks.timeline.table import print_timeline
+    from coppice.lab.bench.contenders import BenchmarkError
+    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.timeline.figures import shown_rounds
+    from coppice.lab.bench.timeline.plot import plot_timeline
+    from coppice.lab.bench.timeline.suite import TimelineSuite, add_rounds, keeping_events, read_events
+    from coppice.lab.bench.timeline.table import print_timeline
     from coppice.obs.timeline import Timeline
 
     # What is remembered of earlier requests would stand beside the drafter.

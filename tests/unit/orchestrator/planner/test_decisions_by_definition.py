@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.core.tree import ROOT, TokenTree
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import RoundPlan, Situation
 from orchestrator.planner.draft_plans import SPARE_NODES, STEPS_PER_GAIN, DraftPlans

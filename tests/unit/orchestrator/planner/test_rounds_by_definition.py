@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import UNKNOWN_LOAD, Load, RoundPlan, Situation
 from orchestrator.planner.draft_plans import DraftPlans

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.core.tree import ROOT, TokenTree
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.value_model import DEEPEST, ValueModel
 from orchestrator.request.merge import labelled, merge
 

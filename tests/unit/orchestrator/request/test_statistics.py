@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.overhead.draft_trees import best_first_tree, drawn_path
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.v1 import tree_pb2
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome

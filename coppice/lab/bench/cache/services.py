@@ -1,0 +1,83 @@
+"""What the benchmark runs on: back ends, an orchestrator without a shared cache, two with one, and their Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from coppice.cli.topology import Topology, TopologySpec
+from coppice.lab.bench.beside_services import unless_one_fails
+from coppice.lab.bench.cache import counted_orchestrator
+from coppice.lab.bench.cache.redis_server import free_port, redis_program, redis_server
+from coppice.lab.bench.contenders import BenchmarkError
+from orchestrator.prefix_cache.store import CacheCounts
+
+_SECRET_BYTES = 32
+
+
+class Redis(Protocol):
+    """A Redis that can be killed."""
+
+    async def start(self) -> None:
+        """Start it again, empty."""
+
+    async def kill(self) -> None:
+        """End it as a crash does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An orchestrator; `counts` is what its prefix cache has counted, once what has ended is remembered."""
+
+    address: str
+    counts: Callable[[], Awaitable[CacheCounts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Orchestrators in front of the same back ends. Without a Redis there is no second one that shares a cache."""
+
+    # For what speculation off gives.
+    plain: str
+    first: Instance
+    second: Instance | None = None
+    redis: Redis | None = None
+
+
+async def measure_on_services(
+    measure: Callable[[Services], Coroutine[Any, Any, dict[str, Any]]], spec: TopologySpec
+) -> dict[str, Any]:
+    """Start everything, measure, and stop everything; a service that dies ends the measurement.
+
+    Raises:
+        BenchmarkError: the measurement cannot go on, or Redis does not start.
+        ChildError: a service did not start, or ended.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        topology = Topology(spec)
+        stack.push_async_callback(topology.stop)
+        await topology.start()
+        program = redis_program()
+        redis = None if program is None else await stack.enter_async_context(redis_server(program))
+        env = {"CACHE_SECRET": secrets.token_hex(_SECRET_BYTES), "REDIS_URL": "" if redis is None else redis.url}
+        first = await _counted(topology, "first orchestrator", env)
+        second = None if redis is None else await _counted(topology, "second orchestrator", env)
+        return await unless_one_fails(topology, measure(Services(topology.address, first, second, redis)))
+
+
+async def _counted(topology: Topology, name: str, env: dict[str, str]) -> Instance:
+    port = await free_port()
+    own = {**env, "CACHE_DRAFTER": "true", counted_orchestrator.PORT_VARIABLE: str(port)}
+    address = await topology.add_orchestrator(name, own, counted_orchestrator.__name__)
+    return Instance(address, partial(_counts, name, port))
+
+
+async def _counts(name: str, port: int) -> CacheCounts:
+    try:
+        return await counted_orchestrator.read_counts(port)
+    except (OSError, ValueError) as error:
+        raise BenchmarkError(f"{name} does not say what it has counted: {error}") from error

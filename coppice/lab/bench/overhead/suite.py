@@ -1,0 +1,137 @@
+"""The overhead suite from end to end: planner, rounds, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coppice.lab.bench.environment import describe_machine, describe_run
+from coppice.lab.bench.overhead.planner_cost import PassCost, planner_cost
+from coppice.lab.bench.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
+from coppice.lab.bench.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
+from coppice.lab.bench.report import machine_remarks
+from coppice.net.rpc import run
+
+# Trees whose messages are counted, whatever `num_nodes` is.
+COUNTED_NODES = 64
+PEERS = {"verifier": (OUTCOME_IN, DRAFT_ON), "drafter": (OUTCOME_ON, DRAFT_IN)}
+NOTES = (
+    "No model runs. Requests are FORCED in the rounds, so that every round has a draft. Where the planner is measured, "
+    "it decides as ever.",
+    "Planner: CPU time of everything that planning one pass takes, one round of each request. Sources 2: half of the "
+    "trees are merged ones. Trees are always as large as the settings say, also where the plan asks for fewer nodes.",
+    "Inside: from a message's arrival at the orchestrator to the leaving of what follows from it, both halves of a "
+    "round together.",
+    "Outside: the same as the peers see it, with the network, gRPC on both sides and the time that messages wait for "
+    "each other. These peers answer at once, so that many requests always saturate the orchestrator.",
+    "CPU time per round is that of the orchestrator's whole process, gRPC and client streams included.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadPlan:
+    """What is measured: at each number of requests so many passes, and about so many rounds in all."""
+
+    requests: tuple[int, ...] = (1, 16, 64)
+    num_nodes: int = 32
+    num_passes: int = 1000
+    num_rounds: int = 6400
+    seed: int = 0
+
+    @property
+    def warm_up_passes(self) -> int:
+        """Passes before the first that counts: until the planner knows costs, it has less to do."""
+        return max(8, self.num_passes // 5)
+
+    def rounds_of_each(self, num_requests: int) -> int:
+        """About so many rounds of each request."""
+        return max(2, self.num_rounds // num_requests)
+
+
+def measure_overhead(plan: OverheadPlan) -> dict[str, Any]:
+    """Measure and return the report.
+
+    Raises:
+        BenchmarkError: the process of the scripted peers failed.
+    """
+    machine = describe_machine()
+    rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
+    run(lambda: _add_round_rows(plan, rows))
+    return {
+        "suite": "overhead",
+        "rows": rows,
+        "ratios": figures(rows),
+        "notes": [*NOTES, *machine_remarks(machine)],
+        "settings": {**asdict(plan), "requests": list(plan.requests)},
+        **describe_run(machine),
+    }
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What is promised, by number of requests: milliseconds of a pass and of a round; messages and bytes of a round."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["kind"] == "planner":
+            found[f"{row['name']}.pass-ms"] = row["us_p50"] / 1000
+            continue
+        found[f"{row['name']}.inside-ms.p50"] = row["inside_us_p50"] / 1000
+        found[f"{row['name']}.outside-ms.p50"] = row["outside_us_p50"] / 1000
+        for peer, ways in PEERS.items():
+            found[f"{row['name']}.{peer}.messages"] = sum(row["messages_per_round"][way] for way in ways)
+            found[f"{row['name']}.{peer}.largest-bytes"] = max(row["largest_message"][way] for way in ways)
+    return found
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value that this part of the values do not exceed."""
+    return round(sorted(values)[round(part * (len(values) - 1))], 2)
+
+
+def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> dict[str, Any]:
+    cost: PassCost = planner_cost(
+        num_requests, plan.num_nodes, plan.num_passes, plan.warm_up_passes, mixed=mixed, seed=plan.seed
+    )
+    return {
+        "name": f"planner x{num_requests} sources={1 + mixed}",
+        "kind": "planner",
+        "requests": num_requests,
+        "sources": 1 + mixed,
+        "passes": len(cost.pass_us),
+        "asked_share": round(cost.asked_share, 4),
+        **{f"us_p{round(100 * part)}": quantile(cost.pass_us, part) for part in (0.5, 0.9, 0.99)},
+    }
+
+
+async def _add_round_rows(plan: OverheadPlan, rows: list[dict[str, Any]]) -> None:
+    async with scripted_peers() as peers:
+        for num_requests in plan.requests:
+            for cache in (False, True):
+                num_rounds = plan.rounds_of_each(num_requests)
+                costs = await measure_rounds(
+                    peers, num_requests, num_rounds, max(2, num_rounds // 5), plan.num_nodes, cache
+                )
+                rows.append(_round_row(costs, num_requests, cache))
+        for cache in (False, True):
+            num_rounds = plan.rounds_of_each(plan.requests[-1])
+            costs = await measure_rounds(peers, 1, num_rounds, 2, COUNTED_NODES, cache)
+            rows.append(_round_row(costs, 1, cache, COUNTED_NODES))
+
+
+def _round_row(costs: RoundCosts, num_requests: int, cache: bool, num_nodes: int | None = None) -> dict[str, Any]:
+    nodes = "" if num_nodes is None else f" nodes={num_nodes}"
+    ways = [way for of_peer in PEERS.values() for way in of_peer]
+    return {
+        "name": f"rounds x{num_requests}{nodes}{' cache' if cache else ''}",
+        "kind": "rounds",
+        "requests": num_requests,
+        "cache": cache,
+        "rounds": costs.num_rounds,
+        "timed_rounds": len(costs.inside_us),
+        **{f"inside_us_p{round(100 * part)}": quantile(costs.inside_us, part) for part in (0.5, 0.9, 0.99)},
+        **{f"outside_us_p{round(100 * part)}": quantile(costs.outside_us, part) for part in (0.5, 0.9, 0.99)},
+        "cpu_us_per_round": round(costs.cpu_us_per_round, 1),
+        "messages_per_round": {way: round(costs.messages[way] / costs.num_rounds, 4) for way in ways},
+        "bytes_per_round": {way: round(costs.num_bytes[way] / costs.num_rounds, 1) for way in ways},
+        "largest_message": {way: costs.largest[way] for way in ways},
+    }

@@ -1,0 +1,170 @@
+"""Rows and ratios of samples that were made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coppice.completion import Completion, SourceCounts, Speculation, Timing, Usage
+from coppice.lab.bench.cache.measure import Answer, Sample
+from coppice.lab.bench.cache.ratios import broken_rules, ratios
+from coppice.lab.bench.cache.rows import Samples, mismatches, remarks, rows
+from coppice.lab.bench.cache.workload import EDITED, NEW, REPEATED, CachePrompt
+from orchestrator.prefix_cache.store import CacheCounts
+
+PROMPTS = tuple(CachePrompt(kind, kind, "here") for kind in (NEW, REPEATED, EDITED))
+TOKENS = tuple(range(12))
+
+
+def answer(prompt: int, rounds: int, ttft_s: float = 0.1, tokens: tuple[int, ...] = TOKENS) -> Answer:
+    """Twelve tokens in so many rounds and a second, half of whose prompt was computed before."""
+    completion = Completion(
+        request_id="",
+        seed=0,
+        text="",
+        token_ids=tokens,
+        finish_reason="length",
+        stop_match=None,
+        usage=Usage(prompt_tokens=100, completion_tokens=len(tokens), cached_prompt_tokens=50),
+        speculation=Speculation(rounds=rounds, sources={"cache": SourceCounts(9, 4), "small-lm": SourceCounts(7, 7)}),
+        timing=Timing(),
+    )
+    return Answer(prompt, tokens, 1.0, ttft_s, completion)
+
+
+def failed(prompt: int, tokens: tuple[int, ...]) -> Answer:
+    return Answer(prompt, tokens, 0.5, 0.1 if tokens else None, None, "UNAVAILABLE: gone")
+
+
+def samples(*phases: tuple[str, int, list[Answer]], setting: str = "cache", heat: float = 0.0) -> list[Sample]:
+    """Those of (phase, run, answers)."""
+    counts = CacheCounts(reads=3, hits=2, misses=1)
+    return [Sample(setting, heat, run, phase, tuple(answers), counts) for phase, run, answers in phases]
+
+
+def off(heat: float = 0.0) -> Sample:
+    return Sample("off", heat, 0, "off", tuple(answer(prompt, 12) for prompt in range(3)), CacheCounts())
+
+
+def test_a_row_has_medians_of_runs_and_sums_of_counts() -> None:
+    taken = samples(
+        ("cold", 0, [answer(0, 6, 0.1), answer(1, 6, 0.2)]),
+        ("cold", 1, [answer(0, 4, 0.3), answer(1, 4, 0.4)]),
+        ("cold", 2, [answer(0, 2, 0.5), answer(1, 1, 0.6)]),
+    )
+    plain, row = rows(Samples([off(), *taken], PROMPTS))
+    assert (plain["name"], plain["mean_acceptance_length"], plain["identical"]) == ("off T=0", 1.0, True)
+    assert (row["name"], row["setting"], row["phase"]) == ("cache T=0 cold", "cache", "cold")
+    figures = [row[f"mean_acceptance_length{end}"] for end in ("", "_min", "_max", "_new", "_repeated", "_edited")]
+    assert figures == [3.0, 2.0, 8.0, 3.0, round(36 / 11, 3), None]
+    assert (row["ttft_ms_p50"], row["ttft_ms_p99"]) == (350.0, pytest.approx(595.0))
+    assert row["tokens_per_s"] == 12.0
+    assert (row["cache_proposed"], row["cache_accepted"]) == (54, 24)
+    assert (row["cache_reads"], row["cache_hits"], row["cache_misses"], row["cache_errors"]) == (9, 6, 3, 0)
+    assert row["cached_prompt_share"] == 0.5
+    assert (row["num_requests"], row["num_failed"], row["identical"]) == (6, 0, True)
+
+
+def test_ratios_are_within_runs_over_the_same_prompts_when_cold_and_the_worst_leads() -> None:
+    cold = [answer(0, 4, 0.2), answer(1, 12, 0.4), answer(2, 12, 9.0)]
+    taken = samples(
+        ("cold", 0, cold),
+        ("again", 0, [answer(0, 2, 0.1)]),
+        ("shifted", 0, [answer(1, 6, 0.1)]),
+        ("second", 0, [answer(0, 4, 0.2), answer(1, 4, 0.1)]),
+        ("cold", 1, cold),
+        ("again", 1, [answer(0, 1, 0.3)]),
+        ("shifted", 1, [answer(1, 24, 0.2)]),
+        ("second", 1, [answer(0, 4, 0.2), answer(1, 4, 0.1)]),
+    )
+    hot = samples(("cold", 0, cold), ("again", 0, [answer(0, 5, 0.1)]), heat=1.0)
+    values, spread = ratios(Samples([off(), off(1.0), *taken, *hot], PROMPTS))
+    assert (values["again/cold.tau-with-first.cache.T0"], spread["again/cold.tau-with-first.cache.T0"]) == (
+        3.0,
+        [2.0, 4.0],
+    )
+    assert (values["shifted/cold.tau-with-first.cache.T0"], spread["shifted/cold.tau-with-first.cache.T0"]) == (
+        1.25,
+        [0.5, 2.0],
+    )
+    assert values["again/cold.tau-with-first.cache.T1"] == 0.8
+    # Of both warm phases at both temperatures.
+    assert (values["warm/cold.tau-with-first"], spread["warm/cold.tau-with-first"]) == (0.8, [0.8, 0.8])
+    assert values["warm-second/cold.tau-with-first"] == 2.0
+    assert values["again/cold.ttft.cache.T0"] == 1.0
+    assert values["shifted/cold.ttft.cache.T0"] == 0.375
+    assert (values["warm/cold.ttft"], spread["warm/cold.ttft"]) == (1.0, [0.5, 1.5])
+    assert values["warm-second/cold.ttft"] == 0.5
+    assert "killed/cold.tau-with-first" not in values
+    assert values["failed-requests"] == 0
+
+
+def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long() -> None:
+    """Both have 3 tokens a round later on; the cold one had 3 in its first round, too, and the warm one had 1."""
+    cold = replace(answer(0, 4), round_tokens=(3, 3, 3, 3))
+    warm = replace(answer(0, 5, tokens=tuple(range(13))), round_tokens=(1, 3, 3, 3, 3))
+    worse = replace(answer(1, 6, tokens=tuple(range(12))), round_tokens=(2, 2, 2, 2, 2, 2))
+    taken = samples(("cold", 0, [cold, replace(cold, prompt=1)]), ("again", 0, [warm]), ("shifted", 0, [worse]))
+    given = Samples([off(), *taken], PROMPTS)
+    values, spread = ratios(given)
+    assert values["again/cold.tau.cache.T0"] == 1.0
+    assert values["again/cold.tau-with-first.cache.T0"] == round(2.6 / 3, 4)
+    assert [row["later_acceptance_length"] for row in rows(given)[1:]] == [3.0, 3.0, 2.0]
+    assert broken_rules(values, spread) == [
+        "shifted/cold.tau.cache.T0: τ is 33.3% below that of a cold cache (0.667 to 0.667 x it over the runs), more "
+        "than the 2% that it may be."
+    ]
+
+
+def test_a_draft_that_is_in_time_for_the_second_round_instead_of_the_first_changes_nothing() -> None:
+    """The cold prompt's first round ends where the warm one's second does, and behind that they are the same."""
+    cold, warm = replace(answer(0, 4), round_tokens=(4, 3, 4, 1)), replace(answer(0, 5), round_tokens=(1, 3, 3, 4, 1))
+    late = replace(answer(0, 6), round_tokens=(1, 3, 3, 2, 2, 1))
+    taken = samples(("cold", 0, [cold]), ("again", 0, [warm]), ("shifted", 0, [late]))
+    values, _ = ratios(Samples([off(), *taken], PROMPTS))
+    assert values["again/cold.tau.cache.T0"] == 1.0
+    # Eight tokens in four rounds instead of three.
+    assert values["shifted/cold.tau.cache.T0"] == 0.75
+
+
+def test_an_output_of_one_round_has_none_behind_it() -> None:
+    whole = replace(answer(0, 1), round_tokens=(12,))
+    given = Samples([off(), *samples(("cold", 0, [whole]), ("again", 0, [whole]))], PROMPTS)
+    assert rows(given)[1]["later_acceptance_length"] is None
+    assert "again/cold.tau" not in ratios(given)[0]
+
+
+def test_two_percent_below_is_within_the_rule() -> None:
+    name = "again/cold.tau.cache.T0"
+    assert broken_rules({name: 0.98}, {name: [0.9, 1.0]}) == []
+    assert len(broken_rules({name: 0.979}, {name: [0.9, 1.0]})) == 1
+    # Nobody has anything to find there.
+    assert broken_rules({"fill/cold.tau.cache.T0": 0.5, "killed/cold.tau.cache.T0": 0.5}, {}) == []
+    # The leading figure repeats one of those that have a setting, and times have no such rule.
+    assert broken_rules({"warm/cold.tau": 0.5, "again/cold.ttft.cache.T0": 0.5}, {}) == []
+
+
+def test_failed_requests_are_counted_by_run_and_compared_as_far_as_they_came() -> None:
+    wrong = answer(1, 3, tokens=(*TOKENS[:-1], 99))
+    taken = samples(
+        ("cold", 0, [answer(0, 6), answer(1, 1), answer(2, 1)]),
+        ("killed", 0, [answer(0, 3), failed(1, TOKENS[:4]), failed(2, ())]),
+        ("killed", 1, [wrong, failed(0, (99,)), replace(answer(2, 3), token_ids=TOKENS[:4])]),
+    )
+    given = Samples([off(), *taken], PROMPTS)
+    values, spread = ratios(given)
+    assert (values["failed-requests"], spread["failed-requests"]) == (3, [1, 2])
+    # Of the one prompt that was completed both times.
+    assert values["killed/cold.tau-with-first"] == 2.0
+    result = rows(given)
+    assert (result[2]["num_failed"], result[1]["num_identical"]) == (3, 3)
+    assert mismatches(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
+    assert remarks(result, with_redis=True) == ["cache T=0 killed: 3 requests failed."]
+    assert remarks([], with_redis=False) == ["No redis-server is installed: the phases through Redis are left out."]
+
+
+def test_outputs_that_repeat_themselves_are_said() -> None:
+    loop = answer(0, 3, tokens=(1, 2) * 6)
+    [note] = remarks(rows(Samples([off(), *samples(("cold", 0, [loop]))], PROMPTS))[1:], with_redis=True)
+    assert note.startswith("Outputs at T=0 loop")

@@ -1,0 +1,215 @@
+"""The cache benchmark on a server that is there already, and a Redis that only notes what is done to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from coppice.cli import bench
+from coppice.cli.topology import TopologySpec
+from coppice.lab.bench.cache import services as services_module
+from coppice.lab.bench.cache.measure import CachePlan, measure, settings
+from coppice.lab.bench.cache.phases import phases
+from coppice.lab.bench.cache.plot import plot_cache
+from coppice.lab.bench.cache.services import Instance, Services
+from coppice.lab.bench.cache.suite import CacheSuite
+from coppice.lab.bench.cache.table import print_cache
+from coppice.lab.bench.cache.workload import make_workload
+from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.prompts import Prompt
+from orchestrator.prefix_cache.store import CacheCounts
+from tests.unit.coppice.lab.bench.conftest import CONTEXT
+
+PROMPTS = [Prompt(f"f{number}(x)", "here") for number in range(20)]
+WORKLOAD = make_workload(PROMPTS, num_systems=1, num_endings=4)
+
+
+def plan(*temperatures: float, max_tokens: int = 4) -> CachePlan:
+    return CachePlan(settings(["small-lm"]), temperatures or (0.0,), num_runs=1, max_tokens=max_tokens, seed=0)
+
+
+def counting(reads: int) -> Callable[[], Awaitable[CacheCounts]]:
+    """Counts that grow by so many reads from one look to the next."""
+    total = CacheCounts()
+
+    async def counts() -> CacheCounts:
+        total.reads += reads
+        return CacheCounts(reads=total.reads)
+
+    return counts
+
+
+class NotedRedis:
+    """Notes how many answers there were when something was done to it."""
+
+    def __init__(self) -> None:
+        self.num_answers = 0
+        self.events: list[tuple[str, int]] = []
+
+    def answered(self) -> None:
+        self.num_answers += 1
+
+    async def start(self) -> None:
+        self.events.append(("start", self.num_answers))
+
+    async def kill(self) -> None:
+        self.events.append(("kill", self.num_answers))
+
+
+def services(address: str, redis: NotedRedis | None = None) -> Services:
+    second = Instance(address, counting(7)) if redis else None
+    return Services(address, Instance(address, counting(2)), second, redis)
+
+
+def test_the_cache_works_beside_each_kind_of_drafter_and_alone() -> None:
+    pairs = [(setting.name, setting.speculation) for setting in settings(["small-lm"])]
+    assert pairs == [("small-lm+cache", "small-lm,cache"), ("cache", "cache")]
+    assert [setting.name for setting in settings([])] == ["cache"]
+
+
+async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_the_end(server: str) -> None:
+    redis = NotedRedis()
+    order = [phase for phase in phases(WORKLOAD, with_redis=True) if phase.name in ("fill", "killed")]
+    prompts = [tuple(prompt.text.encode()) for prompt in (*WORKLOAD.first, *WORKLOAD.shifted)]
+    given = CachePlan(settings([]), (0.0,), num_runs=2, max_tokens=2, seed=0)
+    taken = await measure(services(server, redis), prompts, order, given, redis.answered)
+    # Seven answers without speculation, and in each run four of either phase; the third of the last sees it die.
+    assert redis.events == [("kill", 13), ("start", 14), ("kill", 21), ("start", 22)]
+    assert [(one.phase, one.run, len(one.answers)) for one in taken[1:]] == [
+        ("fill", 0, 4),
+        ("killed", 0, 4),
+        ("fill", 1, 4),
+        ("killed", 1, 4),
+    ]
+    assert {one.counts.reads for one in taken[1:]} == {2}
+
+
+async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_target: Path, tmp_path: Path) -> None:
+    report = await CacheSuite(tiny_target, WORKLOAD, plan(0.0, 1.0), threads=1).run(services(server, NotedRedis()))
+    names = ("cold", "fill", "again", "shifted", "second", "killed")
+    expected = []
+    for heat in (0, 1):
+        expected.append(f"off T={heat}")
+        expected += [f"{setting} T={heat} {phase}" for setting in ("small-lm+cache", "cache") for phase in names]
+    assert [row["name"] for row in report["rows"]] == expected
+    by_name = {row["name"]: row for row in report["rows"]}
+    assert [by_name[f"cache T=0 {phase}"]["num_requests"] for phase in names] == [7, 4, 4, 3, 7, 4]
+    assert [by_name[f"cache T=0 {phase}"]["cache_reads"] for phase in names] == [2, 2, 2, 2, 7, 2]
+    assert report["mismatches"] == []
+    # The server says the same of every round, so that nothing is better for being warm.
+    assert report["ratios"]["warm/cold.tau"] == report["ratios"]["warm-second/cold.tau"] == 1.0
+    assert set(report["ratio_spread"]) == set(report["ratios"])
+    assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
+    assert json.loads(json.dumps(report)) == report
+    plot_cache(report, tmp_path / "plots" / "cache.png")
+    assert (tmp_path / "plots" / "cache.png").is_file()
+    console = Console(record=True, width=200)
+    print_cache(report, console)
+    text = console.export_text()
+    assert "small-lm+cache T=1 killed" in text
+    assert "warm-second/cold.tau" in text
+
+
+async def test_without_a_redis_its_phases_are_left_out_and_that_is_said(server: str, tiny_target: Path) -> None:
+    report = await CacheSuite(tiny_target, WORKLOAD, plan(), threads=1).run(services(server))
+    assert {row["phase"] for row in report["rows"]} == {"off", "cold", "fill", "again", "shifted"}
+    assert "warm-second/cold.tau" not in report["ratios"]
+    assert any("No redis-server" in note for note in report["notes"])
+
+
+async def test_changed_tokens_are_mismatches(corrupting_server: str, tiny_target: Path) -> None:
+    report = await CacheSuite(tiny_target, WORKLOAD, plan(), threads=1).run(services(corrupting_server))
+    assert [row["identical"] for row in report["rows"]] == [row["phase"] == "off" for row in report["rows"]]
+    assert "cache T=0 again: 4 of 4 outputs differ" in report["mismatches"]
+
+
+async def test_a_server_that_refuses_everything_ends_the_benchmark(server: str, tiny_target: Path) -> None:
+    with pytest.raises(BenchmarkError, match="without speculation to compare with: INVALID_ARGUMENT: too hot"):
+        await CacheSuite(tiny_target, WORKLOAD, plan(2.0), threads=1).run(services(server))
+
+
+async def test_prompts_that_do_not_fit_are_refused_whole(server: str, tiny_target: Path) -> None:
+    with pytest.raises(BenchmarkError, match=f"--max-tokens 80 do not fit a context of {CONTEXT}"):
+        await CacheSuite(tiny_target, WORKLOAD, plan(max_tokens=80), threads=1).run(services(server))
+
+
+def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
+    path = directory / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in PROMPTS))
+    return [
+        *("cache", "--prompts", str(path), "--target", str(target), "--drafter", f"small-lm={target}"),
+        *("--out", str(directory / "out"), "--max-tokens", "4", "--runs", "1", "--threads", "1"),
+        *("--systems", "1", "--endings", "2", "--temperature", "0", *more),
+    ]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, given: Services) -> list[TopologySpec]:
+    specs: list[TopologySpec] = []
+
+    async def measure_there(measuring: Callable[[Services], Awaitable[dict[str, Any]]], spec: TopologySpec) -> Any:
+        specs.append(spec)
+        return await measuring(given)
+
+    monkeypatch.setattr(services_module, "measure_on_services", measure_there)
+    return specs
+
+
+def test_the_command_writes_json_and_plot_and_prints_a_table(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = serve(monkeypatch, services(server, NotedRedis()))
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
+    assert result.exit_code == 0, result.output
+    assert [len(spec.drafters) for spec in specs] == [1]
+    report = json.loads((tmp_path / "out" / "cache.json").read_text())
+    assert (report["suite"], report["settings"]["num_first_prompts"]) == ("cache", 2)
+    assert (tmp_path / "out" / "cache.png").is_file()
+    assert "failed-requests" in result.output
+
+
+def test_without_a_drafter_the_cache_is_alone(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = serve(monkeypatch, services(server))
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--drafter", "none"))
+    assert result.exit_code == 0, result.output
+    assert specs[0].drafters == ()
+    rows = json.loads((tmp_path / "out" / "cache.json").read_text())["rows"]
+    assert {row["setting"] for row in rows} == {"off", "cache"}
+
+
+def test_changed_tokens_fail_the_command_and_are_still_written(
+    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, services(corrupting_server))
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
+    assert result.exit_code == 1
+    assert "MISMATCH: cache T=0 cold" in result.output
+    assert (tmp_path / "out" / "cache.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--systems", "9", "--prompts: 9 system prompts x 2 endings are made of 45"),
+        ("--systems", "0", "--systems"),
+        ("--endings", "0", "--endings"),
+        ("--temperature", "-1", "--temperature: "),
+        ("--drafter", "=x", "--drafter: "),
+        ("--target", "missing-target", "--target: no checkpoint"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_starts(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str
+) -> None:
+    specs = serve(monkeypatch, services("nowhere"))
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, _arguments(tiny_target, tmp_path, option, value))
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not specs

@@ -1,0 +1,112 @@
+"""The prompts of the cache benchmark: what they share, and what they do not."""
+
+from __future__ import annotations
+
+import keyword
+
+import pytest
+
+from coppice.lab.bench.cache.phases import AGAIN, COLD, FILL, KILLED, SECOND, SHIFTED, phases
+from coppice.lab.bench.cache.workload import (
+    EDITED,
+    MAX_ENDING_CHARS,
+    NEW,
+    REPEATED,
+    CachePrompt,
+    edited,
+    ending_of,
+    make_workload,
+    num_pieces,
+)
+from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.prompts import Prompt
+
+PROMPTS = [Prompt(f"def name_{number}(value):\n    return value", f"file:{number}") for number in range(40)]
+
+
+def _common(one: CachePrompt, other: CachePrompt) -> str:
+    for at, (mine, theirs) in enumerate(zip(one.text, other.text, strict=False)):
+        if mine != theirs:
+            return one.text[:at]
+    return min(one.text, other.text, key=len)
+
+
+def test_prompts_share_their_system_prompt_and_nothing_more() -> None:
+    workload = make_workload(PROMPTS, num_systems=3, num_endings=4)
+    assert [len(workload.first), len(workload.shifted)] == [12, 9]
+    assert len({prompt.text for prompt in (*workload.first, *workload.shifted)}) == 21
+    for at, one in enumerate(workload.first):
+        assert one.kind == NEW
+        for other_at, other in enumerate(workload.first[:at]):
+            shared = _common(one, other)
+            is_same_system = at // 4 == other_at // 4
+            # Both pieces of the system prompt, and of the ending what all endings begin with; or nothing of either.
+            assert shared.count("\n\n\n") == (2 if is_same_system else 0)
+            assert "return" not in shared.rpartition("\n\n\n")[2]
+
+
+def test_shifted_prompts_have_new_repeated_and_edited_endings_behind_the_same_system_prompts() -> None:
+    workload = make_workload(PROMPTS, num_systems=2, num_endings=2)
+    assert [prompt.kind for prompt in workload.shifted] == [NEW, REPEATED, EDITED] * 2
+    sent = {prompt.text.rpartition("\n\n\n")[2]: prompt for prompt in workload.first}
+    systems = [workload.first[0].text.rpartition("\n\n\n")[0], workload.first[2].text.rpartition("\n\n\n")[0]]
+    for at, prompt in enumerate(workload.shifted):
+        system, _, ending = prompt.text.rpartition("\n\n\n")
+        assert system == systems[at // 3]
+        if prompt.kind == REPEATED:
+            assert not sent[ending].text.startswith(system)
+        else:
+            assert ending not in sent
+        if prompt.kind == EDITED:
+            [original] = [one for one in workload.first if one.origin == prompt.origin]
+            assert original.text.startswith(system)
+            assert ending == edited(original.text.rpartition("\n\n\n")[2])
+
+
+def test_a_workload_takes_the_prompts_that_it_says_and_no_fewer() -> None:
+    needed = num_pieces(3, 4)
+    make_workload(PROMPTS[:needed], 3, 4)
+    with pytest.raises(BenchmarkError, match=f"need {needed} prompts"):
+        make_workload(PROMPTS[: needed - 1], 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("total = total + other", "total_2 = total_2 + other"),
+        # Not within longer names, and no keyword, however often it comes.
+        ("for key in keys:\n  for key in keyed:", "for key_2 in keys:\n  for key_2 in keyed:"),
+        ("if x: pass", "if x: pass"),
+        ("", ""),
+    ],
+)
+def test_an_edit_changes_one_name_everywhere(text: str, expected: str) -> None:
+    assert not any(keyword.iskeyword(name) for name in ("total", "key"))
+    assert edited(text) == expected
+
+
+def test_an_ending_is_made_of_whole_lines_and_short() -> None:
+    lines = "".join(f"line number {number}\n" for number in range(100)).rstrip()
+    ending = ending_of(lines)
+    assert lines.endswith(f"\n{ending}")
+    assert ending.startswith("line number ")
+    assert MAX_ENDING_CHARS - len("line number 99\n") < len(ending) <= MAX_ENDING_CHARS
+    assert ending_of("short\ntext") == "short\ntext"
+    assert ending_of("x" * 1000) == "x" * MAX_ENDING_CHARS
+
+
+def test_phases_find_what_they_are_named_after() -> None:
+    workload = make_workload(PROMPTS, num_systems=1, num_endings=2)
+    by_name = {phase.name: phase for phase in phases(workload, with_redis=True)}
+    assert list(by_name) == [COLD, FILL, AGAIN, SHIFTED, SECOND, KILLED]
+    salts = {name: {phase.salt_of("run", prompt) for prompt in phase.prompts} for name, phase in by_name.items()}
+    assert len(salts[COLD]) == len(by_name[COLD].prompts) == 5
+    assert salts[FILL] == salts[AGAIN] == salts[SHIFTED] == salts[SECOND]
+    assert len(salts[FILL]) == len(salts[KILLED]) == 1
+    assert not salts[COLD] & salts[FILL]
+    assert not salts[KILLED] & (salts[COLD] | salts[FILL])
+    assert list(by_name[FILL].prompts) == list(by_name[AGAIN].prompts) == [0, 1]
+    assert list(by_name[SHIFTED].prompts) == [2, 3, 4]
+    assert [name for name, phase in by_name.items() if phase.in_second] == [SECOND]
+    assert [name for name, phase in by_name.items() if phase.kills_redis] == [KILLED]
+    assert [phase.name for phase in phases(workload, with_redis=False)] == [COLD, FILL, AGAIN, SHIFTED]

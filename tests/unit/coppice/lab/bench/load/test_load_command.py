@@ -1,0 +1,155 @@
+"""`coppice bench load` as a user calls it, with a server that is there already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.cli import bench
+from simulator.policies import Policy
+from simulator.validation import read_load_report
+from tests.unit.coppice.lab.bench.conftest import CONTEXT
+from tests.unit.coppice.lab.bench.test_bench_command import serve_at
+
+RATIOS = {"planner/off.c2", "planner/off.min", "planner/best-fixed.c2", "planner/off.goodput.trace", "step.settle_s"}
+
+
+def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
+    prompts, trace = directory / "prompts.jsonl", directory / "trace.csv"
+    prompts.write_text('{"prompt": "def f(x):"}\n{"prompt": "class A:"}\n')
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,2\n2023-11-16 18:17:04,1,9\n")
+    return [
+        *("load", "--prompts", str(prompts), "--target", str(target), "--drafter", f"small-lm={target}"),
+        *("--out", str(directory / "out"), "--output-tokens", "2,4", "--runs", "1", "--threads", "1"),
+        *("--duration", "0.25", "--rates", "", "--step", "0", "--concurrency", "1", "--no-transformers", *more),
+    ]
+
+
+def test_load_writes_json_and_plot_and_prints_tables(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    more = ("--concurrency", "2", "--rates", "0.5", "--step", "2", "--trace", str(tmp_path / "trace.csv"))
+    arguments = _arguments(tiny_target, tmp_path, *more, "--trace-speed", "8")
+    result = CliRunner().invoke(bench.app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    policies, loads = ("off", "fixed-small", "fixed-large", "planner"), ("c2", "r0.5", "trace", "step")
+    assert [row["name"] for row in report["rows"]] == [f"{policy} {load}" for load in loads for policy in policies]
+    assert set(report["ratios"]) >= RATIOS
+    assert set(report["ratio_spread"]) == set(report["ratios"])
+    by_name = {row["name"]: row for row in report["rows"]}
+    # Two arrivals, an eighth of a second apart.
+    assert [by_name[f"{policy} trace"]["num_completed"] for policy in policies] == [2, 2, 2, 2]
+    # What the fake server says of its rounds.
+    assert [by_name[f"{policy} c2"]["nodes_per_round"] for policy in policies] == [0.0, 3.0, 3.0, 3.0]
+    assert "budget: 20" in by_name["fixed-large c2"]["note"]
+    assert all(row["identical"] for row in report["rows"])
+    assert len(report["step_series"]) == 4
+    assert all(0 < by_name[f"{policy} c2"]["warm_up_s"] < 30 for policy in policies)
+    assert report["settings"]["saturation_tokens_per_s"] > 0
+    # What the simulator needs to do the same.
+    settings = read_load_report(tmp_path / "out" / "load.json")["settings"]
+    assert {name: str(Policy.parse(text)) for name, text in settings["policies"].items()} == {
+        "off": "off",
+        "fixed-small": "fixed=4",
+        "fixed-large": "fixed=20",
+        "planner": "planner",
+    }
+    assert len(settings["prompt_tokens"]) == 2
+    assert {"machine", "versions", "command", "commit"} <= set(report)
+    assert (tmp_path / "out" / "load.png").is_file()
+    for text in ("planner/best-fixed.min", "Goodput", "requests at once and back"):
+        assert text in result.output
+
+
+def test_parts_that_are_not_asked_for_are_left_out(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--drafter", "none"))
+    assert result.exit_code == 0, result.output
+    # Without a drafter there are still the cache and, for the bundled target, its own drafts.
+    assert [spec.drafters for spec in specs] == [()]
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    assert isinstance(report["settings"]["sources"], list)
+    assert {row["part"] for row in report["rows"]} == {"closed"}
+    assert "Goodput" not in result.output
+
+
+def test_transformers_has_its_turn_beside_the_closed_loads(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--transformers"))
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    rows = [row for row in report["rows"] if row["part"] == "baseline"]
+    assert [row["name"] for row in rows] == ["transformers-batched c1", "transformers-continuous c1"]
+    # The fake server says what the same checkpoint says.
+    assert [row["num_identical_to_off"] for row in rows] == [1, 1]
+    best = max(row["tokens_per_s"] for row in rows)
+    speed = next(row["tokens_per_s"] for row in report["rows"] if row["name"] == "off c1")
+    assert report["ratios"]["off/transformers.c1"] == pytest.approx(speed / best, rel=0.01)
+    assert "transformers-continuous" in (tmp_path / "out" / "load.html").read_text()
+
+
+def test_changed_tokens_fail_the_command_and_are_still_written(
+    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, corrupting_server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--duration", "0.5"))
+    assert result.exit_code == 1
+    report = json.loads((tmp_path / "out" / "load.json").read_text())
+    assert [row["identical"] for row in report["rows"]] == [True, False, False, False]
+    assert "MISMATCH: planner c1: " in result.output
+
+
+def test_a_failing_server_is_one_line_and_exit_code_1(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--temperature", "2"))
+    assert result.exit_code == 1
+    assert "coppice: no output of off to compare with: INVALID_ARGUMENT: too hot" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_outputs_that_leave_no_room_for_a_prompt_are_refused(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--output-tokens", f"2,{CONTEXT}"))
+    assert result.exit_code == 1
+    assert f"coppice: --output-tokens {CONTEXT} leaves no room" in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--concurrency", ""),
+        ("--concurrency", "0"),
+        ("--rates", "0.5,x"),
+        ("--rates", "0"),
+        ("--rates", "nan"),
+        ("--rates", "11"),
+        ("--output-tokens", "9,4"),
+        ("--output-tokens", "1,2,3"),
+        ("--output-tokens", ""),
+        ("--trace", "missing.csv"),
+        ("--trace-speed", "0"),
+        ("--duration", "0"),
+        ("--target", "missing-target"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_starts(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    specs = serve_at(monkeypatch, "nowhere")
+    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, option, value))
+    assert result.exit_code == 2
+    assert option in result.output
+    assert not specs

@@ -1,0 +1,253 @@
+"""Rows and ratios of samples that were made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coppice.lab.bench.batch_contenders import BatchCompletion
+from coppice.lab.bench.contenders import Task
+from coppice.lab.bench.load.arrivals import Arrival
+from coppice.lab.bench.load.baselines import Baselines
+from coppice.lab.bench.load.figures import Span, Targets
+from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
+from coppice.lab.bench.load.measure import Sample
+from coppice.lab.bench.load.policies import policies
+from coppice.lab.bench.load.ratios import ratios
+from coppice.lab.bench.load.rows import MAX_LAG_MS, mismatches, remarks, rows, series
+from coppice.lab.bench.load.samples import Samples, saturating_load, saturation
+from coppice.lab.bench.load.window import Answer, Fate
+from coppice.lab.bench.load.workload import Workload
+from tests.unit.coppice.lab.bench.load.answers import answer
+
+POLICIES = policies(20)
+TARGETS = Targets(ttft_s=1.0, tpot_s=0.1)
+REFERENCES = ((7,) * 400,)
+
+
+def _closed(concurrency: int, speeds: dict[str, Sequence[int]]) -> list[Sample]:
+    """Windows of a second with so many tokens each, by policy and run."""
+    load = ClosedLoad(concurrency, 1.0)
+    return [
+        Sample(load, name, run, Span(0.0, 1.0), (answer([(0.5, tokens)]),))
+        for name, by_run in speeds.items()
+        for run, tokens in enumerate(by_run)
+    ]
+
+
+def _everywhere(load: Load, span: Span, by_policy: dict[str, Sequence[Answer]]) -> list[Sample]:
+    return [Sample(load, policy.name, 0, span, tuple(by_policy[policy.name])) for policy in POLICIES]
+
+
+def test_ratios_are_medians_within_runs_and_the_least_over_concurrencies() -> None:
+    two = _closed(2, {"off": [10, 20], "fixed-small": [20, 20], "fixed-large": [10, 40], "planner": [30, 40]})
+    eight = _closed(8, {"off": [40, 50], "fixed-small": [50, 60], "fixed-large": [30, 30], "planner": [40, 60]})
+    samples = Samples(two + eight, POLICIES, TARGETS)
+    values, spread = ratios(samples)
+    assert values["planner/off.c2"] == 2.5
+    assert spread["planner/off.c2"] == [2.0, 3.0]
+    assert values["fixed-small/off.c2"] == 1.5
+    # The large budget is the better one with two requests, by its median of 25, and the small one with eight.
+    assert values["planner/best-fixed.c2"] == 2.0
+    assert spread["planner/best-fixed.c2"] == [1.0, 3.0]
+    assert values["planner/best-fixed.c8"] == 0.9
+    assert values["planner/off.min"] == values["planner/off.c8"] == 1.1
+    assert values["planner/best-fixed.min"] == 0.9
+    assert spread["planner/best-fixed.min"] == [0.8, 1.0]
+    assert (saturating_load(samples).concurrency, saturation(samples)) == (8, 45)
+
+
+def test_a_closed_row_has_the_median_speed_and_percentiles_over_all_runs() -> None:
+    load, span = ClosedLoad(2, 4.0), Span(1.0, 5.0)
+    first = answer([(1.5, 2), (2.0, 6)], intended_s=1.0, rounds=2, draft_tokens=6, passes=[(8, 2)])
+    second = answer([(1.3, 1), (2.3, 3)], intended_s=1.2, rounds=2, draft_tokens=2, passes=[(6, 2)])
+    cut = answer([(4.0, 4)], Fate.CUT, intended_s=3.7, max_tokens=9)
+    runs = [(first,), (second,), (second, cut)]
+    taken = [Sample(load, policy.name, run, span, answers) for policy in POLICIES for run, answers in enumerate(runs)]
+    row = rows(Samples(taken, POLICIES, TARGETS), REFERENCES)[3]
+    assert (row["name"], row["policy"], row["part"], row["concurrency"]) == ("planner c2", "planner", "closed", 2)
+    assert (row["tokens_per_s"], row["tokens_per_s_min"], row["tokens_per_s_max"]) == (2.0, 1.0, 2.0)
+    # 500, 100, 100 and 300 milliseconds.
+    assert (row["ttft_ms_p50"], row["ttft_ms_p99"]) == (200.0, pytest.approx(494.0))
+    assert row["itl_ms_p50"] == 1000.0
+    assert row["tpot_ms_p50"] == pytest.approx(1000 / 3, abs=0.001)
+    assert row["tokens_per_delta"] == round(16 / 6, 3)
+    assert (row["rows_per_pass"], row["mean_acceptance_length"]) == (round(40 / 6, 3), round(16 / 6, 3))
+    assert row["nodes_per_round"] == round(10 / 6, 3)
+    assert (row["num_requests"], row["num_completed"], row["num_cut"]) == (4, 3, 1)
+    assert row["identical"]
+
+
+def test_open_rows_count_what_was_refused_and_what_was_good_of_all_that_was_offered() -> None:
+    load, span = PoissonLoad(0.6, 3.0, 2.0, seed=0), Span(0.0, 4.0)
+    good, bad = answer([(0.5, 1), (0.6, 3)]), answer([(3.0, 2)])
+    refused, failed = answer([], Fate.REFUSED), answer([], Fate.FAILED)
+    by_policy = {
+        "off": [good, bad, bad, refused],
+        "fixed-small": [bad, bad, bad, bad],
+        "fixed-large": [good, good, failed, failed],
+        "planner": [good, good, good, bad],
+    }
+    samples = Samples(_everywhere(load, span, by_policy), POLICIES, TARGETS)
+    result = rows(samples, REFERENCES)
+    assert [row["goodput_per_s"] for row in result] == [0.5, 0.0, 1.0, 1.5]
+    assert [row["good_share"] for row in result] == [0.25, 0.0, 0.5, 0.75]
+    assert [(row["rate"], row["offered_per_s"]) for row in result] == [(0.6, 2.0)] * 4
+    assert [(row["num_refused"], row["num_failed"]) for row in result] == [(1, 0), (0, 0), (0, 2), (0, 0)]
+    assert remarks(result) == [
+        "off r0.6: 1 requests were refused and 0 failed.",
+        "fixed-large r0.6: 0 requests were refused and 2 failed.",
+    ]
+    assert ratios(samples)[0] == {
+        "fixed-small/off.goodput.r0.6": 0.0,
+        "fixed-large/off.goodput.r0.6": 2.0,
+        "planner/off.goodput.r0.6": 3.0,
+    }
+
+
+def test_nothing_is_divided_by_a_goodput_of_nothing() -> None:
+    load = TraceLoad((Arrival(0.0, 3),), 1.0)
+    by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"off": [answer([], Fate.REFUSED)]}
+    samples = Samples(_everywhere(load, Span(0.0, 1.0), by_policy), POLICIES, TARGETS)
+    assert ratios(samples) == ({}, {})
+    assert rows(samples, REFERENCES)[0]["load"] == "trace"
+
+
+def test_a_late_generator_is_said() -> None:
+    result = [{"name": "off r1", "num_refused": 0, "num_failed": 0, "lag_ms_p99": lag} for lag in (MAX_LAG_MS, 80.0)]
+    assert remarks(result) == [
+        "off r1: the load generator itself was late by up to 80 ms (p99); that is in the latencies."
+    ]
+
+
+def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
+    load = StepLoad(4, 2.0)
+    # Bins of 250 ms: eight for the first and the last level, sixteen for the one between; tokens come in the middle.
+    tokens = [10] * 8 + [2, 20] + [40] * 14 + [10, 10, 10, 10, 10, 10, 10, 14]
+    given = answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)], draft_tokens=64)
+    samples = Samples(
+        _everywhere(load, Span(0.0, 8.0), {policy.name: [given] for policy in POLICIES}), POLICIES, TARGETS
+    )
+    row = rows(samples, ((7,) * 1000,))[3]
+    assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 145.5, 42.0]
+    # The second that begins with the second bin has 140 of 160 tokens/s.
+    assert (row["settle_up_s"], row["settle_down_s"]) == (0.25, 0.0)
+    # In the middle level, the first eight bins lack 58 of 320 tokens; in the last one, the first four lack 4 of 44.
+    assert (row["lost_up_s"], row["lost_down_s"]) == (0.363, 0.091)
+    assert row["lowest_tokens_per_s_at"] == 131.0
+    assert ratios(samples)[0] == {
+        "step.settle_up_s": 0.25,
+        "step.settle_down_s": 0.0,
+        "step.settle_s": 0.25,
+        "step.settle_up_s.off": 0.25,
+        "step.settle_down_s.off": 0.0,
+        "step.settle_s.off": 0.25,
+        "step.settle_beyond_off_s": 0.0,
+        "step.lost_s": 0.3625,
+        "step.lost_beyond_off_s": 0.0,
+        "step.lowest/off": 1.0,
+    }
+    [item] = [item for item in series(samples) if item["policy"] == "planner"]
+    assert item["tokens_per_s"] == [4.0 * count for count in tokens]
+    assert item["nodes_per_round"] == [2.0] * 32
+
+
+def test_settle_times_of_planner_and_off_stand_beside_each_other_and_who_never_settles_takes_the_level() -> None:
+    load = StepLoad(4, 3.0)
+    # In bins of 250 ms: off needs a second after the step up, where the planner never settles, and no time after the
+    # one down, where the planner needs a second.
+    before, up, down = [10] * 12, [5] * 4 + [40] * 20, [10] * 12
+    swings, late = [10] * 6 + [70] * 6 + [10] * 6 + [70] * 6, [1] * 4 + [10] * 8
+    by_policy: dict[str, Sequence[Answer]] = {policy.name: [_given(before + up + down)] for policy in POLICIES}
+    by_policy["planner"] = [_given(before + swings + late)]
+    found = ratios(Samples(_everywhere(load, Span(0.0, 12.0), by_policy), POLICIES, TARGETS))[0]
+    assert {name.removeprefix("step.settle_"): value for name, value in found.items() if "settle" in name} == {
+        "up_s": 6.0,
+        "down_s": 1.0,
+        "s": 6.0,
+        "up_s.off": 1.0,
+        "down_s.off": 0.0,
+        "s.off": 1.0,
+        "beyond_off_s": 5.0,
+    }
+
+
+@pytest.mark.parametrize(("swing", "settles"), [(0.2, True), (0.4, False)])
+def test_what_speculation_off_strays_by_is_no_unrest_and_more_is(swing: float, settles: bool) -> None:
+    load = StepLoad(4, 4.0)
+
+    def swinging(by: float) -> Answer:
+        fast, slow = [round(100 * (1 + sign * by)) for sign in (1, -1)]
+        return _given([100] * 16 + ([fast] * 4 + [slow] * 4) * 4 + [100] * 16)
+
+    by_policy: dict[str, Sequence[Answer]] = {policy.name: [swinging(swing)] for policy in POLICIES}
+    by_policy["off"] = [swinging(0.25)]
+    samples = Samples(_everywhere(load, Span(0.0, 16.0), by_policy), POLICIES, TARGETS)
+    found = ratios(samples)[0]
+    assert found["step.settle_up_s"] == (0.0 if settles else 8.0)
+    assert found["step.settle_up_s.off"] == 0.0
+    row = rows(samples, ((7,) * 10_000,))[3]
+    assert (row["settle_tolerance_up"], row["settle_tolerance_down"]) == (0.25, 0.15)
+
+
+def _given(tokens: Sequence[int]) -> Answer:
+    """An answer with so many tokens in the middle of each bin of 250 ms."""
+    return answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)])
+
+
+class Batch:
+    """Gives every task so many tokens in so many seconds, by run."""
+
+    note = "made up"
+
+    def __init__(self, name: str, *seconds: float) -> None:
+        self.name = name
+        self._seconds = iter((1.0, seconds[0], *[time for later in seconds[1:] for time in (1.0, later)]))
+
+    def complete(self, tasks: Sequence[Task]) -> BatchCompletion:
+        # Before each run there is a warm-up of a second.
+        return BatchCompletion(tuple((7,) * task.max_tokens for task in tasks), next(self._seconds))
+
+
+async def test_plain_decoding_is_compared_with_the_better_of_transformers_ways_in_each_run() -> None:
+    load = ClosedLoad(2, 1.0)
+    baselines = Baselines([Batch("batched", 0.5, 2.0), Batch("continuous", 1.0, 1.0)], Workload(((1,),), 10, 10))
+    for run in range(2):
+        await baselines.measure(load, run)
+        await baselines.measure(StepLoad(2, 1.0), run)
+    taken = _closed(2, {policy.name: [80, 60] for policy in POLICIES})
+    beside = baselines.ratios(Samples(taken, POLICIES, TARGETS))
+    # 20 tokens in half a second and in two, and in one second each time.
+    assert beside == {"off/batched.c2": [2.0, 6.0], "off/continuous.c2": [4.0, 3.0], "off/transformers.c2": [2.0, 3.0]}
+    values, spread = ratios(Samples(taken, POLICIES, TARGETS), beside)
+    assert (values["off/transformers.c2"], spread["off/transformers.c2"]) == (2.5, [2.0, 3.0])
+    assert values["off/transformers.min"] == 2.5
+    row = baselines.rows(REFERENCES)[0]
+    assert (row["name"], row["part"], row["tokens_per_s"]) == ("batched c2", "baseline", 25.0)
+    assert (row["num_requests"], row["num_identical_to_off"]) == (4, 4)
+    assert baselines.rows(((8,) * 10,))[0]["num_identical_to_off"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "num_compared", "num_identical"),
+    [
+        (answer([(0.5, 3)]), 1, 1),
+        (answer([(0.5, 3)], Fate.CUT, max_tokens=9), 1, 1),
+        (answer([(0.5, 3)], token=8), 1, 0),
+        (answer([(0.5, 3)], Fate.CUT, max_tokens=9, token=8), 1, 0),
+        (answer([(0.5, 3)], Fate.FAILED, max_tokens=9, token=8), 1, 0),
+        # Completed, and yet too short or too long.
+        (answer([(0.5, 3)], max_tokens=4), 1, 0),
+        (answer([(0.5, 3)], max_tokens=2), 1, 0),
+        (answer([], max_tokens=2), 1, 0),
+        (answer([], Fate.REFUSED), 0, 0),
+    ],
+)
+def test_every_token_that_came_is_compared(given: Answer, num_compared: int, num_identical: int) -> None:
+    load = ClosedLoad(1, 1.0)
+    by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"planner": [given]}
+    result = rows(Samples(_everywhere(load, Span(0.0, 1.0), by_policy), POLICIES, TARGETS), REFERENCES)
+    assert (result[3]["num_compared"], result[3]["num_identical"]) == (num_compared, num_identical)
+    expected = [] if num_identical == num_compared else ["planner c1: 1 of 1 outputs differ"]
+    assert mismatches(result) == expected

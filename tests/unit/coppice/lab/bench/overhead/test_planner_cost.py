@@ -1,0 +1,78 @@
+"""What is fed to the planner, and what is counted of a round."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from coppice.core.tree import ROOT
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
+from coppice.lab.bench.overhead.planner_cost import planner_cost
+from coppice.lab.bench.overhead.scripted_text import PERIOD, ScriptedText
+from coppice.lab.bench.overhead.suite import quantile
+from coppice.lab.bench.overhead.traffic import Traffic
+from coppice.v1 import verifier_pb2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_come_likeliest_first_and_paths_are_accepted_as_their_probabilities_say(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = best_first_tree(rng, 32)
+    assert len(tree) == 32
+    assert list(tree.path_log_probs) == sorted(tree.path_log_probs, reverse=True)
+    paths = [drawn_path(rng, tree) for _ in range(4000)]
+    for child in [node for node, parent in enumerate(tree.parents) if parent == ROOT]:
+        taken = sum(path[:1] == (tree.token_ids[child],) for path in paths) / len(paths)
+        assert taken == pytest.approx(math.exp(tree.log_probs[child]), abs=0.04)
+
+
+@pytest.mark.parametrize("num_requests", [1, 20])
+def test_the_planner_that_is_timed_drafts_in_nearly_every_round(num_requests: int) -> None:
+    cost = planner_cost(num_requests, num_nodes=8, num_passes=60, warm_up=20, mixed=True, seed=0)
+    assert len(cost.pass_us) == 60
+    assert 0.8 < cost.asked_share <= 1
+    assert min(cost.pass_us) > 0
+
+
+def test_drafts_of_a_script_are_right_for_as_many_levels_as_it_says_and_the_text_repeats_where_it_should() -> None:
+    for repeats in (False, True):
+        text = ScriptedText(seed=5, vocab_size=4096, num_nodes=16, repeats=repeats)
+        for length in range(200, 230):
+            tree = text.draft(length)
+            node, levels = ROOT, 0
+            while (child := tree.children.get((node, text.token(length + levels)))) is not None:
+                node, levels = child, levels + 1
+            deepest = next(depth for depth in itertools.count() if not any(on == depth + 1 for on in tree.depths))
+            assert levels <= min(length % 4, deepest)
+            assert (levels > 0) == (length % 4 > 0)
+        first, second = ([text.token(at) for at in range(start, start + 20)] for start in (200, 200 + PERIOD))
+        assert (first == second) == repeats
+
+
+def test_a_round_is_timed_once_both_its_halves_were_seen() -> None:
+    traffic = Traffic()
+    traffic.draft_leaves(1, 10)
+    traffic.draft_comes(1, 10)
+    assert not traffic.round_us
+    traffic.outcome_leaves(1, 12)
+    traffic.outcome_comes(1, 12)
+    traffic.draft_leaves(1, 12)
+    traffic.draft_comes(2, 12)
+    assert not traffic.round_us
+    traffic.draft_comes(1, 12)
+    assert len(traffic.round_us) == 1
+    message = verifier_pb2.VerifyRequest(sequence_id=300)
+    traffic.count("there", message)
+    traffic.count("there", verifier_pb2.VerifyRequest(sequence_id=1))
+    report = traffic.report()
+    assert (report["messages"], report["bytes"], report["largest"]) == ({"there": 2}, {"there": 5}, {"there": 3})
+    traffic.reset()
+    assert traffic.report() == Traffic().report()
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    values = [float(value) for value in range(100, -1, -1)]
+    assert [quantile(values, part) for part in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 100.0]

@@ -1,0 +1,66 @@
+"""Who comes, and what is seen of how many wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+
+from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.load.manner import ATTENTIVE
+from coppice.lab.bench.overload.crowd_watch import Crowd, CrowdWatch, read_crowd
+from coppice.lab.bench.overload.visitors import LEAVE_WITHIN_S, Visitors, visits
+from coppice.obs.metric import Metric, Prefix
+from coppice.obs.telemetry import MetricsServer
+from tests.fakes import eventually
+
+
+def test_shares_of_clients_leave_or_read_slowly_and_the_same_ones_each_time() -> None:
+    arrivals = visits(Visitors(leaving=0.2, slow=0.1), 100.0, begin_s=5.0, duration_s=40.0, seed="s")
+    assert arrivals == visits(Visitors(leaving=0.2, slow=0.1), 100.0, 5.0, 40.0, "s")
+    assert all(5.0 <= arrival.at_s < 45.0 for arrival in arrivals)
+    leaving = [one.manner.leave_after_s for one in arrivals if one.manner.leave_after_s is not None]
+    slow = [one for one in arrivals if one.manner.pause_s]
+    assert len(leaving) == pytest.approx(0.2 * len(arrivals), rel=0.1)
+    assert len(slow) == pytest.approx(0.1 * len(arrivals), rel=0.15)
+    assert 0 < min(leaving) < 0.1
+    assert 0.9 * LEAVE_WITHIN_S < max(leaving) < LEAVE_WITHIN_S
+    calm = visits(Visitors(0.0, 0.0), 100.0, 0.0, 5.0, "s")
+    assert {arrival.manner for arrival in calm} == {ATTENTIVE}
+
+
+async def test_a_crowd_is_read_from_the_metrics_while_it_is_watched() -> None:
+    own = Prefix("coppice_orchestrator_")
+
+    def metrics() -> list[Metric]:
+        return [own.gauge("num_requests_running", "x", 3), own.gauge("num_requests_waiting", "x", 2)]
+
+    server = MetricsServer(metrics, "127.0.0.1", 0)
+    try:
+        async with CrowdWatch(f"http://127.0.0.1:{server.port}/metrics").watching() as seen:
+            await eventually(lambda: len(seen) > 1)
+    finally:
+        await asyncio.to_thread(server.stop)
+    assert set(seen) == {Crowd(num_running=3, num_waiting=2)}
+
+
+async def test_metrics_that_are_not_there_or_of_something_else_are_an_error() -> None:
+    server, thread = start_http_server(0, "127.0.0.1", CollectorRegistry())
+    url = f"http://127.0.0.1:{server.server_port}/metrics"
+    try:
+        with pytest.raises(ValueError, match="not an orchestrator's"):
+            await asyncio.to_thread(read_crowd, url)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    with pytest.raises(BenchmarkError, match="no metrics at http"):
+        async with CrowdWatch(url).watching():
+            await asyncio.sleep(0.2)
+
+
+async def test_without_a_url_nothing_is_seen() -> None:
+    async with CrowdWatch(None).watching() as seen:
+        await asyncio.sleep(0)
+    assert seen == []

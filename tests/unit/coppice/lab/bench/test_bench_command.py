@@ -1,0 +1,149 @@
+"""`coppice bench` as a user calls it, with a server that is there already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.cli import bench
+from coppice.cli.bench import services
+from coppice.cli.child import ChildError
+from coppice.cli.topology import DrafterSpec, TopologySpec
+from coppice.lab.bench import prompts
+from coppice.training.corpus import SourceFile
+
+
+class RunningTopology:
+    """Stands for services that run already, or whose drafter has died."""
+
+    def __init__(self, address: str, error: ChildError | None = None) -> None:
+        self.address = address
+        self._error = error
+
+    async def start(self) -> None:
+        pass
+
+    async def failed(self) -> ChildError:
+        if self._error is None:
+            await asyncio.Event().wait()
+        assert self._error is not None
+        return self._error
+
+    async def stop(self) -> None:
+        pass
+
+
+def serve_at(monkeypatch: pytest.MonkeyPatch, address: str, error: ChildError | None = None) -> list[TopologySpec]:
+    specs: list[TopologySpec] = []
+
+    def topology(spec: TopologySpec) -> RunningTopology:
+        specs.append(spec)
+        return RunningTopology(address, error)
+
+    monkeypatch.setattr(services, "Topology", topology)
+    return specs
+
+
+def _latency_arguments(target: Path, directory: Path) -> list[str]:
+    path = directory / "prompts.jsonl"
+    path.write_text('{"prompt": "def f(x):"}\n')
+    return [
+        *("latency", "--prompts", str(path), "--target", str(target), "--drafter", f"small-lm={target}"),
+        *("--out", str(directory / "out"), "--max-tokens", "4", "--runs", "1", "--threads", "1"),
+    ]
+
+
+def test_latency_writes_json_and_plot_and_prints_a_table(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = serve_at(monkeypatch, server)
+    result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
+    assert result.exit_code == 0, result.output
+    assert specs == [TopologySpec(str(tiny_target), (DrafterSpec("small-lm", str(tiny_target)),), threads=1)]
+    assert "coppice-on T=1" in result.output
+    assert json.loads((tmp_path / "out" / "latency.json").read_text())["settings"]["threads"] == 1
+    assert (tmp_path / "out" / "latency.png").is_file()
+
+
+def test_speculation_that_changes_a_token_is_exit_code_1_and_still_written(
+    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, corrupting_server)
+    result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
+    assert result.exit_code == 1
+    assert "MISMATCH: coppice-on differs from coppice-off at T=0 on prompt 1" in result.output
+    assert (tmp_path / "out" / "latency.json").is_file()
+
+
+def test_a_failing_server_is_one_line_and_exit_code_1(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    arguments = [*_latency_arguments(tiny_target, tmp_path), "--temperature", "2"]
+    result = CliRunner().invoke(bench.app, arguments)
+    assert result.exit_code == 1
+    assert "coppice: coppice-off: INVALID_ARGUMENT: too hot" in result.output
+
+
+def test_a_service_that_dies_ends_the_benchmark(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server, ChildError("drafter small-lm ended with exit code 1"))
+    result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
+    assert result.exit_code == 1
+    assert "coppice: drafter small-lm ended with exit code 1" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_swept_budget_above_the_services_limit_raises_the_limit_but_not_the_default(
+    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_at(monkeypatch, server)
+    monkeypatch.setenv("MAX_NODES", "10")
+    arguments = [*_latency_arguments(tiny_target, tmp_path), "--sweep-nodes", "4,20", "--temperature", "0"]
+    result = CliRunner().invoke(bench.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert os.environ["MAX_NODES"] == "20"
+    rows = json.loads((tmp_path / "out" / "latency.json").read_text())["rows"]
+    notes = {row["contender"]: row["note"].rpartition(": ")[2] for row in rows}
+    budgets = {name: note for name, note in notes.items() if name.startswith("coppice-on")}
+    assert budgets == {"coppice-on": "10", "coppice-on nodes=4": "4", "coppice-on nodes=20": "20"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--prompts", "missing.jsonl", "missing.jsonl"),
+        ("--target", "missing-target", "--target: no checkpoint"),
+        ("--drafter", "small-lm=missing-drafter", "--drafter: no checkpoint"),
+        ("--drafter", "diffusion=x", "--drafter: "),
+        ("--temperature", "-1", "--temperature: "),
+        ("--sweep-nodes", "4,x", "--sweep-nodes: "),
+        ("--sweep-nodes", "0", "--sweep-nodes: "),
+        ("--runs", "0", "--runs"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_starts(
+    tiny_target: Path, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    arguments = [*_latency_arguments(tiny_target, tmp_path), option, value]
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_prompts_are_written_for_later_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The real corpus takes seconds to read; test_prompts.py does so once.
+    text = "".join(f"    value_{number} = {number}\n" for number in range(1000))
+    names = (f"module_{number}.py" for number in range(10_000))
+    files = [next(file for name in names if (file := SourceFile(name, text)).is_held_out)]
+    monkeypatch.setattr(prompts, "read_corpus", lambda roots: files)
+    out = tmp_path / "prompts.jsonl"
+    result = CliRunner().invoke(bench.app, ["prompts", "--out", str(out), "--num-prompts", "3"])
+    assert result.exit_code == 0, result.output
+    assert len(prompts.read_prompts(out)) == 3

@@ -1,0 +1,126 @@
+"""The benchmark of single passes, on a tiny target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from coppice.cli import bench
+from coppice.lab.bench import passes
+from coppice.lab.bench.passes import PassTimes, plain_pass, slopes
+from coppice.lab.bench.table import print_passes
+from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.model import loading
+from verifier_svc.model.target_model import TargetModel
+
+
+def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:
+    times = [PassTimes(64, rows, 3 + 0.5 * rows, 2 + rows, 1.0) for rows in (1, 2, 4, 32)]
+    times += [PassTimes(64, 64, 1000.0, 1000.0, 1.0), PassTimes(8, 1, 9.0, 9.0, 1.0)]
+    assert slopes(times, 64) == pytest.approx({"coppice": 0.5, "transformers": 1.0})
+    assert slopes(times, 8) == {}
+
+
+def test_the_plain_pass_leaves_its_cache_as_it_was(tiny_target: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.logits.clone()))
+    run = plain_pass(model, [5, 6, 7])
+    run([1, 2])
+    run([9, 3, 4])
+    run([1, 2])
+    assert [logits.shape[1] for logits in seen] == [3, 2, 3, 2]
+    assert torch.equal(seen[1], seen[3])
+
+
+def test_passes_writes_json_and_plot_and_prints_a_table(tiny_target: Path, tmp_path: Path) -> None:
+    arguments = ["passes", "--target", str(tiny_target), "--out", str(tmp_path), "--threads", "1", "--repeats", "2"]
+    arguments += ["--rows", "1,4,8", "--context", "16,40", "--device", "cpu"]
+    result = CliRunner().invoke(bench.app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "passes.json").read_text())
+    assert report["settings"]["device"] == "cpu"
+    assert [(row["context"], row["rows"]) for row in report["rows"]] == [(c, r) for c in (16, 40) for r in (1, 4, 8)]
+    assert all(row["coppice_ms"] > 0 and row["transformers_ms"] > 0 for row in report["rows"])
+    assert all(row["fast_ms"] > 0 and row["strict_over_fast"] > 0 for row in report["rows"])
+    assert set(report["ratios"]) == {
+        *(f"pass/transformers.context-{context}" for context in (16, 40)),
+        *(f"strict/fast.context-{context}.rows-{rows}" for context in (16, 40) for rows in (1, 4, 8)),
+    }
+    assert passes.NOT_STRICT not in report["notes"]
+    assert (tmp_path / "passes.png").is_file()
+    assert "A further row behind 40 tokens" in result.output
+
+
+def test_where_strict_mode_is_not_offered_its_cost_is_not_made_up(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "rows_stand_alone", lambda *_: False)
+    report = passes.measure_passes(tiny_target, passes.PassesPlan((16,), (1, 2), repeats=2), threads=1)
+    assert [(row["fast_ms"], row["strict_over_fast"]) for row in report["rows"]] == [(None, None)] * 2
+    assert list(report["ratios"]) == ["pass/transformers.context-16"]
+    assert passes.NOT_STRICT in report["notes"]
+    console = Console(record=True)
+    print_passes(report, console)
+    assert "ours / transformers" in console.export_text()
+
+
+def test_passes_take_turns_in_beginning_and_the_first_of_each_is_a_warm_up() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def named(name: str) -> passes.Pass:
+        return lambda tokens: calls.append((name, len(tokens)))
+
+    times = passes.timed_in_turn([named("a"), named("b"), named("c")], [[0], [0] * 2, [0] * 3, [0] * 4])
+    assert "".join(name for name, _ in calls) == "abcbcacababc"
+    assert [size for _, size in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert [len(ms) for ms in times] == [3, 3, 3]
+
+
+def test_the_strict_and_the_fast_target_are_measured_as_what_they_are(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[str, int]] = []
+    forward = TargetModel.forward
+
+    def recorded(target: TargetModel, plan: PassPlan) -> torch.Tensor:
+        sizes.append(("real", plan.num_rows) if len(plan.token_ids) == plan.num_rows else ("padded", plan.num_rows))
+        return forward(target, plan)
+
+    def counted(plain: object, ours: TargetModel, fast: TargetModel, *others: Any) -> list[PassTimes]:
+        sizes.clear()
+        return measure(plain, ours, fast, *others)
+
+    measure = passes._measure
+    monkeypatch.setattr(TargetModel, "forward", recorded)
+    monkeypatch.setattr(passes, "_measure", counted)
+    # Strict mode is told by its padding, which it may do without on this machine.
+    monkeypatch.setattr(loading, "refine_row_multiple", lambda *_: None)
+    passes.measure_passes(tiny_target, passes.PassesPlan((16,), (3,), repeats=3), threads=1)
+    # The prompts, then a warm-up and three repeats of each mode.
+    assert sizes[:2] == [("real", 16)] * 2
+    assert sorted(sizes[2:]) == [("padded", 3)] * 4 + [("real", 3)] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "1,x"], "--rows"),
+        (["--context", "0"], "--context"),
+        (["--device", "tpu"], "--device"),
+        (["--rows", "64", "--context", "64", "--threads", "1"], "go beyond the target's 96 tokens"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tiny_target: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = CliRunner().invoke(bench.app, ["passes", "--target", str(tiny_target), "--out", str(tmp_path), *arguments])
+    assert result.exit_code != 0
+    assert message in result.output

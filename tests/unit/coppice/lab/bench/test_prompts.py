@@ -1,0 +1,124 @@
+"""Prompts: files in both shapes, and cuts of held-out sources."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from coppice.lab.bench.prompts import (
+    MAX_PROMPT_CHARS,
+    Prompt,
+    PromptsError,
+    held_out_prompts,
+    read_prompts,
+    write_prompts,
+)
+from coppice.training.corpus import SourceFile, read_corpus, standard_library
+
+
+def _held_out_name(start: int = 0) -> str:
+    names = (f"module_{number}.py" for number in range(start, 10_000))
+    return next(name for name in names if SourceFile(name, "").is_held_out)
+
+
+def _source(num_lines: int) -> str:
+    return "".join(f"    value_{number} = {number}\n" for number in range(num_lines))
+
+
+def test_prompt_lines_and_turns_are_read_and_blank_lines_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    records = [{"prompt": "one"}, {"question_id": 81, "turns": ["two", "not this"]}]
+    path.write_text("\n\n".join(json.dumps(record) for record in records) + "\n")
+    assert [prompt.text for prompt in read_prompts(path)] == ["one", "two"]
+
+
+def test_a_gzipped_file_reads_like_a_plain_one(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress('{"prompt": "grün"}\n'.encode()))
+    assert read_prompts(path) == [Prompt("grün", "prompts.jsonl.gz:1")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "3", "{}", '{"prompt": ""}', '{"prompt": 3}', '{"turns": []}', '{"turns": [1]}', '{"turns": 1}'],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "good"}}\n{line}\n')
+    with pytest.raises(PromptsError, match=r"prompts\.jsonl:2: "):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("missing.jsonl", None),
+        ("empty.jsonl", b"\n"),
+        ("binary.jsonl", b"\xff\xfe"),
+        ("plain.jsonl.gz", b'{"prompt": "x"}\n'),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n')[:-9]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PromptsError, match=name):
+        read_prompts(path)
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    prompts = [Prompt("def f():\n    return 'ü'", "a.py:3"), Prompt("x", "b.py:1")]
+    write_prompts(prompts, tmp_path / "new" / "prompts.jsonl")
+    assert read_prompts(tmp_path / "new" / "prompts.jsonl") == prompts
+
+
+def test_the_standard_library_yields_twenty_prompts_from_held_out_places() -> None:
+    files = read_corpus([standard_library()])
+    prompts = held_out_prompts(20, seed=0)
+    held_out = {file.name: file.text for file in files if file.is_held_out}
+    assert len({prompt.origin for prompt in prompts}) == 20
+    for prompt in prompts:
+        text = held_out[prompt.origin.rpartition(":")[0]]
+        assert prompt.text in text
+        assert len(prompt.text) <= MAX_PROMPT_CHARS
+
+
+def test_longer_prompts_can_be_had() -> None:
+    files = [SourceFile(_held_out_name(), _source(1000))]
+    for prompt in held_out_prompts(5, 1, files, max_chars=6000):
+        # Give or take a line.
+        assert 3900 <= len(prompt.text) <= 6000
+
+
+def test_prompts_are_a_function_of_the_seed() -> None:
+    files = [SourceFile(_held_out_name(), _source(1000))]
+    first, again, other = (held_out_prompts(5, seed, files) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_prompts_do_not_overlap_where_there_is_room() -> None:
+    text = _source(2000)
+    prompts = held_out_prompts(10, 0, [SourceFile(_held_out_name(), text)])
+    spans = sorted((text.index(prompt.text), len(prompt.text)) for prompt in prompts)
+    assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
+
+
+def test_trained_on_files_are_never_cut() -> None:
+    name = next(f"other_{n}.py" for n in range(100) if not SourceFile(f"other_{n}.py", "").is_held_out)
+    with pytest.raises(PromptsError, match="no room for 1 prompts"):
+        held_out_prompts(1, 0, [SourceFile(name, _source(1000))])
+
+
+def test_files_take_turns() -> None:
+    first = _held_out_name()
+    second = _held_out_name(int(first.removeprefix("module_").removesuffix(".py")) + 1)
+    files = [SourceFile(first, _source(3000)), SourceFile(second, _source(60))]
+    origins = [prompt.origin.split(":")[0] for prompt in held_out_prompts(3, 0, files)]
+    assert origins == [first, second, first]

@@ -1,0 +1,173 @@
+"""Rounds and their figures from events whose answers are known."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.timeline.figures import HOPS, hop_rows, ratios, shown_rounds
+from coppice.lab.bench.timeline.plot import bars, messages, plot_timeline
+from coppice.lab.bench.timeline.rounds import Round, Watched, rounds_of
+from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds
+from coppice.lab.bench.timeline.table import print_timeline
+from coppice.obs.timeline import TimelineEvent as Event
+
+# How long each hop of a made up round takes, microseconds: all different, so that none can stand for another.
+TOOK = dict(zip([name for name, _, _ in HOPS], (11, 12, 13, 14, 150, 16, 17, 18, 19, 20, 300, 22, 23), strict=True))
+# From one outcome's leaving to the next one's: all hops but the delta's.
+ROUND_US = sum(TOOK.values()) - TOOK["delta to the client"]
+PROMPT = 10
+TOKENS = 3
+VERIFIED, DRAFTED = 7, 4
+
+
+def request(start: float, num_rounds: int, verified: int = VERIFIED, drafted: int = DRAFTED) -> Watched:
+    """One request's events: a prompt's pass, whose outcome leaves at start + 1000, and then rounds of TOKENS tokens."""
+    orchestrator = [Event("drafter.open.out", start - 1, sequence=drafted)]
+    orchestrator += [Event("verifier.open.out", start, sequence=verified)]
+    client: list[Event] = []
+    drafter: list[Event] = []
+    passes = [Event("pass", start + 500, 450, size=PROMPT, sequences=(verified,))]
+    verifier: list[Event] = []
+    left = start + 1000
+    for index in range(num_rounds + 1):
+        base = PROMPT + TOKENS * index
+        size, length = TOKENS, base + TOKENS
+        verifier.append(Event("orchestrator.outcome.out", left, 0, verified, base, size))
+        times = [left]
+        for name, _, _ in HOPS[:-1]:
+            times.append(times[-1] + TOOK[name])
+        came, told, heard, began, ended, tree_left, tree_came, draft_left, draft_came, run, run_ended, over = times[1:]
+        orchestrator.append(Event("verifier.outcome.in", came, 0, verified, base, size))
+        orchestrator.append(Event("client.delta.out", came + 5, size=size))
+        client.append(Event("delta", came + 5 + TOOK["delta to the client"], size=size))
+        if index == num_rounds:
+            break
+        orchestrator.append(Event("drafter.outcome.out", told, 0, drafted, base, size))
+        drafter.append(Event("orchestrator.outcome.in", heard, 0, drafted, base, size))
+        drafter.append(Event("draft", began, ended - began, drafted, 0, 8))
+        drafter.append(Event("orchestrator.tree.out", tree_left, 0, drafted, length, 8))
+        orchestrator.append(Event("drafter.tree.in", tree_came, 0, drafted, length, 8))
+        orchestrator.append(Event("verifier.draft.out", draft_left, 0, verified, length, 8))
+        verifier.append(Event("orchestrator.draft.in", draft_came, 0, verified, length, 8))
+        passes.append(Event("pass", run, run_ended - run, size=9, sequences=(verified, 99)))
+        # Somebody else's, which has nothing to do with ours.
+        passes.append(Event("pass", run - 100, 50, size=9, sequences=(98,)))
+        left = over
+    return Watched(client, orchestrator, drafter, sorted([*verifier, *passes], key=lambda event: event.at_us))
+
+
+def both(one: Watched, other: Watched) -> Watched:
+    pairs = ((one.client, other.client), (one.orchestrator, other.orchestrator))
+    more = ((one.drafter, other.drafter), (one.verifier, other.verifier))
+    return Watched(*([*first, *second] for first, second in (*pairs, *more)))
+
+
+def test_every_hop_has_the_time_that_it_took() -> None:
+    [rounds] = rounds_of(request(1000.0, 5))
+    assert [(one.length, one.num_tokens) for one in rounds] == [(PROMPT + TOKENS * at, TOKENS) for at in range(1, 6)]
+    for row in hop_rows(rounds):
+        assert (row["rounds"], row["us_p50"], row["us_p90"]) == (5, TOOK[row["name"]], TOOK[row["name"]])
+
+
+def test_ratios_are_what_can_be_reckoned_by_hand() -> None:
+    [rounds] = rounds_of(request(0.0, 5))
+    waited = sum(TOOK[name] for name, _, _ in HOPS[:9])
+    found = ratios([rounds])
+    assert found == pytest.approx(
+        {
+            "forward-share": 300 / ROUND_US,
+            "waiting-share": waited / ROUND_US,
+            "drafted-share": 1.0,
+            "bubble_ms": (ROUND_US - 300) / 1000,
+            "waiting_ms": waited / 1000,
+            "round_ms": ROUND_US / 1000,
+            "tokens-per-round": TOKENS,
+        }
+    )
+
+
+def test_requests_are_told_apart_and_numbers_of_sequences_may_come_again() -> None:
+    first, second = request(0.0, 3), request(1e6, 4, verified=VERIFIED + 1)
+    requests = rounds_of(both(first, second))
+    assert [len(rounds) for rounds in requests] == [3, 4]
+    assert requests[0] == rounds_of(first)[0]
+    assert requests[1] == rounds_of(second)[0]
+    assert shown_rounds(requests, 2) == requests[1][1:3]
+    assert shown_rounds(requests, 9) == requests[1]
+
+
+def test_a_pass_that_did_not_wait_for_its_draft_is_no_wait_and_no_negative_hop() -> None:
+    [rounds] = rounds_of(request(0.0, 3))
+    early = replace(rounds[1], pass_began=rounds[1].outcome_left - 5, pass_ended=rounds[1].outcome_left + 295)
+    assert (early.waited_us, early.has_draft) == (0.0, False)
+    assert rounds[1].has_draft
+    until = next(row for row in hop_rows([early, rounds[0]]) if row["name"] == "verifier, until the pass")
+    assert (until["rounds"], until["us_p50"]) == (1, TOOK["verifier, until the pass"])
+    assert ratios([[rounds[0], early]])["drafted-share"] == 0.5
+
+
+def test_a_round_without_a_draft_waits_until_its_pass() -> None:
+    watched = request(0.0, 2)
+    plain = replace(
+        watched,
+        drafter=[],
+        verifier=[event for event in watched.verifier if "draft" not in event.what],
+        orchestrator=[event for event in watched.orchestrator if "draft" not in event.what],
+    )
+    [rounds] = rounds_of(plain)
+    assert [one.draft_came for one in rounds] == [None, None]
+    assert rounds[0].waited_us == rounds[0].pass_began - rounds[0].outcome_left
+    names = [row["name"] for row in hop_rows(rounds) if row["rounds"]]
+    assert names == ["outcome to the orchestrator", "pass", "verifier, until the outcome leaves", "delta to the client"]
+
+
+def test_the_report_leaves_the_warm_up_out_and_says_where_there_is_nothing() -> None:
+    watched = request(0.0, 2)
+    for number in range(1, NUM_WARM_UP_REQUESTS + 1):
+        watched = both(watched, request(number * 1e6, 3 + number, verified=VERIFIED + number))
+    report: dict[str, object] = {"notes": ["a note"]}
+    [rounds] = add_rounds(report, watched)
+    assert len(rounds) == 3 + NUM_WARM_UP_REQUESTS
+    console = Console(file=io.StringIO(), width=120)
+    print_timeline(report, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(name in printed for name, _, _ in HOPS)
+    assert "forward-share 0.490" in printed
+    with pytest.raises(BenchmarkError, match="two rounds"):
+        add_rounds({}, request(0.0, 3))
+
+
+def test_the_picture_has_everything_that_happened_and_nothing_of_before(tmp_path: Path) -> None:
+    [rounds] = rounds_of(request(0.0, 4))
+    ahead = [Event("ahead", rounds[1].pass_began, 50.0), Event("ahead", 0.0, 50.0)]
+    drawn = list(bars(rounds[1:3], ahead))
+    kinds = [kind for _, kind, _, _ in drawn]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "preparing the next draft": 1,
+        "no draft yet": 2,
+        "pass": 2,
+        "choosing tokens": 2,
+        "draft": 2,
+        "orchestrator": 4,
+    }
+    assert all(start <= end for _, _, start, end in drawn)
+    sent = list(messages(rounds[1:3]))
+    # The last delta, which leaves when the next round has begun, lies beyond the picture.
+    assert [what for what, *_ in sent] == ["outcome", "outcome", "tree", "tree", "delta"] + ["outcome"] * 2 + [
+        "tree"
+    ] * 2
+    assert all(rounds[1].outcome_left <= start <= end <= rounds[2].ended for _, _, start, _, end in sent)
+    plot_timeline(rounds, ahead, tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rounds_are_plain_data() -> None:
+    [rounds] = rounds_of(request(0.0, 1))
+    assert isinstance(rounds[0], Round)
+    assert rounds[0].ended - rounds[0].outcome_left == ROUND_US
