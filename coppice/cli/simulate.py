@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from simulator.loads import Load
-    from simulator.policies import Policy
-    from simulator.profile import Profile
-    from simulator.scenario import Scenario
+    from coppice.lab.simulator.loads import Load
+    from coppice.lab.simulator.policies import Policy
+    from coppice.lab.simulator.profile import Profile
+    from coppice.lab.simulator.scenario import Scenario
 
 Value = TypeVar("Value")
 
@@ -57,7 +57,7 @@ def simulate(
     The orchestrator's own planner and drafting run in a model of verifiers and drafters whose times were measured;
     texts are recorded outputs. Nothing is started, and the same seed gives the same answer.
     """
-    from simulator.profile import ProfileError, read_profile
+    from coppice.lab.simulator.profile import ProfileError, read_profile
 
     measured = _read(read_profile, profile, "--profile", ProfileError)
     if measured.remark:
@@ -83,7 +83,7 @@ def simulate(
 
 
 def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Load], *, shows: bool) -> dict[str, Any]:
-    from simulator.report import print_answers
+    from coppice.lab.simulator.report import print_answers
 
     rows = _with_progress(scenario.rows(policies, loads), len(policies) * len(loads))
     if shows:
@@ -101,8 +101,8 @@ def _answered(scenario: Scenario, policies: Sequence[Policy], loads: Sequence[Lo
 
 
 def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[str, Any]:
-    from simulator.report import print_comparison
-    from simulator.validation import ValidationError, compare, errors, read_load_report
+    from coppice.lab.simulator.report import print_comparison
+    from coppice.lab.simulator.validation import ValidationError, compare, errors, read_load_report
 
     report = _read(read_load_report, path, "--against", ValidationError)
     closed = sum(row["part"] == "closed" for row in report["rows"])
@@ -116,9 +116,9 @@ def _compared(profile: Profile, path: Path, seed: int, *, shows: bool) -> dict[s
 def _scenario(
     profile: Profile, sizes: tuple[int, int], prompt_tokens: int, output_tokens: str, max_nodes: int, seed: int
 ) -> Scenario:
-    from simulator.deployment import Fleet
-    from simulator.loads import Workload
-    from simulator.scenario import Scenario
+    from coppice.lab.simulator.deployment import Fleet
+    from coppice.lab.simulator.loads import Workload
+    from coppice.lab.simulator.scenario import Scenario
 
     lengths = _numbers(output_tokens, int, "--output-tokens")
     if not 1 <= len(lengths) <= 2 or list(lengths) != sorted(lengths):
@@ -129,7 +129,7 @@ def _scenario(
 
 
 def _loads(requests: str, arrivals_per_s: str, duration_s: float, seed: int) -> list[Load]:
-    from simulator.loads import ClosedLoad, PoissonLoad
+    from coppice.lab.simulator.loads import ClosedLoad, PoissonLoad
 
     rates = _numbers(arrivals_per_s, float, "--arrivals-per-s")
     if rates:
@@ -141,7 +141,7 @@ def _loads(requests: str, arrivals_per_s: str, duration_s: float, seed: int) -> 
 
 
 def _policies(names: Sequence[str] | None) -> list[Policy]:
-    from simulator.policies import Policy
+    from coppice.lab.simulator.policies import Policy
 
     try:
         return [Policy.parse(name) for name in dict.fromkeys(names or POLICIES)]

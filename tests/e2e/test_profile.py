@@ -13,8 +13,8 @@ from coppice.lab.bench.profile.plan import ProfilePlan
 from coppice.lab.bench.profile.records import DIRECTORY_VARIABLE, read_records
 from coppice.lab.bench.profile.suite import Addresses, ProfileSuite
 from coppice.lab.bench.prompts import Prompt
-from simulator.profile import profile_from_json
-from simulator.validation import compare
+from coppice.lab.simulator.profile import profile_from_json
+from coppice.lab.simulator.validation import compare
 
 PROMPTS = tuple(
     Prompt(text, "here")

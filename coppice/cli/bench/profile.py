@@ -109,9 +109,9 @@ async def _reports(suite: ProfileSuite, spec: TopologySpec, directory: Path) -> 
 
 def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The measured loads beside those of the simulator, and how far off it is."""
-    from simulator.profile import profile_from_json
-    from simulator.report import print_comparison
-    from simulator.validation import compare, errors
+    from coppice.lab.simulator.profile import profile_from_json
+    from coppice.lab.simulator.report import print_comparison
+    from coppice.lab.simulator.validation import compare, errors
 
     rows = []
     for row in compare(profile_from_json(report), loads):

@@ -10,7 +10,7 @@ import numpy as np
 
 from coppice.lab.bench.profile.nonnegative import Floats, nonnegative
 from coppice.lab.bench.profile.records import PassRecord, Records
-from simulator.machine import PassWork
+from coppice.lab.simulator.machine import PassWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from coppice.lab.bench.contenders import BenchmarkError
 from coppice.lab.bench.profile.calibration import Calibration, fit, observations
 from coppice.lab.bench.profile.records import DraftRecord
 from coppice.lab.bench.profile.timeline import Timeline
-from simulator.machine import Curve, DrafterCosts
+from coppice.lab.simulator.machine import Curve, DrafterCosts
 
 # Drafts that tell anything, at least.
 MIN_SAMPLES = 3

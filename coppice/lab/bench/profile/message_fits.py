@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coppice.lab.bench.profile.calibration import Calibration
 from coppice.lab.bench.profile.orchestrator_fits import fit_orchestrator
-from simulator.machine import OrchestratorCosts
+from coppice.lab.simulator.machine import OrchestratorCosts
 
 
 @dataclass(frozen=True, slots=True)

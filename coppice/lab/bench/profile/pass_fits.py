@@ -11,7 +11,7 @@ import numpy as np
 from coppice.lab.bench.contenders import BenchmarkError
 from coppice.lab.bench.profile.calibration import Calibration, Observations, fit, observations, work_of
 from coppice.lab.bench.profile.timeline import Timeline
-from simulator.machine import Curve, PassWork, VerifierCosts
+from coppice.lab.simulator.machine import Curve, PassWork, VerifierCosts
 
 # Where the straight lines of a pass's time by its rows meet, as far as passes had so many.
 KNEES = (4, 16, 64, 256)

@@ -38,11 +38,11 @@ from coppice.lab.bench.profile.records import Records, now_s
 from coppice.lab.bench.profile.seen import seen
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.bench.report import machine_remarks
+from coppice.lab.simulator.machine import Contention, Machine
+from coppice.lab.simulator.profile import Profile, profile_to_json
+from coppice.lab.simulator.texts import Trace
 from coppice.net.rpc import open_channel
 from coppice.v1 import inference_pb2, verifier_pb2, verifier_pb2_grpc
-from simulator.machine import Contention, Machine
-from simulator.profile import Profile, profile_to_json
-from simulator.texts import Trace
 
 # Windows of one turn in which no token comes, before that is an error.
 ATTEMPTS = 3

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coppice.lab.simulator.deployment import Deployment, Fleet, MakePlanner
+from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.requests import SimulatedRequest
+from coppice.lab.simulator.texts import DrawnText, Predictability
 from orchestrator.planner.base import Planner
-from simulator.deployment import Deployment, Fleet, MakePlanner
-from simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
-from simulator.policies import Policy
-from simulator.requests import SimulatedRequest
-from simulator.texts import DrawnText, Predictability
 
 # Measured for the bundled target behind 256 tokens: rows, and seconds of the pass. A prompt's rows cost what others do.
 # Prompts are short: these loads begin all at once. From an outcome to the next tree there are four messages.

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from coppice.core.tree import ROOT, TokenTree
+from coppice.lab.simulator.policies import MAX_NODES, Policy
+from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner
 from orchestrator.planner.base import Situation
 from orchestrator.request.rounds import Outcome
-from simulator.policies import MAX_NODES, Policy
-from simulator.texts import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 TEXTS = {"repetitive": Predictability(), "surprising": Predictability(first=0.65, second=0.1)}

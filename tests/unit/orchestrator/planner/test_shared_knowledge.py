@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.knowledge_codec import decode_knowledge
 from orchestrator.planner.shared_knowledge import LEAST_PASSES, Pupil, SharedKnowledge
 from orchestrator.prefix_cache.store import CacheCounts
-from simulator.policies import Policy
-from simulator.texts import Predictability
 from tests.fakes import eventually
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 

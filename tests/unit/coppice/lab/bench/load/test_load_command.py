@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
-from simulator.policies import Policy
-from simulator.validation import read_load_report
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.validation import read_load_report
 from tests.unit.coppice.lab.bench.conftest import CONTEXT
 from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 

@@ -24,7 +24,7 @@ from coppice.lab.bench.profile.records import (
     TreeRecord,
 )
 from coppice.lab.bench.profile.timeline import Timeline
-from simulator.machine import Curve, VerifierCosts
+from coppice.lab.simulator.machine import Curve, VerifierCosts
 
 COSTS = VerifierCosts(
     Curve((4, 16, 64, 256, 512), (0.005, 0.008, 0.015, 0.05, 0.1)),

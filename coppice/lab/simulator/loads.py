@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from simulator.deployment import Deployment
-from simulator.requests import SimulatedRequest
-from simulator.texts import Trace, TracedText
-from simulator.verifiers import Counts
+from coppice.lab.simulator.deployment import Deployment
+from coppice.lab.simulator.requests import SimulatedRequest
+from coppice.lab.simulator.texts import Trace, TracedText
+from coppice.lab.simulator.verifiers import Counts
 
 # As `coppice/lab/bench/load` has them: a warm-up that has not ended by then ends, and so do open requests after the last
 # arrival.

@@ -6,16 +6,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coppice.lab.simulator.clock import Clock
+from coppice.lab.simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
+from coppice.lab.simulator.machine import Machine
+from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.own_context import OwnContext
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.requests import SimulatedRequest
+from coppice.lab.simulator.texts import Text
+from coppice.lab.simulator.verifiers import Counts, SimulatedVerifier
 from orchestrator.planner.base import Planner
-from simulator.clock import Clock
-from simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
-from simulator.machine import Machine
-from simulator.orchestrators import SimulatedOrchestrator
-from simulator.own_context import OwnContext
-from simulator.policies import Policy
-from simulator.requests import SimulatedRequest
-from simulator.texts import Text
-from simulator.verifiers import Counts, SimulatedVerifier
 
 MakePlanner = Callable[[Callable[[], float]], Planner]
 

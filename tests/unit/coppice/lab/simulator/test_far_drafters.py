@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.deployment import Fleet
-from simulator.loads import ClosedLoad, Workload
-from simulator.policies import Policy
-from simulator.scenario import Scenario
-from tests.unit.simulator.machines import right_trace, usual_machine
+from coppice.lab.simulator.deployment import Fleet
+from coppice.lab.simulator.loads import ClosedLoad, Workload
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.scenario import Scenario
+from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 # A planner that knows nothing spends about half a second on finding out, once. That is in it.
 LOAD = ClosedLoad(1, 40.0)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.loads import ClosedLoad, Window, Workload
-from simulator.policies import Policy
-from simulator.profile import Profile
-from simulator.scenario import Scenario
+from coppice.lab.simulator.loads import ClosedLoad, Window, Workload
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.profile import Profile
+from coppice.lab.simulator.scenario import Scenario
 
 ERROR = "simulator.error"
 

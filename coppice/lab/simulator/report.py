@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simulator.validation import ERROR
+from coppice.lab.simulator.validation import ERROR
 
 MIN_WIDTH = 140
 

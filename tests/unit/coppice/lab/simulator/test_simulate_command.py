@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
-from simulator.profile import Profile, profile_to_json
-from tests.unit.simulator.machines import right_trace, usual_machine
+from coppice.lab.simulator.profile import Profile, profile_to_json
+from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from simulator.machine import OrchestratorCosts
-from simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
-from simulator.texts import Trace
-from tests.unit.simulator.machines import right_trace, usual_machine
+from coppice.lab.simulator.machine import OrchestratorCosts
+from coppice.lab.simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
+from coppice.lab.simulator.texts import Trace
+from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 
 def random_trace(seed: int) -> Trace:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.deployment import Fleet
-from simulator.loads import ClosedLoad, PoissonLoad, Workload, percentile
-from simulator.policies import Policy
-from simulator.scenario import ENOUGH, Scenario
-from simulator.validation import errors
-from tests.unit.simulator.machines import right_trace, usual_machine
+from coppice.lab.simulator.deployment import Fleet
+from coppice.lab.simulator.loads import ClosedLoad, PoissonLoad, Workload, percentile
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.scenario import ENOUGH, Scenario
+from coppice.lab.simulator.validation import errors
+from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 
 OFF, FIXED, PLANNER = Policy.parse("off"), Policy.parse("fixed=7"), Policy.parse("planner")
 WORKLOAD = Workload((right_trace(5), right_trace(2), right_trace(0)), 16, 64)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, cast
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
+from coppice.lab.simulator.clock import Clock
+from coppice.lab.simulator.drafters import DrafterLink
+from coppice.lab.simulator.machine import Machine
+from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.own_context import OwnContext
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
+from coppice.lab.simulator.texts import Text
+from coppice.lab.simulator.verifiers import SimulatedVerifier
 from orchestrator.planner.base import Planner
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
-from simulator.clock import Clock
-from simulator.drafters import DrafterLink
-from simulator.machine import Machine
-from simulator.orchestrators import SimulatedOrchestrator
-from simulator.own_context import OwnContext
-from simulator.policies import Policy
-from simulator.sequences import RoundResult, SimulatedSequence
-from simulator.texts import Text
-from simulator.verifiers import SimulatedVerifier
 from verifier_svc.stream.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:

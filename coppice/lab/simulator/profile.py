@@ -16,8 +16,8 @@ import numpy as np
 
 from coppice.core.errors import InvalidTreeError
 from coppice.core.tree import TokenTree
-from simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
-from simulator.texts import Trace
+from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
+from coppice.lab.simulator.texts import Trace
 
 # One array behind the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
 _SIZE, _TOKEN, _PARENT, _LOG_PROB = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i2"), np.dtype("<f2")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from coppice.lab.simulator.clock import Clock
+from coppice.lab.simulator.machine import Machine, PassWork, noise_factor
+from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
 from orchestrator.planner.base import Load
-from simulator.clock import Clock
-from simulator.machine import Machine, PassWork, noise_factor
-from simulator.sequences import RoundResult, SimulatedSequence
 from verifier_svc.engine.pass_cost import PassCost
 from verifier_svc.engine.pass_shares import Share, share_rows
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from coppice.core.tree import EMPTY_TREE
-from simulator.clock import Clock
-from simulator.deployment import Deployment, Fleet
-from simulator.loads import ClosedLoad, Workload
-from simulator.machine import Contention, Machine, OrchestratorCosts
-from simulator.orchestrators import SimulatedOrchestrator
-from simulator.policies import Policy
-from simulator.requests import SimulatedRequest
-from simulator.sequences import SimulatedSequence
-from simulator.texts import Trace, TracedText
-from simulator.verifiers import SimulatedVerifier
-from tests.unit.simulator.machines import TOKENS, constant_machine, right_trace
+from coppice.lab.simulator.clock import Clock
+from coppice.lab.simulator.deployment import Deployment, Fleet
+from coppice.lab.simulator.loads import ClosedLoad, Workload
+from coppice.lab.simulator.machine import Contention, Machine, OrchestratorCosts
+from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.policies import Policy
+from coppice.lab.simulator.requests import SimulatedRequest
+from coppice.lab.simulator.sequences import SimulatedSequence
+from coppice.lab.simulator.texts import Trace, TracedText
+from coppice.lab.simulator.verifiers import SimulatedVerifier
+from tests.unit.coppice.lab.simulator.machines import TOKENS, constant_machine, right_trace
 
 PASS_S, GAP_S, DRAFT_S, MESSAGE_S = 0.010, 0.002, 0.003, 0.001
 # Behind an outcome: it goes to the orchestrator and on to the drafter, and the tree comes back the same way.

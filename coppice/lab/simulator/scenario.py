@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator.deployment import Deployment, Fleet
-from simulator.loads import ClosedLoad, Load, Window, Workload, percentile
-from simulator.machine import Machine
-from simulator.policies import LINGER_US, MAX_NODES, Policy
+from coppice.lab.simulator.deployment import Deployment, Fleet
+from coppice.lab.simulator.loads import ClosedLoad, Load, Window, Workload, percentile
+from coppice.lab.simulator.machine import Machine
+from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 
 # A fleet has drafters enough when more of them would add less than this share.
 ENOUGH = 0.98

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.lab.simulator.clock import Action, Clock
+from coppice.lab.simulator.machine import Machine
+from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
+from coppice.lab.simulator.sequences import num_followed
+from coppice.lab.simulator.texts import Text
 from orchestrator.request.rounds import DraftOpening, Outcome
-from simulator.clock import Action, Clock
-from simulator.machine import Machine
-from simulator.orchestrators import SimulatedOrchestrator
-from simulator.sequences import num_followed
-from simulator.texts import Text
 
 KIND = "modelled"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from simulator.texts import Text
+from coppice.lab.simulator.texts import Text
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import Mailbox

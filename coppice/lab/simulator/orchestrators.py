@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from simulator.clock import Action, Clock
+from coppice.lab.simulator.clock import Action, Clock
 
 
 class SimulatedOrchestrator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.machine import Curve, DrafterCosts, PassWork, VerifierCosts
+from coppice.lab.simulator.machine import Curve, DrafterCosts, PassWork, VerifierCosts
 
 
 def test_a_curve_is_straight_between_points_and_goes_on_as_its_end_did() -> None:
