@@ -32,7 +32,7 @@ from coppice.client import RequestFailedError
 from coppice.net.tls import ChannelTls
 
 if TYPE_CHECKING:
-    from conformance.case import Case
+    from coppice.lab.conformance.case import Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def conformance(
 
     Exit code 1 when a case fails. A case that the deployment cannot run is skipped, with the reason.
     """
-    from conformance.catalogue import cases_like
+    from coppice.lab.conformance.catalogue import cases_like
 
     cases = cases_like(only or ())
     if not cases:
@@ -109,7 +109,7 @@ async def _run_or_exit(
     *,
     shows: bool,
 ) -> dict[str, Any]:
-    from conformance.errors import UnsuitableError
+    from coppice.lab.conformance.errors import UnsuitableError
 
     try:
         if spec is None:
@@ -132,10 +132,10 @@ async def _run(
     *,
     shows: bool,
 ) -> dict[str, Any]:
-    from conformance.deployment import connected
-    from conformance.reference import ReferenceModel
-    from conformance.report import as_json, heading, result_lines, summary
-    from conformance.runner import Result, run_cases
+    from coppice.lab.conformance.deployment import connected
+    from coppice.lab.conformance.reference import ReferenceModel
+    from coppice.lab.conformance.report import as_json, heading, result_lines, summary
+    from coppice.lab.conformance.runner import Result, run_cases
 
     def show(text: str) -> None:
         if shows:

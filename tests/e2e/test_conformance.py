@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.catalogue import all_groups, cases_like
-from conformance.deployment import connected
-from conformance.reference import ReferenceModel
-from conformance.runner import run_cases
 from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client
+from coppice.lab.conformance.catalogue import all_groups, cases_like
+from coppice.lab.conformance.deployment import connected
+from coppice.lab.conformance.reference import ReferenceModel
+from coppice.lab.conformance.runner import run_cases
 
 LIMIT_S = 60.0
 CASES = (

@@ -237,7 +237,7 @@ BROKEN: list[tuple[str, Callable[[], ToyDeployment]]] = [
 async def test_a_broken_promise_is_caught_by_the_case_that_names_it(
     pattern: str, broken: Callable[[], ToyDeployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conformance.groups.cancellation.FREE_WITHIN_S", 0.5)
+    monkeypatch.setattr("coppice.lab.conformance.groups.cancellation.FREE_WITHIN_S", 0.5)
     ended = await results(broken(), pattern)
     assert {name: result.status for name, result in ended.items()} == dict.fromkeys(ended, "failed")
     assert all(result.reason for result in ended.values())

@@ -6,9 +6,9 @@ import fnmatch
 
 import pytest
 
-from conformance.catalogue import all_groups, cases_like
-from conformance.deployment import connected
-from conformance.runner import run_cases
+from coppice.lab.conformance.catalogue import all_groups, cases_like
+from coppice.lab.conformance.deployment import connected
+from coppice.lab.conformance.runner import run_cases
 from coppice.v1 import sampling_pb2
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, SpeculationPolicy
 from tests.broken_toys.drawing import WrongDraftAccepted

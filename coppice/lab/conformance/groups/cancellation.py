@@ -1,0 +1,156 @@
+"""Streams that are left, and deadlines that pass: what they held is free again, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from coppice.client import RequestFailedError
+from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.deployment import Deployment
+from coppice.lab.conformance.errors import FailureError, SkippedError
+from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.v1.inference_pb2 import GenerateRequest
+
+GROUP = Group("cancellation")
+
+TOKENS = 24
+LEFT = 8
+OUTPUTS = 4
+# What is left behind must be gone by then.
+FREE_WITHIN_S = 10.0
+# Tried in turn, until one is too short for the whole output.
+DEADLINES_S = (0.3, 0.1, 0.03, 0.01)
+
+
+def endless(deployment: Deployment, seed: int) -> GenerateRequest:
+    """A request that fills the context."""
+    return build(deployment.facts.prompts[seed % 3], ignore_eos=True, temperature=1.0, seed=seed, mode=FORCED)
+
+
+async def leave(deployment: Deployment, request: GenerateRequest) -> None:
+    """Start a request and cancel it after its first tokens."""
+    stream = deployment.start(request)
+    try:
+        async for _ in stream:
+            break
+    except RequestFailedError as error:
+        raise FailureError(str(error), request) from error
+    stream.cancel()
+
+
+async def leave_some(deployment: Deployment) -> None:
+    await asyncio.gather(*(leave(deployment, endless(deployment, seed)) for seed in range(LEFT)))
+
+
+async def company(deployment: Deployment) -> int:
+    """Rows of the smallest pass that a plain request takes part in: more than 1 means that it was never alone.
+
+    Raises:
+        SkippedError: the deployment does not say.
+    """
+    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, mode=OFF)
+    passes = (await deployment.ask(request)).timing.passes
+    if not passes:
+        raise SkippedError("the deployment does not report its passes")
+    return min(one.rows for one in passes)
+
+
+async def alone_again(deployment: Deployment, usual: int) -> None:
+    """Fail unless a request is soon as alone as it used to be."""
+    deadline_s = time.monotonic() + FREE_WITHIN_S
+    while (rows := await company(deployment)) > usual:
+        reason = f"{FREE_WITHIN_S:g} s later passes still have {rows} rows, {usual} before"
+        require(time.monotonic() < deadline_s, reason)
+
+
+@GROUP.case("cancelled-streams-free-their-place")
+async def freed(deployment: Deployment) -> None:
+    usual = await company(deployment)
+    await leave_some(deployment)
+    await alone_again(deployment, usual)
+
+
+@GROUP.case("several-outputs-free-their-places")
+async def outputs_freed(deployment: Deployment) -> None:
+    if deployment.facts.max_outputs < OUTPUTS:
+        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs")
+    usual = await company(deployment)
+    await leave(deployment, varied(endless(deployment, 0), num_outputs=OUTPUTS))
+    await alone_again(deployment, usual)
+
+
+@GROUP.case("a-hundred-cancelled-streams-leave-room")
+async def room(deployment: Deployment) -> None:
+    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, mode=FORCED)
+    expected = await deployment.plain(request)
+    for seed in range(100):
+        await leave(deployment, endless(deployment, seed))
+    same_answer(expected, await deployment.ask(request), request)
+
+
+@GROUP.case("others-are-left-undisturbed")
+async def undisturbed(deployment: Deployment) -> None:
+    requests = [
+        build(prompt, max_tokens=2 * TOKENS, ignore_eos=True, temperature=1.0, seed=81, mode=mode)
+        for prompt in deployment.facts.prompts
+        for mode in (FORCED, OFF)
+    ]
+    alone = [await deployment.plain(request) for request in requests]
+    leaving = asyncio.create_task(leave_some(deployment))
+    answers = await asyncio.gather(*map(deployment.ask, requests))
+    await leaving
+    for request, expected, answer in zip(requests, alone, answers, strict=True):
+        same_answer(expected, answer, request)
+
+
+@GROUP.case("cancelled-before-the-first-token")
+async def at_once(deployment: Deployment) -> None:
+    usual = await company(deployment)
+    for seed in range(LEFT):
+        deployment.start(endless(deployment, seed)).cancel()
+    await alone_again(deployment, usual)
+
+
+async def cut_short(deployment: Deployment, request: GenerateRequest) -> tuple[list[int], grpc.StatusCode]:
+    """What comes of a request whose deadline is too short, and its status.
+
+    Raises:
+        SkippedError: the whole output comes within any deadline.
+    """
+    for deadline_s in DEADLINES_S:
+        tokens: list[int] = []
+        try:
+            async for chunk in deployment.start(request, deadline_s):
+                tokens.extend(chunk.token_ids)
+        except RequestFailedError as error:
+            return tokens, error.code
+    raise SkippedError(f"the context is full within {DEADLINES_S[-1]:g} s")
+
+
+@GROUP.case("a-deadline-ends-with-deadline-exceeded")
+async def exceeded(deployment: Deployment) -> None:
+    request = endless(deployment, 82)
+    _, code = await cut_short(deployment, request)
+    require(code == grpc.StatusCode.DEADLINE_EXCEEDED, f"the status is {code.name}", request)
+
+
+@GROUP.case("what-came-before-a-deadline-is-right")
+async def before(deployment: Deployment) -> None:
+    request = endless(deployment, 83)
+    tokens, _ = await cut_short(deployment, request)
+    if not tokens:
+        raise SkippedError("no token came before the deadline")
+    whole = await deployment.plain(varied(request, max_tokens=len(tokens)))
+    # The answer that was cut short counts nothing; this one has drawn the same tokens.
+    same_tokens(whole.token_ids, tokens, request, whole.speculation.near_ties)
+
+
+@GROUP.case("deadlines-free-their-place")
+async def deadline_freed(deployment: Deployment) -> None:
+    usual = await company(deployment)
+    await asyncio.gather(*(cut_short(deployment, endless(deployment, seed)) for seed in range(LEFT)))
+    await alone_again(deployment, usual)

@@ -1,0 +1,112 @@
+"""Wrong requests: INVALID_ARGUMENT, and the field that is wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.checks import same_answer
+from coppice.lab.conformance.deployment import Deployment, Facts
+from coppice.lab.conformance.refusals import refusal, refused_naming
+from coppice.lab.conformance.requests import build, varied
+from coppice.v1.inference_pb2 import GenerateRequest
+
+GROUP = Group("errors")
+
+NAN = float("nan")
+INFINITE = float("inf")
+UNKNOWN = 77
+# More than any limit of the contract allows: stop strings, bytes of a stop string, of an id and of a salt.
+TOO_MANY, TOO_LONG = 17, "x" * 257
+
+
+def usual(facts: Facts) -> GenerateRequest:
+    """A request with nothing wrong."""
+    return build(facts.prompts[0], max_tokens=4)
+
+
+def knob(**knobs: object) -> Callable[[Facts], GenerateRequest]:
+    """A usual request with one thing wrong."""
+    return lambda facts: varied(usual(facts), **knobs)
+
+
+def outside(name: str) -> Callable[[Facts], GenerateRequest]:
+    """A usual request with a token id that is just outside of the vocabulary."""
+    return lambda facts: varied(usual(facts), **{name: [facts.vocab_size]})
+
+
+WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
+    "no-input": ("prompt", lambda facts: GenerateRequest()),
+    "an-empty-text": ("prompt", lambda facts: build("")),
+    "a-text-beyond-the-context": ("prompt", lambda facts: build("x " * 600 * facts.max_context_tokens)),
+    "no-token-ids": ("token_ids", lambda facts: build([])),
+    "a-token-outside-the-vocabulary": ("token_ids", lambda facts: build([*facts.prompts[0], facts.vocab_size])),
+    "tokens-that-leave-no-room": (
+        "token_ids",
+        lambda facts: build((facts.prompts[0] * facts.max_context_tokens)[: facts.max_context_tokens]),
+    ),
+    "a-resumed-token-outside-the-vocabulary": ("resume_token_ids", outside("resume_token_ids")),
+    "more-resumed-tokens-than-max-tokens": (
+        "resume_token_ids",
+        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:5]),
+    ),
+    "a-sampled-output-resumed-without-its-seed": (
+        "sampling.seed",
+        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:1], temperature=1.0),
+    ),
+    "a-temperature-below-0": ("sampling.temperature", knob(temperature=-0.5)),
+    "a-temperature-that-is-no-number": ("sampling.temperature", knob(temperature=NAN)),
+    "an-infinite-temperature": ("sampling.temperature", knob(temperature=INFINITE)),
+    "a-top-p-of-0": ("sampling.top_p", knob(top_p=0.0)),
+    "a-top-p-above-1": ("sampling.top_p", knob(top_p=1.5)),
+    "a-min-p-below-0": ("sampling.min_p", knob(min_p=-0.1)),
+    "a-min-p-above-1": ("sampling.min_p", knob(min_p=1.5)),
+    "a-repetition-penalty-of-0": ("sampling.repetition_penalty", knob(repetition_penalty=0.0)),
+    "a-presence-penalty-above-2": ("sampling.presence_penalty", knob(presence_penalty=2.5)),
+    "a-frequency-penalty-below-minus-2": ("sampling.frequency_penalty", knob(frequency_penalty=-2.5)),
+    "a-bias-outside-the-vocabulary": (
+        "sampling.logit_bias",
+        lambda facts: varied(usual(facts), logit_bias={facts.vocab_size: 1.0}),
+    ),
+    "a-bias-above-100": ("sampling.logit_bias", knob(logit_bias={0: 101.0})),
+    "a-bias-that-is-no-number": ("sampling.logit_bias", knob(logit_bias={0: NAN})),
+    "an-allowed-token-outside-the-vocabulary": ("sampling.allowed_token_ids", outside("allowed_token_ids")),
+    "a-bad-token-outside-the-vocabulary": ("sampling.bad_token_ids", outside("bad_token_ids")),
+    "max-tokens-of-0": ("stopping.max_tokens", knob(max_tokens=0)),
+    "min-tokens-above-max-tokens": ("stopping.min_tokens", knob(min_tokens=5)),
+    "an-empty-stop-string": ("stopping.stop_strings", knob(stop_strings=[""])),
+    "too-many-stop-strings": ("stopping.stop_strings", knob(stop_strings=["x"] * TOO_MANY)),
+    "a-stop-string-that-is-too-long": ("stopping.stop_strings", knob(stop_strings=[TOO_LONG])),
+    "a-stop-token-outside-the-vocabulary": ("stopping.stop_token_ids", outside("stop_token_ids")),
+    "an-unknown-drafter": ("speculation.sources", knob(sources=["no such drafter"])),
+    "an-unknown-mode": ("speculation.mode", knob(mode=UNKNOWN)),
+    "an-unknown-acceptance-rule": ("speculation.acceptance", knob(acceptance=UNKNOWN)),
+    "an-unknown-exactness": ("speculation.exactness", knob(exactness=UNKNOWN)),
+    "21-likeliest-tokens": ("response.top_log_probs", knob(top_log_probs=21)),
+    "no-output": ("num_outputs", knob(num_outputs=0)),
+    "too-many-outputs": ("num_outputs", lambda facts: varied(usual(facts), num_outputs=facts.max_outputs + 1)),
+    "several-outputs-that-are-resumed": (
+        "num_outputs",
+        lambda facts: varied(usual(facts), num_outputs=2, resume_token_ids=facts.prompts[0][:1]),
+    ),
+    "an-id-that-is-too-long": ("request_id", knob(request_id=TOO_LONG)),
+    "a-salt-that-is-too-long": ("cache_salt", knob(cache_salt=TOO_LONG)),
+}
+
+
+async def refused(field: str, wrong: Callable[[Facts], GenerateRequest], deployment: Deployment) -> None:
+    await refused_naming(deployment, wrong(deployment.facts), field)
+
+
+for name, (field, wrong) in WRONG.items():
+    GROUP.add(name, functools.partial(refused, field, wrong))
+
+
+@GROUP.case("a-refusal-disturbs-nobody")
+async def next_request(deployment: Deployment) -> None:
+    request = build(deployment.facts.prompts[0], max_tokens=16, ignore_eos=True)
+    expected = await deployment.plain(request)
+    for _ in range(8):
+        await refusal(deployment, varied(request, temperature=-1.0))
+    same_answer(expected, await deployment.ask(request), request)

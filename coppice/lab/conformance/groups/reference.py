@@ -1,0 +1,105 @@
+"""Greedy outputs and log-probabilities against plain transformers, where the checkpoint is at hand (`--reference`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from coppice.core.log_probs import TokenLogProbs
+from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.deployment import OPENINGS, Deployment
+from coppice.lab.conformance.errors import RoundingError, SkippedError
+from coppice.lab.conformance.reference import LogProbs, ReferenceModel
+from coppice.lab.conformance.requests import FORCED, build, varied
+from coppice.v1.inference_pb2 import GenerateRequest
+
+GROUP = Group("reference")
+
+TOKENS = 48
+LIKELIEST = 20
+# Natural logarithms. Sums in single precision, added in another order, differ by some 1e-5 on models of a few layers.
+TOLERANCE = 1e-3
+
+
+def model_of(deployment: Deployment) -> ReferenceModel:
+    if deployment.reference is None:
+        raise SkippedError("no --reference is given")
+    model = deployment.reference
+    reason = "--reference has another tokenizer than the deployment"
+    require(model.tokenizer_fingerprint == deployment.facts.tokenizer_fingerprint, reason)
+    return model
+
+
+def longest(deployment: Deployment) -> int:
+    return min(TOKENS, deployment.facts.max_context_tokens // 2)
+
+
+async def compare(deployment: Deployment, request: GenerateRequest, expected: list[int]) -> None:
+    plain = await deployment.plain(request)
+    same_tokens(expected, plain.token_ids, request, plain.speculation.near_ties)
+    request = varied(request, mode=FORCED)
+    same_answer(plain, await deployment.ask(request), request)
+
+
+@GROUP.case("token-ids-at-temperature-0")
+async def token_ids(deployment: Deployment) -> None:
+    model = model_of(deployment)
+    for prompt in deployment.facts.prompts:
+        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True)
+        await compare(deployment, request, await asyncio.to_thread(model.greedy, prompt, longest(deployment)))
+
+
+@GROUP.case("text-at-temperature-0")
+async def text(deployment: Deployment) -> None:
+    """The text's own tokens, with those that the tokenizer adds."""
+    model = model_of(deployment)
+    for opening in OPENINGS:
+        prompt = model.encode(opening)
+        request = build(opening, max_tokens=longest(deployment), ignore_eos=True)
+        await compare(deployment, request, await asyncio.to_thread(model.greedy, prompt, longest(deployment)))
+
+
+@GROUP.case("repetition-penalty-at-temperature-0")
+async def repetition(deployment: Deployment) -> None:
+    model = model_of(deployment)
+    for prompt in deployment.facts.prompts:
+        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, repetition_penalty=1.3)
+        expected = await asyncio.to_thread(model.greedy, prompt, longest(deployment), 1.3)
+        await compare(deployment, request, expected)
+
+
+def farthest(token: int, one: TokenLogProbs, row: LogProbs) -> float:
+    """The largest difference of a token's log-probabilities from the reference's [vocab].
+
+    The likeliest are compared by id, and by rank: where two are nearly equal, either may come first.
+    """
+    top = np.array(one.top_log_probs)
+    by_id = np.abs(top - row[list(one.top_token_ids)])
+    by_rank = np.abs(top - np.sort(row)[::-1][: top.size])
+    return float(max(abs(one.log_prob - row[token]), by_id.max(), by_rank.max()))
+
+
+async def compare_log_probs(deployment: Deployment, **knobs: Any) -> None:
+    model = model_of(deployment)
+    for prompt in deployment.facts.prompts:
+        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, top_log_probs=LIKELIEST)
+        request = varied(request, mode=FORCED, **knobs)
+        answer = await deployment.ask(request)
+        rows = await asyncio.to_thread(model.log_probs, prompt, answer.token_ids)
+        for index, (token, one) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
+            difference = farthest(token, one, rows[index])
+            if not difference <= TOLERANCE:
+                raise RoundingError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
+
+
+@GROUP.case("log-probs-at-temperature-0")
+async def greedy_log_probs(deployment: Deployment) -> None:
+    await compare_log_probs(deployment)
+
+
+@GROUP.case("log-probs-at-temperature-1")
+async def sampled_log_probs(deployment: Deployment) -> None:
+    await compare_log_probs(deployment, temperature=1.0, seed=131)
