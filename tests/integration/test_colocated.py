@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from colocated.app import Colocated, Models, load, running
-from colocated.config import ColocatedConfig
-from colocated.pipe import Pipe
 from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
+from coppice.colocated.app import Colocated, Models, load, running
+from coppice.colocated.config import ColocatedConfig
+from coppice.colocated.pipe import Pipe
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually
 from verifier_svc.engine.engine import Engine

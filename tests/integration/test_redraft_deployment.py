@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from colocated.app import load, running
-from colocated.config import ColocatedConfig
 from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
+from coppice.colocated.app import load, running
+from coppice.colocated.config import ColocatedConfig
 from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.config import VerifierConfig

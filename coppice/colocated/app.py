@@ -15,9 +15,9 @@ import torch
 import drafter_svc.app
 import orchestrator.app
 import verifier_svc.app
-from colocated.channel import InMemoryNetwork
-from colocated.config import ColocatedConfig, names
-from colocated.server import InMemoryServer
+from coppice.colocated.channel import InMemoryNetwork
+from coppice.colocated.config import ColocatedConfig, names
+from coppice.colocated.server import InMemoryServer
 from coppice.obs.timeline import Timeline, open_timeline
 from coppice.obs.tracing import Tracer, open_tracer, open_tracing
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from colocated.exchange import CANCELLED, Exchange, Metadata
-from colocated.pipe import PipeOverError
-from colocated.server import STOPPED, InMemoryServer
+from coppice.colocated.exchange import CANCELLED, Exchange, Metadata
+from coppice.colocated.pipe import PipeOverError
+from coppice.colocated.server import STOPPED, InMemoryServer
 from coppice.net.certificates import Certificates
 
 

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from colocated.exchange import OK, Exchange, Metadata, Status
-from colocated.pipe import PipeOverError
+from coppice.colocated.exchange import OK, Exchange, Metadata, Status
+from coppice.colocated.pipe import PipeOverError
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from colocated.channel import InMemoryNetwork
-from colocated.pipe import MAX_ON_THE_WAY
-from colocated.server import InMemoryServer
+from coppice.colocated.channel import InMemoryNetwork
+from coppice.colocated.pipe import MAX_ON_THE_WAY
+from coppice.colocated.server import InMemoryServer
 from coppice.core.errors import OverloadedError
 from coppice.net.rpc import errors_as_status, unary
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colocated.config import ColocatedConfig
+from coppice.colocated.config import ColocatedConfig
 
 ENV = {"VERIFIER_MODEL": "target", "DRAFTERS": "small-lm=a,small-lm=b", "VERIFIERS": "2"}
 

@@ -26,8 +26,8 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Before torch is imported.
     set_spin_count()
-    from colocated.app import Models, load, running
-    from colocated.config import ColocatedConfig
+    from coppice.colocated.app import Models, load, running
+    from coppice.colocated.config import ColocatedConfig
 
     async def serve(config: ColocatedConfig, models: Models) -> None:
         async with running(config, models) as deployment:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from colocated.pipe import Pipe
+from coppice.colocated.pipe import Pipe
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
