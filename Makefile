@@ -51,10 +51,11 @@ gpu: ## Test what runs on CUDA, and time its passes; needs a CUDA device
 	$(BIN)/python -m pytest -rs tests/gpu $(PYTEST_ARGS)
 	$(BIN)/coppice bench passes --device cuda --out $(GPU_RESULTS) $(BENCH_ARGS)
 
-lint: setup ## ruff, mypy --strict, buf lint
+lint: setup ## ruff, mypy --strict, import contracts, buf lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	@scripts/lint_protos.sh $(VENV)/buf
 
 format: setup ## Format the Python code

@@ -14,7 +14,6 @@ RUN python -m venv --without-pip /opt/coppice && \
 COPY pyproject.toml README.md LICENSE ./
 COPY coppice coppice
 COPY orchestrator orchestrator
-COPY conformance conformance
 RUN pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . && \
     pip --python /opt/coppice/bin/python install --no-cache-dir --no-deps dist/*.whl && \
     pip --python /opt/coppice/bin/python check

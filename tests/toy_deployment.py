@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.grammar import Grammar
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.output_seed import output_seed
@@ -24,7 +25,6 @@ from coppice.core.sampled_tree import SampledTree
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import ROOT, TokenTree
 from coppice.net.rpc import streaming, unary
-from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire.convert import log_probs_to_proto
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree

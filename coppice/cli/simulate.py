@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-PROFILE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "profile.json"
+PROFILE = Path(__file__).resolve().parents[2] / "results" / "profile.json"
 MAX_REQUESTS = 4096
 REQUESTS = "1,2,4,8,16,32,64"
 POLICIES = ("off", "fixed=4", "fixed=15", "planner")

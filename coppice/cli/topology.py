@@ -121,7 +121,7 @@ class Topology:
         """
         if self._spec.colocated:
             name = "coppice"
-            self.address = await (await self._launch(name, "colocated", self._colocated_env())).ready(timeout_s)
+            self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(timeout_s)
             return
         metrics = self._metrics_env()
         count = self._spec.verifiers

@@ -1,4 +1,4 @@
-"""`python -m colocated`: all three services in one process, configured by environment variables (see `config.py`)."""
+"""`python -m coppice.colocated`: all services in one process, configured by environment variables (see `config.py`)."""
 
 from __future__ import annotations
 

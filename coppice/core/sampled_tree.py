@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.tree import ROOT, TokenTree
-from coppice.search.draft_distribution import DraftDistribution
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
-from coppice.search.draft_distribution import DraftDistribution
 
 # The parent of a root's child. The root is the last committed token; it is not a node.
 ROOT = -1

@@ -9,13 +9,13 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import CoppiceError, InvalidRequestError, InvalidTreeError
 from coppice.core.grammar import Grammar, GrammarKind
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2, verifier_pb2
 
 Value = TypeVar("Value")

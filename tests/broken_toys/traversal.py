@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.tree import ROOT, TokenTree
-from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import ACCEPTANCE_RULE_TRAVERSAL
 from orchestrator.api.validation import GenerationRequest

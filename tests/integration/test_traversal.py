@@ -16,11 +16,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coppice.client import Client, Options, RequestFailedError
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
 from coppice.net import rpc
-from coppice.search.draft_distribution import DraftDistribution
 from coppice.search.tree_limits import TreeLimits
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc, sampling_pb2, verifier_pb2_grpc
 from coppice.wire.convert import tree_from_proto

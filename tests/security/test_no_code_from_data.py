@@ -22,15 +22,11 @@ from verifier_svc.model.loading import load_probed_target
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [
-    "benchmarks",
-    "conformance",
     "coppice",
     "drafter_svc",
     "orchestrator",
     "protos",
     "scripts",
-    "simulator",
-    "training",
     "verifier_svc",
 ]
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))

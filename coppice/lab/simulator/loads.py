@@ -12,8 +12,7 @@ from coppice.lab.simulator.requests import SimulatedRequest
 from coppice.lab.simulator.texts import Trace, TracedText
 from coppice.lab.simulator.verifiers import Counts
 
-# As `coppice/lab/bench/load` has them: a warm-up that has not ended by then ends, and so do open requests after the last
-# arrival.
+# As in `coppice/lab/bench/load`: a warm-up that has not ended by then ends, and so do requests open after the last one.
 WARM_UP_LIMIT_S = 60.0
 DRAIN_S = 60.0
 

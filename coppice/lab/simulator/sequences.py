@@ -31,7 +31,7 @@ class RoundResult:
 
 
 class SimulatedSequence:
-    """What `verifier_svc/engine/sequence.py` keeps, as far as time depends on it. `on_round` takes each round's result."""
+    """The part of `verifier_svc/engine/sequence.py` that time depends on. `on_round` takes each round's result."""
 
     # Sampled trees are not simulated.
     traverses = False

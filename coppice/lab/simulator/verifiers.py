@@ -36,8 +36,9 @@ class Counts:
 
 
 class SimulatedVerifier:
-    """Runs passes back to back over its sequences, as `verifier_svc/engine/scheduler.py` says: one starts when every running
-    sequence has its draft, else at the first deadline; who still waits then stays out.
+    """Runs passes back to back over its sequences, like `verifier_svc/engine/scheduler.py`.
+
+    A pass starts when every running sequence has its draft, or at the first deadline without those that still wait.
 
     The KV cache is taken to be large enough. `drafted_s` tells for how long drafters beside it have been busy so far,
     and `on_pace` is called when the model begins to compute and when it has.

@@ -1,6 +1,6 @@
 """A small language model: a tree from its own probabilities, coupled to the request's noise.
 
-So are boosted ones (`training/boost.py`), each a kind of its own.
+So are boosted ones (`drafter_svc/training/boost.py`), each a kind of its own.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
 from drafter_svc.drafters.small_lm.tree_shape import MAX_WIDTH, tree_widths

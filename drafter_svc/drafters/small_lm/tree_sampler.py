@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coppice.core.chance import Chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 
 Path = tuple[int, ...]
 # The distributions behind the tokens of several paths, in one forward pass.

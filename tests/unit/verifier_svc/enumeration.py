@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.chance import Chance
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.drafters.small_lm.tree_sampler import sample_tree
 from verifier_svc.verify.acceptance import Acceptance
 

@@ -7,10 +7,10 @@ import functools
 import numpy as np
 import pytest
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import (
     DEGENERATE,
     Languages,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from coppice.core.chance import Chance, Purpose, UniformChance, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 from drafter_svc.drafters.small_lm.tree_sampler import sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
 from verifier_svc.verify.acceptance import Acceptance

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import chain
-from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.adapters import random_adapter
 from tests.unit.verifier_svc.early_heads import THRESHOLDS, random_head
 from tests.unit.verifier_svc.engine_harness import Harness

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import Rule
 from verifier_svc.verify.rules.block import block_verification
 from verifier_svc.verify.rules.chain_rejection import chain_rejection

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from coppice.core.chance import Chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree
-from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, EOS, PROMPT, VOCAB, Door, draw, raw_logits
 from verifier_svc.engine.round_outcome import RoundOutcome

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from coppice.core.chance import Chance, Purpose, UniformChance, uniforms
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.errors import UnsupportedError
 from coppice.core.grammar import Grammar, GrammarKind
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
-from coppice.search.draft_distribution import DraftDistribution, truncated
 from drafter_svc.drafters.small_lm.tree_sampler import sample_tree
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door, draw, raw_logits, some_tree

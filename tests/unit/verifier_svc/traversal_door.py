@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from coppice.core.chance import Chance, Purpose, UniformChance, uniforms
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree
-from coppice.search.draft_distribution import DraftDistribution, truncated
 from coppice.v1 import sampling_pb2, verifier_pb2
 from coppice.wire.convert import sampling_to_proto, stopping_to_proto, tree_to_proto
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree

@@ -1,4 +1,4 @@
-"""`python -m verifier_svc.model.parallel.tensor_worker RANK PARENT_PID SOCKET DIRECTORY`: a rank that only follows rank 0.
+"""`python -m verifier_svc.model.parallel.tensor_worker RANK PARENT_PID SOCKET DIRECTORY`: a rank that follows rank 0.
 
 The settings are those of rank 0, in the environment. Ends when the socket does, or when the parent is gone.
 """

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.chance import Chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
-from coppice.search.draft_distribution import DraftDistribution
 from verifier_svc.verify.acceptance import Acceptance
 
 FloatArray = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """The request's noise: published and own test vectors, statistics, and a slow reference in plain integers.
 
-Own vectors fix the whole chain of `coppice/core/noise.py`: (seed, position, token id) to a 32-bit word to a Gumbel number.
+Own vectors fix the chain of `coppice/core/noise.py`: (seed, position, token id) to a 32-bit word to a Gumbel number.
 Another implementation (another language, a GPU kernel) has to reproduce the words exactly. The numbers are compared
 to 1e-13: logarithms of two libraries may differ in the last bit.
 """

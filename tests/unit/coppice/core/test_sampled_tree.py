@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 
 ROOT_DRAFT = DraftDistribution((5, 6, 7), (1.0, 2.0, 5.0))
 INNER_DRAFT = DraftDistribution((5, 8), (1.0, 3.0))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
-from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1 import tree_pb2
 from coppice.wire.convert import tree_from_proto, tree_to_proto
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.errors import InvalidTreeError
-from coppice.search.draft_distribution import DraftDistribution, truncated
 
 distributions = st.lists(
     st.tuples(st.integers(0, 99), st.floats(2**-20, 1, width=32)),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
-from coppice.search.draft_distribution import DraftDistribution
 from coppice.v1 import sampling_pb2, tree_pb2
 from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting

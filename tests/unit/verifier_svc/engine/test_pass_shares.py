@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import ROOT, TokenTree, chain
-from coppice.search.draft_distribution import DraftDistribution
 from tests.unit.verifier_svc.closed_loop import INFO, TOKENIZER
 from verifier_svc.engine.pass_shares import Share, keep_likeliest
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.tree import ROOT
-from coppice.search.draft_distribution import DraftDistribution
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_children, sample_tree
 from tests.unit.verifier_svc.enumeration import Languages, every_outcome
 
