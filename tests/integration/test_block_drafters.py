@@ -79,7 +79,7 @@ def load(directory: Path, kind: str, **settings: Any) -> Drafter:
 
 
 @contextlib.asynccontextmanager
-async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
+async def client_of(pair: Pair, *drafters: Drafter, rounds: str = "asynchronous") -> AsyncIterator[Client]:
     async with contextlib.AsyncExitStack() as stack:
         verifier = await stack.enter_async_context(serving_target(pair))
         for drafter in drafters:
@@ -93,6 +93,7 @@ async def client_of(pair: Pair, *drafters: Drafter) -> AsyncIterator[Client]:
             grace_s=0.0,
             planner="fixed",
             cache_drafter=False,
+            rounds=rounds,
         )
         orchestrator = await stack.enter_async_context(running(config))
         yield await stack.enter_async_context(Client(orchestrator.address))
@@ -162,7 +163,8 @@ async def test_small_lms_of_two_kinds_serve_one_request(pair: Pair, target: Path
     tiny_llama(vocab_size=VOCAB, max_context_tokens=CONTEXT, seed=5).save_pretrained(tmp_path)
     other = load(tmp_path, "boost-2")
     assert other.info.kind == "boost-2"
-    async with client_of(pair, load(target, "small-lm"), other) as client:
+    # Synchronous: a tree that is late every time would have no counts.
+    async with client_of(pair, load(target, "small-lm"), other, rounds="synchronous") as client:
         options = Options(max_tokens=24, ignore_eos=True)
         on = await client.generate(PROMPT, replace(options, speculation="small-lm,boost-2"))
         off = await client.generate(PROMPT, replace(options, speculation="off"))

@@ -66,7 +66,7 @@ async def test_a_call_whose_client_takes_nothing_is_ended_and_others_are_not(sta
             while not tally.finished["unread"]:
                 slow.take(2, 4 * WINDOW_BYTES)
                 await asyncio.sleep(0.05)
-            assert num_calls(orchestrator) == len(verifier.active) == 1
+            await eventually(lambda: num_calls(orchestrator) == len(verifier.active) == 1)
             # It is told when it looks again.
             slow.take(1, 1 << 20)
             await eventually(lambda: 1 in slow.ends)

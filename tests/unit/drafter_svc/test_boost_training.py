@@ -186,7 +186,8 @@ def test_the_recipe_runs_end_to_end(workshop: Path, tmp_path: Path, monkeypatch:
         assert len(trees[-1]) == 12
         # What it was trained on, or what it has positions for where nobody says.
         assert load_calibration(str(model)).context == (0 if kind == "small-lm" else 32)
-    assert len({tree.log_probs for tree in trees}) == 3
+    # After four steps boost-1 may miss what the start misses; then boost-2 is trained on the same and is the same.
+    assert trees[0].log_probs not in (trees[1].log_probs, trees[2].log_probs)
     card = (tmp_path / "out" / "boost-2" / "README.md").read_text()
     for fact in ("`small-lm`, `boost-1`\nmiss", "| small-lm | + boost-1 | + boost-2 |", "k=4", "| steps | 4 |"):
         assert fact in card
