@@ -170,7 +170,7 @@ async def deployed_here(seed: int) -> AsyncIterator[Deployment]:
         async def left() -> Counter[str]:
             return Counter(
                 {
-                    "requests": orchestrator.api.service.num_requests,
+                    "requests": orchestrator.service.num_requests,
                     "sequences of verifiers": sum(len(fake.active) for fake in verifiers),
                     "sequences of drafters": sum(len(fake.active) for fake in drafters),
                 }

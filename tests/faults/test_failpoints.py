@@ -82,7 +82,7 @@ async def answers(client: Client) -> list[tuple[int, ...] | RequestFailedError]:
 
 
 def left(orchestrator: Orchestrator) -> int:
-    return orchestrator.verifiers.num_sequences + orchestrator.api.service.num_requests
+    return orchestrator.verifiers.num_sequences + orchestrator.service.num_requests
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ async def test_output_is_plain_decoding_through_pauses_and_trials(
         for seed, completion in enumerate(completions):
             assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
         rounds = sum(completion.speculation.rounds for completion in completions)
-        planner = orchestrator.api.service._planner
+        planner = orchestrator.service._planner
         assert isinstance(planner, AdaptivePlanner)
         await eventually(lambda: planner.num_running == planner.num_newcomers == 0)
     # Pauses, at the least, have left some rounds without drafts.
@@ -53,7 +53,7 @@ async def test_each_of_several_verifiers_has_plans_of_its_own_and_what_is_lost_m
     verifiers = [FakeVerifier(pass_s=0.001), FakeVerifier(pass_s=0.004, drops=1, drop_after=90)]
     drafter = FakeDrafter(propose=perfect(depth=2), delay_s=0.0005)
     async with start_fakes(verifiers, drafter, linger_ms=20, planner="adaptive") as (client, orchestrator):
-        planner = orchestrator.api.service._planner
+        planner = orchestrator.service._planner
         assert isinstance(planner, FleetPlanner)
         plans = list(planner.planners.values())
         options = [Options(max_tokens=count, seed=seed) for seed in range(8)]
@@ -111,7 +111,7 @@ async def test_requests_that_force_sources_of_their_choice_teach_the_planner_not
     good, bad = FakeDrafter(kind="good", propose=perfect(depth=2)), FakeDrafter(kind="bad", propose=wrong())
     verifiers = [FakeVerifier(pass_s=0.001) for _ in range(num_verifiers)]
     async with start_fakes(verifiers, good, bad, linger_ms=20, planner="adaptive") as (client, orchestrator):
-        planner = orchestrator.api.service._planner
+        planner = orchestrator.service._planner
         plans = list(planner.planners.values()) if isinstance(planner, FleetPlanner) else [planner]
 
         async def complete(speculation: str) -> None:

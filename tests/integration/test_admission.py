@@ -34,7 +34,7 @@ async def begin(client: Client, options: Options = ENDLESS) -> AsyncIterator[obj
 
 
 def waits(orchestrator: Orchestrator, num_running: int, num_waiting: int) -> bool:
-    admission = orchestrator.api.service.admission
+    admission = orchestrator.service.admission
     return (admission.num_running, admission.num_waiting) == (num_running, num_waiting)
 
 
@@ -43,7 +43,7 @@ async def test_requests_that_wait_are_served_in_turn_with_the_same_tokens(start_
     async with start_fakes(verifier, FakeDrafter(), max_requests=2) as (client, orchestrator):
         calls = [client.generate(PROMPT, Options(max_tokens=40, seed=seed)) for seed in range(10)]
         completions = await asyncio.gather(*calls)
-        assert orchestrator.api.service.num_requests == 0
+        assert orchestrator.service.num_requests == 0
     for seed, completion in enumerate(completions):
         assert list(completion.token_ids) == plain(babble, PROMPT, 40, seed)
     # What they waited for is in their times.
@@ -84,7 +84,7 @@ async def test_nobody_waits_for_longer_than_requests_may(start_fakes: StartFakes
             await client.generate(PROMPT, ENDLESS)
         assert caught.value.code == EXHAUSTED
         assert caught.value.retry_after_s
-        assert orchestrator.api.service.tally.refused["long_wait"] == 1
+        assert orchestrator.service.tally.refused["long_wait"] == 1
         await eventually(lambda: waits(orchestrator, 1, 0))
         await running.aclose()  # type: ignore[attr-defined]
 
@@ -119,7 +119,7 @@ async def test_a_waiting_request_keeps_its_deadline(by: str, start_fakes: StartF
             await client.send(request, 0.2 if by == "client" else None)  # type: ignore[arg-type]
         assert caught.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
         assert 0.15 < time.monotonic() - started_s < 2.0
-        await eventually(lambda: orchestrator.api.service.admission.num_waiting == 0)
+        await eventually(lambda: orchestrator.service.admission.num_waiting == 0)
         assert len(verifier.opened) == 1
         if by == "client":
             await running.aclose()  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused_at_once(start_
         # Sixteen at least have been seen to go one after another, while others waited.
         calls = [asyncio.create_task(client.generate(PROMPT, options)) for _ in range(60)]
         await eventually(lambda: sum(call.done() for call in calls) >= 18)
-        assert orchestrator.api.service.admission.num_waiting > 20
+        assert orchestrator.service.admission.num_waiting > 20
         with pytest.raises(RequestFailedError, match="at the best pace of late") as caught:
             await client.generate(PROMPT, options, timeout_s=0.3)
         assert caught.value.code == EXHAUSTED
@@ -240,7 +240,7 @@ async def test_the_verifiers_refusal_names_the_time_that_our_own_requests_show(s
 
 async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waited_for(start_fakes: StartFakes) -> None:
     async with start_fakes(FakeVerifier(pass_s=0.01)) as (client, orchestrator):
-        admission, claims = orchestrator.api.service.admission, []
+        admission, claims = orchestrator.service.admission, []
         enter = admission.enter
 
         def entered(claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:

@@ -81,7 +81,7 @@ async def test_an_unexpected_error_is_internal_and_its_text_stays_here(
         elif what == "an outcome":
             monkeypatch.setattr(Transcript, "append", raising)
         else:
-            monkeypatch.setattr(orchestrator.api.service.admission, "enter", raising)
+            monkeypatch.setattr(orchestrator.service.admission, "enter", raising)
         code, text = await told(orchestrator, GOOD.SerializeToString())
     assert code == INTERNAL
     assert re.match(r"internal error, incident [0-9a-f]{12} ", text)

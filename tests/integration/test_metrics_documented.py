@@ -70,7 +70,7 @@ async def test_the_orchestrator_s_table_is_what_it_serves(
     ):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
         ends = certificate_metrics(Prefix("coppice_orchestrator_"), server=certificates)
-        assert documented("orchestrator") == rows([*orchestrator.api.service.metrics(), *ends])
+        assert documented("orchestrator") == rows([*orchestrator.service.metrics(), *ends])
 
 
 def test_the_drafters_table_is_what_they_serve(certificates: Certificates) -> None:

@@ -31,7 +31,7 @@ def free_port() -> int:
 def read(orchestrator: Orchestrator) -> dict[str, float]:
     """Values by name and labels, of distributions their counts."""
     values: dict[str, float] = {}
-    for metric in orchestrator.api.service.metrics():
+    for metric in orchestrator.service.metrics():
         labels = "".join(f",{name}={value}" for name, value in metric.labels.items())
         value = metric.value.count if isinstance(metric.value, Distribution) else metric.value
         key = metric.name.removeprefix("coppice_orchestrator_") + labels
@@ -170,7 +170,7 @@ async def test_the_adaptive_planner_and_the_cache_show_what_they_do(start_fakes:
 async def test_without_a_port_no_times_are_kept(start_fakes: StartFakes) -> None:
     async with start_fakes(FakeVerifier()) as (client, orchestrator):
         await client.generate(PROMPT, Options(max_tokens=5, seed=1))
-        assert orchestrator.api.service.tally.latencies is None
+        assert orchestrator.service.tally.latencies is None
         assert not [name for name in read(orchestrator) if "_seconds" in name and "linger" not in name]
 
 

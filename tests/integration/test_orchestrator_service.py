@@ -75,7 +75,7 @@ async def test_output_is_plain_decoding_whatever_the_drafters_do(start_fakes: St
 
 async def nothing_left(orchestrator: Orchestrator, verifier: FakeVerifier, *drafters: FakeDrafter) -> None:
     await eventually(lambda: not verifier.active and not any(drafter.active for drafter in drafters))
-    await eventually(lambda: orchestrator.api.service.num_requests == 0)
+    await eventually(lambda: orchestrator.service.num_requests == 0)
     assert orchestrator.verifiers.num_sequences == 0
     assert not any(client.num_sequences for client in orchestrator.drafters.clients)
 
@@ -300,7 +300,7 @@ async def test_more_requests_than_admitted_are_told_when_to_retry(start_fakes: S
         assert caught.value.retry_after_s == 1.0
         for stream in streams:
             stream.cancel()
-        await eventually(lambda: orchestrator.api.service.num_requests == 0)
+        await eventually(lambda: orchestrator.service.num_requests == 0)
         assert len((await client.generate(PROMPT, OPTIONS)).token_ids) == COUNT
 
 

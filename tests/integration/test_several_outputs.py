@@ -22,7 +22,7 @@ SEEDS = [output_seed(7, index) for index in range(3)]
 
 async def nothing_left(orchestrator: Orchestrator, verifier: FakeVerifier, *drafters: FakeDrafter) -> None:
     await eventually(lambda: not verifier.active and not any(drafter.active for drafter in drafters))
-    await eventually(lambda: orchestrator.api.service.num_requests == 0)
+    await eventually(lambda: orchestrator.service.num_requests == 0)
     assert orchestrator.verifiers.num_sequences == 0
     assert not any(client.num_sequences for client in orchestrator.drafters.clients)
 
@@ -155,7 +155,7 @@ async def test_every_output_counts_as_a_request(start_fakes: StartFakes) -> None
         one = await client.generate(PROMPT, Options(max_tokens=3, seed=7))
         assert list(one.token_ids) == plain(babble, PROMPT, 3, 7)
         stream.cancel()
-        await eventually(lambda: orchestrator.api.service.num_requests == 0)
+        await eventually(lambda: orchestrator.service.num_requests == 0)
         assert len(await client.generate_all(PROMPT, replace(OPTIONS, num_outputs=4))) == 4
 
 

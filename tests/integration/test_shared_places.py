@@ -65,7 +65,7 @@ async def test_a_newcomer_waits_for_nobody_and_nobody_loses_a_token(
         connection(orchestrator, "127.0.0.1:1") as greedy,
         connection(orchestrator, "127.0.0.1:2") as calm,
     ):
-        admission = orchestrator.api.service.admission
+        admission = orchestrator.service.admission
         numbers = range(30 // num_outputs)
         # Names of tenants gain nothing.
         calls = [
@@ -99,7 +99,7 @@ async def test_what_is_paused_is_freed_when_its_call_is_cancelled(start_fakes: S
         connection(orchestrator, "127.0.0.1:1") as greedy,
         connection(orchestrator, "127.0.0.1:2") as calm,
     ):
-        admission = orchestrator.api.service.admission
+        admission = orchestrator.service.admission
         calls = [asyncio.create_task(greedy.tokens(300, number)) for number in range(6)]
         await eventually(lambda: len(verifier.active) == 6)
         staying = asyncio.create_task(calm.tokens(300, 7))
@@ -117,7 +117,7 @@ async def test_one_connection_alone_has_all_places(start_fakes: StartFakes) -> N
         start_fakes(FakeVerifier(pass_s=0.005), shared_places=2) as (_, orchestrator),
         connection(orchestrator, "127.0.0.1:1") as alone,
     ):
-        admission = orchestrator.api.service.admission
+        admission = orchestrator.service.admission
         calls = [asyncio.create_task(alone.tokens(20, number)) for number in range(40)]
         await eventually(lambda: admission.num_running == 40)
         assert admission.num_paused == 0

@@ -97,7 +97,7 @@ async def test_without_a_valid_token_everything_is_refused_with_the_same_words(
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call
                 told.add((caught.value.code(), caught.value.details(), tuple(caught.value.trailing_metadata() or ())))
-        counts = orchestrator.api.service.tally
+        counts = orchestrator.service.tally
         assert counts.num_requests == 0
     assert told == {(UNAUTHENTICATED, "a valid bearer token is needed", ())}
     assert not verifier.opened
@@ -206,14 +206,14 @@ async def test_limits_hold_for_each_tenant(start_fakes: StartFakes, tokens_file:
         request.stopping.ignore_eos = True
         assert len((await bob.send(request)).token_ids) == 20
         running = asyncio.create_task(bob.generate(PROMPT, Options(max_tokens=20, ignore_eos=True)))
-        await eventually(lambda: orchestrator.api.service.num_requests == 1)
+        await eventually(lambda: orchestrator.service.num_requests == 1)
         error = await refused(bob)
         assert error.code == EXHAUSTED
         assert error.retry_after_s is not None
         await alice.generate(PROMPT, OPTIONS)
         await running
         await bob.generate(PROMPT, OPTIONS)
-        assert orchestrator.api.service.tally.refused["tenant_limit"] == 1
+        assert orchestrator.service.tally.refused["tenant_limit"] == 1
 
 
 async def test_tokens_used_are_those_of_the_prompt_and_of_all_outputs(
@@ -241,8 +241,8 @@ async def test_a_token_that_is_taken_back_ends_no_call_and_begins_none(
     ):
         running = await begin(client)
         rewrite(tokens_file, tenants(bob={}))
-        assert orchestrator.api.service.authentication is not None
-        await orchestrator.api.service.authentication.tokens.refresh()
+        assert orchestrator.service.authentication is not None
+        await orchestrator.service.authentication.tokens.refresh()
         assert (await refused(client)).code == UNAUTHENTICATED
         rest = [chunk async for chunk in running]
         assert rest
@@ -277,8 +277,8 @@ async def test_no_token_is_in_a_log(
                 with contextlib.suppress(RequestFailedError):
                     await client.generate(PROMPT, OPTIONS)
         rewrite(tokens_file, tenants(bob={}))
-        assert orchestrator.api.service.authentication is not None
-        await orchestrator.api.service.authentication.tokens.refresh()
+        assert orchestrator.service.authentication is not None
+        await orchestrator.service.authentication.tokens.refresh()
     assert "tokens were read anew" in caplog.text
     for hidden in ("alice!", "mallory", token_digest("alice!"), token_digest("bob!")):
         assert hidden not in caplog.text

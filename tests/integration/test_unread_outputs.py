@@ -31,7 +31,7 @@ def message(max_tokens: int) -> bytes:
 
 def num_calls(orchestrator: Orchestrator) -> int:
     """Calls that have begun and not ended, delivered or not."""
-    return len(orchestrator.api.service.tally.generations())
+    return len(orchestrator.service.tally.generations())
 
 
 async def test_an_output_that_has_ended_gives_its_place_back_before_it_is_read(start_fakes: StartFakes) -> None:
@@ -40,7 +40,7 @@ async def test_an_output_that_has_ended_gives_its_place_back_before_it_is_read(s
         async with slow_reader(orchestrator.address) as slow:
             for number in (1, 2):
                 slow.call(number, PATH, message(60))
-            admission = orchestrator.api.service.admission
+            admission = orchestrator.service.admission
             await eventually(lambda: num_calls(orchestrator) == 2 and admission.num_running == 0)
             assert not verifier.active
             completion = await client.generate(PROMPT, Options(max_tokens=20, seed=7), timeout_s=5.0)
@@ -52,13 +52,13 @@ async def test_an_output_that_has_ended_gives_its_place_back_before_it_is_read(s
                 slow.take(number, 1 << 20)
             await eventually(lambda: num_calls(orchestrator) == 0)
             assert min(slow.num_bytes.values()) > 60 * 20 * 5
-        assert orchestrator.api.service.tally.finished["length"] == 3
+        assert orchestrator.service.tally.finished["length"] == 3
 
 
 async def test_a_call_whose_client_takes_nothing_is_ended_and_others_are_not(start_fakes: StartFakes) -> None:
     verifier = FakeVerifier(pass_s=0.02)
     async with start_fakes(verifier, FakeDrafter(), unread_s=0.4) as (client, orchestrator):
-        tally = orchestrator.api.service.tally
+        tally = orchestrator.service.tally
         async with slow_reader(orchestrator.address) as slow:
             for number in (1, 2):
                 slow.call(number, PATH, message(300))
@@ -86,7 +86,7 @@ async def test_one_that_has_ended_already_is_dropped_when_it_is_not_taken(start_
             await eventually(lambda: num_calls(orchestrator) == 1)
             await eventually(lambda: num_calls(orchestrator) == 0, timeout_s=5.0)
             assert not slow.ends
-        assert orchestrator.api.service.tally.finished["length"] == 1
+        assert orchestrator.service.tally.finished["length"] == 1
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -96,7 +96,7 @@ async def test_only_so_much_waits_for_a_connection_without_a_place(
     """Beyond that outputs keep their places, and others of the connection wait for these."""
     monkeypatch.setattr(Undelivered.__init__, "__defaults__", (output_bytes(60, 20),))
     async with start_fakes(FakeVerifier(), max_requests=2, unread_s=0.5 if ends else 0.0) as (_, orchestrator):
-        admission = orchestrator.api.service.admission
+        admission = orchestrator.service.admission
         async with slow_reader(orchestrator.address) as slow:
             for number in range(1, 7):
                 slow.call(number, PATH, message(60))
@@ -104,10 +104,10 @@ async def test_only_so_much_waits_for_a_connection_without_a_place(
             await eventually(lambda: (num_calls(orchestrator), admission.num_waiting) == (3, 3))
             await asyncio.sleep(0.2)
             if ends:
-                await eventually(lambda: orchestrator.api.service.num_requests == 0)
+                await eventually(lambda: orchestrator.service.num_requests == 0)
             else:
                 assert (num_calls(orchestrator), admission.num_waiting) == (3, 3)
-        await eventually(lambda: num_calls(orchestrator) == orchestrator.api.service.num_requests == 0)
+        await eventually(lambda: num_calls(orchestrator) == orchestrator.service.num_requests == 0)
 
 
 async def test_a_client_that_is_slow_to_look_is_not_ended(start_fakes: StartFakes) -> None:

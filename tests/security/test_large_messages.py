@@ -60,7 +60,7 @@ async def test_a_list_that_is_too_long_is_refused_unread_by_name(start_fakes: St
         Request.FromString(TOO_MUCH[field])
         completion = await client.generate(PROMPT, Options(max_tokens=5, seed=7))
         assert list(completion.token_ids) == plain(babble, PROMPT, 5, 7)
-        assert orchestrator.api.service.tally.num_requests == 1
+        assert orchestrator.service.tally.num_requests == 1
 
 
 async def test_a_message_that_no_request_needs_is_refused_by_its_length(start_fakes: StartFakes) -> None:
