@@ -6,3 +6,16 @@ import os
 from pathlib import Path
 
 MODELS = Path(os.environ.get("COPPICE_MODELS", Path(__file__).resolve().parents[2] / "models"))
+
+
+def missing_model(model: str) -> str:
+    """What to do about a bundled checkpoint that is not there; empty if it is there, or if `model` is another one."""
+    path = Path(model)
+    if path.parent != MODELS or path.is_dir():
+        return ""
+    if MODELS.is_dir():
+        return f"there is no bundled model {path.name!r} in {MODELS}"
+    return (
+        f"there is no bundled model at {path}: the package has none. Take models/ from Coppice's repository and set "
+        "COPPICE_MODELS to it, or name a model of your own: --target DIR_OR_HUB_ID --drafter none"
+    )

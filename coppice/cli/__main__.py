@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from coppice.cli import bench, conformance, demo, generate, simulate, token, train, up
 from coppice.kernels.huge_pages import start_with_huge_pages
+from coppice.version import VERSION
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
@@ -16,6 +19,21 @@ app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.add_typer(token.app, name="token")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coppice {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

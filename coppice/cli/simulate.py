@@ -59,6 +59,10 @@ def simulate(
     """
     from coppice.lab.simulator.profile import ProfileError, read_profile
 
+    if not profile.is_file():
+        raise typer.BadParameter(
+            f"there is no file {profile}: `coppice bench profile` writes one", param_hint="--profile"
+        )
     measured = _read(read_profile, profile, "--profile", ProfileError)
     if measured.remark:
         typer.echo(measured.remark, err=True)

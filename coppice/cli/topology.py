@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.bundled import MODELS, missing_model
 from coppice.cli.child import Child, ChildError, Echo
 
 # A foreign checkpoint may have to be downloaded first.
@@ -117,8 +117,11 @@ class Topology:
         """Start every service and wait until the orchestrator serves.
 
         Raises:
-            ChildError: one of them did not start; the message has its last words.
+            ChildError: one of them did not start; the message has its last words. Or a bundled model is not there.
         """
+        for model in (self._spec.target, *(drafter.model for drafter in self._spec.drafters)):
+            if missing := missing_model(model):
+                raise ChildError(missing)
         if self._spec.colocated:
             name = "coppice"
             self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(timeout_s)
