@@ -16,10 +16,10 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock
+.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Create .venv with everything installed; seconds when nothing changed
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV)
@@ -93,6 +93,9 @@ chart: ## Check the Helm chart and the Dockerfiles: lint, schemas of Kubernetes,
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV) --tests
 	$(BIN)/python -m pytest -rs tests/chart $(PYTEST_ARGS)
 	@scripts/check_policies.sh $(VENV)
+
+configuration: setup ## Write docs/configuration.md and the chart's schema from the settings' declarations
+	$(BIN)/python scripts/configuration.py
 
 lock: setup ## Write the locks of the images anew, with the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r docker/locks/build.txt

@@ -12,13 +12,15 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
 
 from coppice.core.errors import InvalidRequestError
+from coppice.settings import Rule, Settings
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MAX_REQUEST_ID_BYTES = 128
-FORMATS = ("text", "json")
 # Whose records LOG_LEVEL is about, by the first part of a logger's name. Libraries say warnings and worse: on DEBUG a
 # compiler tells of every instruction, and takes minutes for it.
 OURS = ("coppice", "orchestrator", "verifier_svc", "drafter_svc", "__main__")
@@ -38,26 +40,37 @@ def check_request_id(identity: str) -> None:
         raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
 
 
-@dataclass(frozen=True)
-class LogSettings:
-    """What LOG_LEVEL and LOG_FORMAT say."""
-
-    level: str
-    # Of loggers that are named.
-    levels: Mapping[str, str]
-    is_json: bool
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Logger and level of each part of LOG_LEVEL; the first part is a level alone, of no logger in particular."""
+    own, *others = text.split(",")
+    named = [("", own), *((name, level) for name, _, level in (part.partition("=") for part in others))]
+    return [(name.strip(), level.strip().upper()) for name, level in named]
 
 
-def read_settings(env: Mapping[str, str]) -> LogSettings:
-    """LOG_LEVEL is our own level, and after it come those of others by name, as in `DEBUG,numba=INFO`.
+def _are_levels(text: str) -> bool:
+    own, *others = _pairs(text)
+    return own[1] in LEVELS and all(name and level in LEVELS for name, level in others)
 
-    Raises:
-        ValueError: one of the variables has a bad value; the message names it.
-    """
-    own, *named = env.get("LOG_LEVEL", "").split(",")
-    level = _choice("LOG_LEVEL", own, "INFO", LEVELS)
-    is_json = _choice("LOG_FORMAT", env.get("LOG_FORMAT", ""), "text", FORMATS) == "json"
-    return LogSettings(level, dict(_named_level(entry) for entry in named), is_json)
+
+class LogSettings(Settings):
+    """Settings of logs."""
+
+    log_level: Annotated[
+        str, Rule(f"one of {', '.join(LEVELS)}, and then pairs such as numba=DEBUG after commas", _are_levels)
+    ] = Field(default="INFO", description="Level of our own records, then levels of libraries by name.")
+    log_format: Annotated[Literal["text", "json"], BeforeValidator(str.lower)] = Field(
+        default="text", description="Records for people, or one JSON object each."
+    )
+
+    @property
+    def level(self) -> str:
+        """The level of our own records."""
+        return _pairs(self.log_level)[0][1]
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Levels of loggers that are named."""
+        return dict(_pairs(self.log_level)[1:])
 
 
 def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
@@ -67,11 +80,11 @@ def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
     says the rest.
 
     Raises:
-        ValueError: one of the variables has a bad value; the message names it.
+        ConfigError: one of the variables has a bad value; the message names it.
     """
-    settings = read_settings(env)
+    settings = LogSettings.from_env(env)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(rank) if settings.is_json else TextFormatter(rank))
+    handler.setFormatter(JsonFormatter(rank) if settings.log_format == "json" else TextFormatter(rank))
     others = max(logging.WARNING, logging.getLevelNamesMapping()[settings.level])
     logging.basicConfig(level=others, handlers=[handler], force=True)
     for name in OURS:
@@ -124,19 +137,3 @@ class JsonFormatter(logging.Formatter):
 def _identity(record: logging.LogRecord) -> str:
     named: str | None = getattr(record, "request_id", None)
     return named or request_id.get()
-
-
-def _named_level(entry: str) -> tuple[str, str]:
-    """The logger and the level of `numba=DEBUG`."""
-    name, equals, level = (part.strip() for part in entry.partition("="))
-    if not name or not equals:
-        raise ValueError(f"LOG_LEVEL must be a level, and then pairs such as numba=DEBUG, got {entry!r}")
-    return name, _choice(f"LOG_LEVEL: {name}", level, "", LEVELS)
-
-
-def _choice(name: str, value: str, default: str, choices: tuple[str, ...]) -> str:
-    text = value.strip() or default
-    known = {choice.lower(): choice for choice in choices}
-    if text.lower() not in known:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {text!r}")
-    return known[text.lower()]

@@ -7,10 +7,13 @@ no span.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from pydantic import Field
+
+from coppice.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,14 @@ class Tracer(Protocol):
         """Send what has ended, for a few seconds at most."""
 
 
+class TraceSettings(Settings):
+    """Settings of traces besides OpenTelemetry's own variables."""
+
+    trace_rounds: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the traced requests whose rounds are spans, too."
+    )
+
+
 @dataclass(frozen=True)
 class Tracing:
     """How an orchestrator traces its requests."""
@@ -84,13 +95,8 @@ def open_tracing(service: str, env: Mapping[str, str]) -> Tracing | None:
     """As `open_tracer`, for an orchestrator.
 
     Raises:
-        ValueError: TRACE_ROUNDS is no share.
+        ConfigError: TRACE_ROUNDS is no share.
     """
-    try:
-        share = float(env.get("TRACE_ROUNDS", "").strip() or 0)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 1:
-        raise ValueError(f"TRACE_ROUNDS must be a number in [0, 1], got {env['TRACE_ROUNDS']!r}")
+    settings = TraceSettings.from_env(env)
     tracer = open_tracer(service, env)
-    return None if tracer is None else Tracing(tracer, share)
+    return None if tracer is None else Tracing(tracer, settings.trace_rounds)

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from coppice.net.access_token import token_digest
+from coppice.settings import ConfigError
 from orchestrator.api.tenants import Tenant, parse_tokens
-from orchestrator.config import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 
-from orchestrator.config import Config, ConfigError
+from coppice.settings import ConfigError
+from orchestrator.config import Config
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.keys import Realm

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import pytest
 import yaml
 
-from coppice.obs.logs import read_settings
+from coppice.obs.logs import LogSettings
 from coppice.obs.tracing import open_tracing
-from drafter_svc.config import DrafterConfig
-from orchestrator.config import Config
+from scripts.configuration import SERVICES, SET_BY_THE_CHART
 from tests.chart.rendering import (
     CHART,
     PROFILES,
@@ -26,29 +24,6 @@ from tests.chart.rendering import (
     services_of_ours,
     values_of,
 )
-from verifier_svc.config import VerifierConfig
-
-# Set by the templates, which know addresses and ports; Secrets hold the last two.
-SET_BY_THE_CHART = {
-    "LISTEN_ADDRESS",
-    "VERIFIER_ADDRESS",
-    "DRAFTER_ADDRESSES",
-    "DRAFTER_KIND",
-    "METRICS_PORT",
-    "METRICS_TLS",
-    "HEALTH_PORT",
-    "TLS_CERT",
-    "TLS_KEY",
-    "TLS_CLIENT_CA",
-    "BACKEND_TLS_CA",
-    "BACKEND_TLS_CERT",
-    "BACKEND_TLS_KEY",
-    "BACKEND_TLS_NAME",
-    "TOKENS_FILE",
-    "REDIS_URL",
-    "CACHE_SECRET",
-}
-CONFIGS: dict[str, Any] = {"orchestrator": Config, "verifier": VerifierConfig, "drafter": DrafterConfig}
 
 
 def service_of(workload: dict[str, Any]) -> str:
@@ -56,7 +31,7 @@ def service_of(workload: dict[str, Any]) -> str:
 
 
 def settings(config: Any) -> set[str]:
-    return {field.name.upper() for field in fields(config)}
+    return {name.upper() for name in config.model_fields}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -125,11 +100,11 @@ def test_two_drafters_cannot_have_one_name() -> None:
         render({"drafters": twice})
 
 
-@pytest.mark.parametrize("service", CONFIGS)
+@pytest.mark.parametrize("service", SERVICES)
 def test_values_may_set_each_setting_of_a_service_and_nothing_else(service: str) -> None:
     definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
     offered = set(definitions[f"{service}Config"]["properties"])
-    known = settings(CONFIGS[service]) - SET_BY_THE_CHART
+    known = settings(SERVICES[service]) - SET_BY_THE_CHART
     assert offered == known, f"k8s/values.schema.json, definitions.{service}Config: {sorted(offered ^ known)}"
 
 
@@ -137,7 +112,7 @@ def test_values_may_set_each_setting_of_a_service_and_nothing_else(service: str)
 def test_services_accept_the_environment_that_they_get(profile: str) -> None:
     for workload in services_of_ours(rendered(profile)):
         given: Mapping[str, str | None] = own_environment(workload)
-        config = CONFIGS[service_of(workload)]
+        config = SERVICES[service_of(workload)]
         assert given.keys() <= settings(config)
         variables = {name: "redis://elsewhere:6379" if value is None else value for name, value in given.items()}
         config.from_env(variables)
@@ -157,7 +132,7 @@ def test_every_service_logs_as_is_asked_for(level: str) -> None:
         given = {name: value or "" for name, value in environment(workload).items()}
         assert (given["LOG_LEVEL"], given["LOG_FORMAT"]) == (level, "json")
         # Services take whatever the schema lets through.
-        read_settings(given)
+        LogSettings.from_env(given)
 
 
 def is_tracing(name: str) -> bool:

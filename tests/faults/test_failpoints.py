@@ -97,7 +97,13 @@ class Services:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def services() -> AsyncIterator[Services]:
     async with tiny_verifier([]) as verifier, tiny_drafter([]) as drafter:
-        config = Config(verifier, (drafter,), connect_timeout_s=10.0, grace_s=0.0, planner="fixed")
+        config = Config(
+            verifier_address=verifier,
+            drafter_addresses=(drafter,),
+            connect_timeout_s=10.0,
+            grace_s=0.0,
+            planner="fixed",
+        )
         async with running(config) as orchestrator, Client(orchestrator.address) as client:
             yield Services(orchestrator, client, await answers(client))
 

@@ -73,7 +73,12 @@ def pair(target: Path) -> Any:
 
 def load(directory: Path, kind: str, **settings: Any) -> Drafter:
     config = DrafterConfig(
-        str(directory), drafter_kind=kind, device="cpu", draft_min_probability=0.0, draft_ahead_steps=0, **settings
+        model=str(directory),
+        drafter_kind=kind,
+        device="cpu",
+        draft_min_probability=0.0,
+        draft_ahead_steps=0,
+        **settings,
     )
     return load_drafter(config)
 

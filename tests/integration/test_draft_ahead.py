@@ -69,8 +69,8 @@ class OracleDrafter(PatientDrafter):
 
 async def generate(verifier: str, drafters: tuple[str, ...], temperature: float) -> Completion:
     config = Config(
-        verifier,
-        drafters,
+        verifier_address=verifier,
+        drafter_addresses=drafters,
         connect_timeout_s=10.0,
         grace_s=0.0,
         planner="fixed",

@@ -13,8 +13,8 @@ TOKENS = 40
 async def test_every_round_with_a_draft_says_when_that_was_made() -> None:
     async with tiny_verifier([]) as verifier, tiny_drafter([]) as drafter:
         config = Config(
-            verifier,
-            (drafter,),
+            verifier_address=verifier,
+            drafter_addresses=(drafter,),
             connect_timeout_s=10.0,
             grace_s=0.0,
             planner="fixed",

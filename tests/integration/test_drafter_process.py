@@ -78,7 +78,7 @@ async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(tmp_path:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"MODEL": "/nonexistent", "THREADS": "x"}, "THREADS must be a whole number, got 'x'"),
+        ({"MODEL": "/nonexistent", "THREADS": "x"}, "THREADS must be a whole number in 0..1024, got 'x'"),
         ({"MODEL": ""}, "MODEL must be a checkpoint directory or hub id, got ''"),
         (
             {"MODEL": "/nonexistent", "TLS_CERT": "/none", "TLS_KEY": "/none", "TLS_CLIENT_CA": "/none"},

@@ -48,8 +48,8 @@ async def replicas(*drafters: FakeDrafter) -> AsyncIterator[tuple[Replicas, Clie
             made.addresses.append(await server.enter_async_context(serving(drafter)))
         address = await stack.enter_async_context(serving(made.verifier))
         config = Config(
-            address,
-            tuple(made.addresses),
+            verifier_address=address,
+            drafter_addresses=tuple(made.addresses),
             connect_timeout_s=10,
             grace_s=0,
             linger_ms=200,

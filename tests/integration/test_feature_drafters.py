@@ -68,7 +68,11 @@ def pair(target: Path) -> Pair:
 
 def load(directory: Path) -> Drafter:
     config = DrafterConfig(
-        str(directory / "drafter"), drafter_kind=KIND, device="cpu", draft_min_probability=0.0, draft_ahead_steps=0
+        model=str(directory / "drafter"),
+        drafter_kind=KIND,
+        device="cpu",
+        draft_min_probability=0.0,
+        draft_ahead_steps=0,
     )
     return load_drafter(config)
 

@@ -69,7 +69,12 @@ async def address(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIter
     service = DrafterService(drafter, thread, MAX_NODES, 4)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, drafting.grpc)
     ports = [await server.start("127.0.0.1:0") for server in (verifying, drafting)]
-    config = Config(f"127.0.0.1:{ports[0]}", (f"127.0.0.1:{ports[1]}",), grace_s=0.0, require_drafters=True)
+    config = Config(
+        verifier_address=f"127.0.0.1:{ports[0]}",
+        drafter_addresses=(f"127.0.0.1:{ports[1]}",),
+        grace_s=0.0,
+        require_drafters=True,
+    )
     async with running(config) as orchestrator:
         yield orchestrator.address
     await asyncio.gather(verifying.stop(0), drafting.stop(0))

@@ -72,7 +72,7 @@ async def test_a_prompt_is_computed_where_its_beginning_was(targets: list[tuple[
     families = [[3 + family] * (2 * BLOCK_SIZE) for family in range(4)]
     async with contextlib.AsyncExitStack() as stack:
         addresses = [(await stack.enter_async_context(verifier(*target)))[0] for target in targets]
-        config = Config(",".join(addresses), connect_timeout_s=10, grace_s=0)
+        config = Config(verifier_address=",".join(addresses), connect_timeout_s=10, grace_s=0)
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
         cached = [
@@ -93,7 +93,7 @@ async def test_outputs_are_those_of_the_undisturbed_run(
         mortal = await stack.enter_async_context(contextlib.AsyncExitStack())
         first, dying = await mortal.enter_async_context(verifier(*targets[0]))
         second, surviving = await stack.enter_async_context(verifier(*targets[1]))
-        config = Config(f"{first},{second}", connect_timeout_s=10, grace_s=0)
+        config = Config(verifier_address=f"{first},{second}", connect_timeout_s=10, grace_s=0)
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
         undisturbed = await outputs(client, temperature)

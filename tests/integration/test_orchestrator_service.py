@@ -169,7 +169,13 @@ async def test_a_drafter_that_comes_back_is_used_by_running_and_new_requests(sta
     async with serving(verifier) as verifier_address:
         async with serving(drafter) as drafter_address:
             pass
-        config = Config(verifier_address, (drafter_address,), linger_ms=200, connect_timeout_s=10, grace_s=0)
+        config = Config(
+            verifier_address=verifier_address,
+            drafter_addresses=(drafter_address,),
+            linger_ms=200,
+            connect_timeout_s=10,
+            grace_s=0,
+        )
         async with running(config) as orchestrator, Client(orchestrator.address) as client:
             assert orchestrator.drafters.connected_kinds() == ()
             alone = await client.generate(PROMPT, OPTIONS)
@@ -223,7 +229,7 @@ async def test_an_output_that_ended_as_the_verifier_was_lost_is_finished_here(st
 async def test_a_verifier_that_stays_away_makes_requests_fail_as_unavailable(start_fakes: StartFakes) -> None:
     verifier = FakeVerifier(pass_s=0.01)
     async with serving(verifier) as address:
-        context = running(Config(address, connect_timeout_s=10, grace_s=0, resume_s=0.2))
+        context = running(Config(verifier_address=address, connect_timeout_s=10, grace_s=0, resume_s=0.2))
         orchestrator = await context.__aenter__()
         client = Client(orchestrator.address)
         stream = client.stream(PROMPT, Options(max_tokens=300, seed=7))
@@ -356,7 +362,9 @@ async def test_a_required_drafter_with_another_tokenizer_stops_the_start(start_f
 
 async def test_a_required_drafter_that_is_not_there_stops_the_start() -> None:
     async with serving(FakeVerifier()) as address:
-        config = Config(address, ("127.0.0.1:1",), require_drafters=True, connect_timeout_s=0.5)
+        config = Config(
+            verifier_address=address, drafter_addresses=("127.0.0.1:1",), require_drafters=True, connect_timeout_s=0.5
+        )
         with pytest.raises(IncompatibleError, match=r"127\.0\.0\.1:1 is required but not there"):
             async with running(config):
                 pass
@@ -364,7 +372,7 @@ async def test_a_required_drafter_that_is_not_there_stops_the_start() -> None:
 
 async def test_without_a_verifier_the_start_fails() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 was not reached within 0\.3 s"):
-        async with running(Config("127.0.0.1:1", connect_timeout_s=0.3)):
+        async with running(Config(verifier_address="127.0.0.1:1", connect_timeout_s=0.3)):
             pass
 
 

@@ -66,7 +66,7 @@ async def test_a_target_alone_drafts_for_itself_and_says_what_it_would_have_said
 def test_an_adapter_of_another_target_is_refused_at_start(tmp_path: Path) -> None:
     save_adapter(SpaceAdapter(torch.zeros(2, 8), {}, ((0.0, (1.0,)),)), tmp_path)
     target = str(MODELS / "target")
-    config = VerifierConfig(target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
+    config = VerifierConfig(model=target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
     with pytest.raises(IncompatibleError, match="masks have 8 numbers"):
         load_probed_target(config)
 
@@ -75,6 +75,6 @@ def test_an_adapter_for_other_embeddings_is_refused_at_start(tmp_path: Path, ada
     narrow = Transition(torch.zeros(2, 99), torch.zeros(2, 99))
     save_adapter(replace(load_adapter(adapter), transition=narrow), tmp_path)
     target = str(MODELS / "target")
-    config = VerifierConfig(target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
+    config = VerifierConfig(model=target, device="cpu", threads=1, kv_cache_mib=16, space_adapter=str(tmp_path))
     with pytest.raises(IncompatibleError, match=r"\(2, 99\) do not fit embeddings of \(512,\)"):
         load_probed_target(config)

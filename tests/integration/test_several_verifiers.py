@@ -52,7 +52,14 @@ async def fleet(
             made.servers.append(server)
             made.addresses.append(await server.enter_async_context(serving(verifier)))
         address = ",".join(made.addresses)
-        config = Config(address, tuple(drafters), connect_timeout_s=10, grace_s=0, resume_s=resume_s, linger_ms=20)
+        config = Config(
+            verifier_address=address,
+            drafter_addresses=tuple(drafters),
+            connect_timeout_s=10,
+            grace_s=0,
+            resume_s=resume_s,
+            linger_ms=20,
+        )
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
         # A call that its server has not begun yet is sent to the next server unseen.
@@ -348,7 +355,7 @@ async def test_a_verifier_that_comes_back_with_another_model_is_refused_and_with
 
 async def test_one_that_is_not_there_does_not_keep_the_others_from_serving() -> None:
     async with serving(FakeVerifier()) as address:
-        config = Config(f"127.0.0.1:1, {address}", connect_timeout_s=10, grace_s=0)
+        config = Config(verifier_address=f"127.0.0.1:1, {address}", connect_timeout_s=10, grace_s=0)
         async with running(config) as orchestrator, Client(orchestrator.address) as client:
             assert len((await client.generate(PROMPT, Options(max_tokens=3))).token_ids) == 3
             assert (await client.model_info()).num_verifiers == 1

@@ -40,7 +40,9 @@ async def orchestrators(
         made = []
         for url in urls:
             chosen = {"redis_timeout_ms": 5000.0, "cache_secret": "of all", "planner": "fixed", **settings}
-            config = Config(",".join(addresses), connect_timeout_s=10.0, grace_s=0.0, redis_url=url, **chosen)
+            config = Config(
+                verifier_address=",".join(addresses), connect_timeout_s=10.0, grace_s=0.0, redis_url=url, **chosen
+            )
             orchestrator = await stack.enter_async_context(running(config))
             made.append((await stack.enter_async_context(Client(orchestrator.address)), orchestrator))
         await eventually(lambda: all(len(one.streams) == len(urls) for one in verifiers))

@@ -22,7 +22,7 @@ async def test_the_events_of_three_services_are_the_rounds_of_their_requests() -
     ):
         # Nobody is meant to come late here.
         settings = {"linger_ms": 5000.0, "grace_s": 0.0, "cache_drafter": False, "planner": "fixed"}
-        config = Config(verifier, (drafter,), **settings)
+        config = Config(verifier_address=verifier, drafter_addresses=(drafter,), **settings)
         async with running(config, timeline=own) as orchestrator, Client(orchestrator.address) as caller:
             answers = []
             for seed in (1, 2):

@@ -44,7 +44,7 @@ def secured(files: Directory, verifier: str, *drafters: str, **settings: object)
     """An orchestrator with TLS on all sides."""
     tls = {"tls_cert": files.cert, "tls_key": files.key, "tls_client_ca": files.ca}
     backend = {"backend_tls_ca": files.ca, "backend_tls_cert": files.cert, "backend_tls_key": files.key}
-    return Config(verifier, drafters, **{**QUICK, **tls, **backend, **settings})  # type: ignore[arg-type]
+    return Config(verifier_address=verifier, drafter_addresses=drafters, **{**QUICK, **tls, **backend, **settings})  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +83,7 @@ async def test_back_ends_do_not_serve_an_orchestrator_that_they_do_not_know(
         stranger = {"backend_tls_cert": strangers.cert, "backend_tls_key": strangers.key}
         config = secured(files, address, **{**quick, **stranger})
         if caller == "plaintext":
-            config = Config(address, **{**QUICK, **quick})  # type: ignore[arg-type]
+            config = Config(verifier_address=address, **{**QUICK, **quick})  # type: ignore[arg-type]
         with pytest.raises(UnavailableError, match="UNAVAILABLE"):
             async with running(config):
                 raise AssertionError("it serves")

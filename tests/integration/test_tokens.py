@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from coppice.client import Client, Options, RequestFailedError
 from coppice.net import rpc
 from coppice.net.access_token import token_digest
+from coppice.settings import ConfigError
 from coppice.v1 import inference_pb2, inference_pb2_grpc
-from orchestrator.config import ConfigError
 from tests.conftest import StartFakes
 from tests.fakes import FakeVerifier, eventually
 from tests.toy_target import babble, plain

@@ -225,7 +225,9 @@ async def test_a_cancelled_call_ends_every_span_of_every_service() -> None:
 async def test_untraced_requests_tell_back_ends_nothing() -> None:
     fake, drafter = FakeVerifier(), FakeDrafter()
     async with serving(fake) as verifier, serving(drafter) as drafting:
-        config = Config(verifier, (drafting,), grace_s=0.0, cache_drafter=False, planner="fixed")
+        config = Config(
+            verifier_address=verifier, drafter_addresses=(drafting,), grace_s=0.0, cache_drafter=False, planner="fixed"
+        )
         async with running(config) as orchestrator, rpc.open_channel(orchestrator.address) as channel:
             await last_of(inference_pb2_grpc.InferenceServiceStub(channel), request(), CALLER)
     assert [opened.traceparent for opened in (*fake.opened, *drafter.opened)] == ["", ""]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_where_the_cache_holds_less_than_the_model_s_context_requests_without_ma
     assert result.finish is not None
     assert (result.finish.reason, len(result.token_ids)) == (FinishReason.CONTEXT_LENGTH, 3)
     with pytest.raises(IncompatibleError, match="KV_CACHE_MIB"):
-        load_probed_target(replace(config, max_nodes=8192))
+        load_probed_target(config.model_copy(update={"max_nodes": 8192}))
 
 
 async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
@@ -224,4 +223,4 @@ def test_a_bad_setting_stops_the_process_before_it_loads_anything_and_is_named()
         [sys.executable, "-c", WITHOUT_TORCH], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 2, ended.stderr
-    assert "THREADS must be a number, got 'two'" in ended.stderr
+    assert "THREADS must be a whole number of at least 0, got 'two'" in ended.stderr

@@ -250,7 +250,9 @@ def test_no_serving_code_fills_templates_or_fetches() -> None:
             assert not [line for line in text.splitlines() if libraries.match(line)], path
 
 
-@pytest.mark.parametrize("config", [Config("v:1"), VerifierConfig(model="m"), DrafterConfig(model="m")])
+@pytest.mark.parametrize(
+    "config", [Config(verifier_address="v:1"), VerifierConfig(model="m"), DrafterConfig(model="m")]
+)
 def test_services_listen_where_nobody_else_reaches_them_unless_told_otherwise(config: Any) -> None:
     assert rpc.is_loopback(config.listen_address)
 

@@ -187,7 +187,7 @@ def ablation(
     from coppice.lab.bench.report import write_json
     from orchestrator.config import Config
 
-    num_nodes = nodes or Config.max_nodes
+    num_nodes = nodes or Config.model_fields["max_nodes"].default
     grids = Grids() if quick else Grids(*tried)
     groups = make_groups(
         drafters, temperatures, num_nodes, grids, choose_parts(parts, PARTS), has_planner=form == ASYNCHRONOUS

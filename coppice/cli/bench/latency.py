@@ -139,7 +139,7 @@ def _allow_nodes(budgets: Sequence[int]) -> int | None:
     """
     from orchestrator.config import Config
 
-    limit = int(os.environ.get(MAX_NODES_VARIABLE, Config.max_nodes))
+    limit = int(os.environ.get(MAX_NODES_VARIABLE, Config.model_fields["max_nodes"].default))
     if max(budgets, default=0) <= limit:
         return None
     os.environ[MAX_NODES_VARIABLE] = str(max(budgets))

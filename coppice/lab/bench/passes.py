@@ -9,7 +9,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,10 +77,10 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
     machine = describe_machine()
     quiet_transformers()
     plain = load_model(target_dir)
-    config = VerifierConfig(model=str(target_dir), threads=threads, device=device)
+    config = VerifierConfig.from_env({}, model=str(target_dir), threads=threads, device=device)
     try:
         ours, info = load_probed_target(config)
-        fast = load_probed_target(replace(config, exactness="fast"))[0] if info.exact else None
+        fast = load_probed_target(config.model_copy(update={"exactness": "fast"}))[0] if info.exact else None
     except (OSError, ValueError) as error:
         raise BenchmarkError(f"cannot load {target_dir}: {error}") from error
     if max(plan.contexts) + max(plan.rows) > info.max_context_tokens:

@@ -233,7 +233,7 @@ def test_a_recipe_runs_to_a_checkpoint_that_drafts_and_says_what_it_is(
     train(workshop, tmp_path / "out", kind, monkeypatch)
     monkeypatch.setattr(drafter_checkpoint, "compiled_ways", list)
     drafter = load_drafter(
-        DrafterConfig(str(tmp_path / "out"), drafter_kind=kind, device="cpu", draft_min_probability=0.0)
+        DrafterConfig(model=str(tmp_path / "out"), drafter_kind=kind, device="cpu", draft_min_probability=0.0)
     )
     assert (drafter.info.kind, drafter.info.vocab_size) == (kind, 300)
     assert len(drafter.info.acceptance_by_rank) == 4
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_layers_alone_drafts_with_the_embeddings_that_it_began_w
     kept = load_file(out / "layers.safetensors")
     num_masks = 3 if kind == "semi-ar" else 1
     assert {len(value) for name, value in kept.items() if "embed_tokens" in name or "lm_head" in name} == {num_masks}
-    drafter = load_drafter(DrafterConfig(str(out), drafter_kind=kind, device="cpu", draft_min_probability=0.0))
+    drafter = load_drafter(DrafterConfig(model=str(out), drafter_kind=kind, device="cpu", draft_min_probability=0.0))
     assert (drafter.info.vocab_size, drafter.info.tokenizer_fingerprint) == (300, load_fingerprint(workshop / "start"))
     assert len(drafter.open([1, 2, 3], SamplingParams()).draft(12)) == 12
     state = load_model(str(out), torch.device("cpu")).state_dict()

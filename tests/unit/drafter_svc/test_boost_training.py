@@ -179,7 +179,9 @@ def test_the_recipe_runs_end_to_end(workshop: Path, tmp_path: Path, monkeypatch:
     trees = []
     kinds = {"small-lm": workshop / "start", **{kind: tmp_path / "out" / kind for kind in ("boost-1", "boost-2")}}
     for kind, model in kinds.items():
-        drafter = load_drafter(DrafterConfig(str(model), drafter_kind=kind, device="cpu", draft_min_probability=0.0))
+        drafter = load_drafter(
+            DrafterConfig(model=str(model), drafter_kind=kind, device="cpu", draft_min_probability=0.0)
+        )
         assert drafter.info.kind == kind
         trees.append(drafter.open([1, 2, 3], SamplingParams(temperature=0.7, seed=1)).draft(12))
         assert trees[-1].source_names == (kind,)

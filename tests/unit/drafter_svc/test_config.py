@@ -9,7 +9,8 @@ import pytest
 
 from coppice.core.errors import UnsupportedError
 from coppice.net.tls import ServerTls
-from drafter_svc.config import ConfigError, DrafterConfig
+from coppice.settings import ConfigError
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters import registry
 
 
@@ -44,17 +45,17 @@ def test_every_variable_is_read() -> None:
     }
     config = DrafterConfig.from_env(env)
     assert config == DrafterConfig(
-        "m",
-        "0.0.0.0:50051",
-        "small-lm",
-        "cpu",
-        2,
-        32,
-        9,
-        1.5,
-        2,
-        3,
-        0.2,
+        model="m",
+        listen_address="0.0.0.0:50051",
+        drafter_kind="small-lm",
+        device="cpu",
+        threads=2,
+        max_nodes=32,
+        max_sequences=9,
+        grace_s=1.5,
+        draft_width=2,
+        draft_steps=3,
+        draft_min_gain=0.2,
         metrics_port=9100,
         prefix_mib=7,
         draft_children=3,
@@ -148,4 +149,4 @@ def test_tls_is_all_three_files_or_none() -> None:
 def test_a_drafter_drafts_ahead_where_it_has_a_processor_of_its_own_or_is_told_to(
     settings: dict[str, Any], *, on_gpu: bool, steps: int
 ) -> None:
-    assert DrafterConfig("model", **settings).ahead_steps(on_gpu=on_gpu) == steps
+    assert DrafterConfig(model="model", **settings).ahead_steps(on_gpu=on_gpu) == steps

@@ -268,7 +268,7 @@ def texts() -> Iterator[tuple[list[int], list[int]]]:
 
 
 def test_four_of_five_outcomes_of_the_bundled_pair_are_drafted_for() -> None:
-    drafter: Any = load(DrafterConfig(str(MODELS / "small-lm"), device="cpu", draft_ahead="on"))
+    drafter: Any = load(DrafterConfig(model=str(MODELS / "small-lm"), device="cpu", draft_ahead="on"))
     # There is all the time.
     drafter._ahead = replace(drafter._ahead, clock=lambda: 0.0)
     num_rounds = num_hits = 0

@@ -209,7 +209,7 @@ def test_the_recipe_runs_to_a_checkpoint_that_drafts_as_it_was_fitted(
     assert {path.name for path in out.iterdir()} == {
         "README.md", "drafter.json", "features.safetensors", "recipe.json", "validation_curve.png"
     }  # fmt: skip
-    drafter = load_drafter(DrafterConfig(str(out), drafter_kind=KIND, device="cpu", draft_min_probability=0.0))
+    drafter = load_drafter(DrafterConfig(model=str(out), drafter_kind=KIND, device="cpu", draft_min_probability=0.0))
     assert isinstance(drafter, BlockLm)
     assert (drafter.info.kind, drafter.info.vocab_size, drafter.info.feature_size) == (KIND, VOCAB, HIDDEN)
     card = (out / "README.md").read_text()
@@ -239,7 +239,7 @@ def test_checkpoints_that_make_no_sense_are_refused(
 ) -> None:
     out = tmp_path / "out"
     train(workshop, out, monkeypatch)
-    config = DrafterConfig(str(out), drafter_kind=KIND, device="cpu")
+    config = DrafterConfig(model=str(out), drafter_kind=KIND, device="cpu")
     described = json.loads((out / "drafter.json").read_text())
     for change, message in (
         ({"trunk": None}, "does not say which"),

@@ -8,12 +8,13 @@ import sys
 import pytest
 
 from coppice.net.tls import ChannelTls, ServerTls
-from orchestrator.config import Config, ConfigError
+from coppice.settings import ConfigError
+from orchestrator.config import Config
 
 
 def test_defaults_need_only_a_verifier() -> None:
     config = Config.from_env({"VERIFIER_ADDRESS": "v:1"})
-    assert config == Config("v:1")
+    assert config == Config(verifier_address="v:1")
     assert config.drafter_addresses == ()
 
 
@@ -55,18 +56,43 @@ def test_every_variable_is_read() -> None:
         "SHARED_PLACES": "5",
         "UNREAD_S": "2.5",
     }
-    edge = ("v:1", ("a:1", "b:2"), "0.0.0.0:5", True, 7, 1.5, 3, 4.0, 5.0, 0.0, 6.0, 2)
-    cache = (True, "redis://r:1", 7.0, " of all ", 8, 9.0)
-    tokens = {"tokens_file": "/tokens", "open_reflection": True}
-    queue = (8, 0.5, 25.0, (("a", 2), ("b", 3)))
-    rounds = {"rounds": "synchronous", "synchronous_wait_s": 3.5}
-    others = {"shared_places": 5, "unread_s": 2.5}
-    expected = Config(*edge, *cache, *queue, "fixed", metrics_port=9100, **tokens, **rounds, **others)
+    expected = Config(
+        verifier_address="v:1",
+        drafter_addresses=("a:1", "b:2"),
+        listen_address="0.0.0.0:5",
+        require_drafters=True,
+        max_nodes=7,
+        linger_ms=1.5,
+        max_requests=3,
+        default_timeout_s=4.0,
+        connect_timeout_s=5.0,
+        grace_s=0.0,
+        resume_s=6.0,
+        max_outputs=2,
+        cache_drafter=True,
+        redis_url="redis://r:1",
+        redis_timeout_ms=7.0,
+        cache_secret=" of all ",
+        cache_mib=8,
+        cache_ttl_s=9.0,
+        max_queued=8,
+        max_queue_wait_s=0.5,
+        max_token_ms=25.0,
+        tenant_weights=(("a", 2), ("b", 3)),
+        planner="fixed",
+        metrics_port=9100,
+        tokens_file="/tokens",
+        open_reflection=True,
+        rounds="synchronous",
+        synchronous_wait_s=3.5,
+        shared_places=5,
+        unread_s=2.5,
+    )
     assert Config.from_env(env) == expected
 
 
 def test_secrets_do_not_show() -> None:
-    shown = repr(Config("v:1", redis_url="redis://:hidden@r:1", cache_secret="hidden"))
+    shown = repr(Config(verifier_address="v:1", redis_url="redis://:hidden@r:1", cache_secret="hidden"))
     assert "hidden" not in shown
 
 
@@ -138,7 +164,7 @@ def test_each_side_has_its_own_tls() -> None:
 
 def test_a_redis_without_the_cache_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="REDIS_URL needs CACHE_DRAFTER"):
-        Config("v:1", cache_drafter=False, redis_url="redis://r:1")
+        Config(verifier_address="v:1", cache_drafter=False, redis_url="redis://r:1")
 
 
 def test_the_process_ends_with_code_2_and_the_name_of_the_variable() -> None:

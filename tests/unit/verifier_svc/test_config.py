@@ -34,7 +34,24 @@ def test_every_setting_is_read() -> None:
         "METRICS_PORT": "9100",
     }
     expected = VerifierConfig(
-        "m", "127.0.0.1:7", "cpu", 3, "fast", 9, 100, 2, 5, 64, 96, 12, "off", 1.5, 2, 7.5, 0.01, 9100
+        model="m",
+        listen_address="127.0.0.1:7",
+        device="cpu",
+        threads=3,
+        exactness="fast",
+        max_nodes=9,
+        max_context_tokens=100,
+        max_sequences=2,
+        max_queued=5,
+        prefill_chunk=64,
+        max_rows=96,
+        kv_cache_mib=12,
+        prefix_reuse="off",
+        grace_s=1.5,
+        tensor_parallel=2,
+        collective_timeout_s=7.5,
+        near_tie_gap=0.01,
+        metrics_port=9100,
     )
     assert VerifierConfig.from_env(env) == expected
 
@@ -50,7 +67,7 @@ def test_settings_of_re_drafts_are_read() -> None:
         "REDRAFT_MIN_PROBABILITY": "0.05",
     }
     expected = VerifierConfig(
-        "m",
+        model="m",
         space_adapter="a",
         redraft_tokens=4,
         redraft_groups=2,
@@ -65,8 +82,8 @@ def test_settings_of_re_drafts_are_read() -> None:
 
 def test_settings_of_early_pruning_are_read() -> None:
     env = {"MODEL": "m", "EARLY_HEAD": "h", "EARLY_PRUNING": "on"}
-    assert VerifierConfig.from_env(env) == VerifierConfig("m", early_head="h", early_pruning="on")
-    assert VerifierConfig("m").early_pruning == "auto"
+    assert VerifierConfig.from_env(env) == VerifierConfig(model="m", early_head="h", early_pruning="on")
+    assert VerifierConfig(model="m").early_pruning == "auto"
     with pytest.raises(ValueError, match="EARLY_HEAD needs a target that one process holds"):
         VerifierConfig.from_env({**env, "TENSOR_PARALLEL": "2"})
 

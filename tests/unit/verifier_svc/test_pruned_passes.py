@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -219,15 +218,17 @@ def test_heads_that_do_not_fit_are_refused(new_model: NewModel) -> None:
 def test_a_head_is_loaded_tried_and_switched(tmp_path: Path, new_model: NewModel) -> None:
     target = new_target(new_model("llama"))
     save_head(random_head(64), tmp_path)
-    config = VerifierConfig("m", early_head=str(tmp_path))
+    config = VerifierConfig(model="m", early_head=str(tmp_path))
     settings = with_early_head(target, config, VOCAB, exact=True)
     assert settings == PruningSettings(THRESHOLDS, free_rows=16, row_multiple=4)
-    forced = with_early_head(new_target(new_model("llama")), replace(config, early_pruning="on"), VOCAB, exact=True)
+    forced = with_early_head(
+        new_target(new_model("llama")), config.model_copy(update={"early_pruning": "on"}), VOCAB, exact=True
+    )
     assert forced is not None
     assert forced.switch == ON
-    for off in (replace(config, early_pruning="off"), VerifierConfig("m")):
+    for off in (config.model_copy(update={"early_pruning": "off"}), VerifierConfig(model="m")):
         other = new_target(new_model("llama"))
         assert with_early_head(other, off, VOCAB, exact=True) is None
         assert not other.can_prune(other.plan([SequenceRows(SequenceCache(other.cache, 64), [1])]))
     with pytest.raises(IncompatibleError, match="no early head"):
-        with_early_head(target, replace(config, early_head=str(tmp_path / "none")), VOCAB, exact=True)
+        with_early_head(target, config.model_copy(update={"early_head": str(tmp_path / "none")}), VOCAB, exact=True)

@@ -45,10 +45,10 @@ def test_without_drafters_there_are_none() -> None:
     [
         ("TENSOR_PARALLEL", "2", "TENSOR_PARALLEL must be 1"),
         ("VERIFIER_ADDRESS", "elsewhere:1", "VERIFIER_ADDRESS must not be set"),
-        ("VERIFIERS", "0", "VERIFIERS must be a whole number"),
+        ("VERIFIERS", "0", "VERIFIERS must be a whole number of at least 1"),
         ("DRAFTERS", "small-lm", "KIND=MODEL"),
         ("ROUNDS", "often", "ROUNDS must be one of"),
-        ("VERIFIER_MODEL", "", "MODEL must name"),
+        ("VERIFIER_MODEL", "", "MODEL must be a checkpoint directory"),
     ],
 )
 def test_what_one_process_does_not_do_is_refused_by_name(setting: str, value: str, complaint: str) -> None:

@@ -11,8 +11,9 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from coppice.core.sampling import SamplingParams
+from coppice.settings import ConfigError
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.config import ConfigError, DrafterConfig
+from drafter_svc.config import DrafterConfig
 from drafter_svc.model.cache_budget import CacheBudget, CachingSequence
 from drafter_svc.session import Opening, Outcome, Session
 from tests.unit.drafter_svc.drafters.small_lm import test_small_lm
@@ -68,9 +69,9 @@ def test_without_a_limit_nothing_is_forgotten_and_others_have_nothing_to_forget(
     for keeper in (*keepers, object()):
         budget.note(keeper)
     assert (budget.num_tokens, budget.num_forgotten) == (3 * 10**6, 0)
-    assert DrafterConfig("model").max_cached_tokens > 0
+    assert DrafterConfig(model="model").max_cached_tokens > 0
     with pytest.raises(ConfigError, match="MAX_CACHED_TOKENS"):
-        DrafterConfig("model", max_cached_tokens=-1)
+        DrafterConfig(model="model", max_cached_tokens=-1)
 
 
 @dataclass

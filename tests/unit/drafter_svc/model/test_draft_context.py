@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from coppice.core.sampling import SamplingParams
-from drafter_svc.config import ConfigError, DrafterConfig
+from coppice.settings import ConfigError
+from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block.block_lm import BlockLm
 from drafter_svc.drafters.small_lm.drafter import SmallLm
 from drafter_svc.model.draft_context import LEAST_CONTEXT, SINKS, STEP_SHARE, DraftContext
@@ -150,12 +151,12 @@ def with_prefixes(model: LlamaForCausalLM, kind: str, most: int) -> SmallLm | Bl
 
 
 def test_the_limit_is_what_was_asked_for_or_what_the_checkpoint_is_good_for() -> None:
-    config = DrafterConfig("model")
+    config = DrafterConfig(model="model")
     assert config.context_tokens(512, 2048) == 512
     # An eighth of the positions is left for trees.
     assert config.context_tokens(0, 2048) == config.context_tokens(4096, 2048) == 1792
     assert config.context_tokens(0, 18) == 0
-    chosen = DrafterConfig("model", draft_context=100)
+    chosen = DrafterConfig(model="model", draft_context=100)
     assert [chosen.context_tokens(512, positions) for positions in (2048, 64)] == [100, 56]
     with pytest.raises(ConfigError, match="DRAFT_CONTEXT must be 0 or at least 16"):
-        DrafterConfig("model", draft_context=15)
+        DrafterConfig(model="model", draft_context=15)

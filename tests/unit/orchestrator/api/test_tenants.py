@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from coppice.net.access_token import new_token, token_digest
+from coppice.settings import ConfigError
 from orchestrator.api.tenants import Tenant, parse_tokens
 from orchestrator.api.token_file import TokenFile
-from orchestrator.config import ConfigError
 
 ALICE, BOB = token_digest("alice's"), token_digest("bob's")
 
