@@ -38,7 +38,7 @@ from coppice.lab.bench.ablation.variants import (
     uncoupled_name,
 )
 from coppice.lab.bench.summary import ON, ratio_name
-from drafter_svc.drafters.registry import SMALL_LMS
+from drafter_svc.drafters.kinds import SMALL_LMS
 
 RATIO_NOTE = (
     "medians over runs; plain names are T=0, '@T1' marks temperature 1. SOURCES.tau: tokens per round; "
