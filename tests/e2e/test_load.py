@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import Topology
-from coppice.lab.bench.load.arrivals import Arrival
+from coppice.lab.bench.load.loads import Arrival
 from coppice.lab.bench.load.suite import LoadPlan, LoadSuite
 from coppice.lab.bench.prompts import Prompt
 

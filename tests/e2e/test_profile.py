@@ -9,9 +9,8 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.profile import RECORDED_DRAFTER, RECORDED_ORCHESTRATOR, RECORDED_VERIFIER
 from coppice.cli.topology import TopologySpec, running
 from coppice.core.tree import ROOT, TokenTree
-from coppice.lab.bench.profile.plan import ProfilePlan
 from coppice.lab.bench.profile.records import DIRECTORY_VARIABLE, read_records
-from coppice.lab.bench.profile.suite import Addresses, ProfileSuite
+from coppice.lab.bench.profile.suite import Addresses, ProfilePlan, ProfileSuite
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.simulator.profile import profile_from_json
 from coppice.lab.simulator.validation import compare

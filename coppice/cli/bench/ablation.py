@@ -12,8 +12,11 @@ import typer
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.in_pass import InPassOptions, Sizes, run_in_pass
 from coppice.cli.bench.options import (
+    OUT,
+    TARGET,
     PromptsFile,
     Seed,
+    Target,
     choose_parts,
     choose_prompts,
     choose_temperatures,
@@ -22,7 +25,7 @@ from coppice.cli.bench.options import (
     numbers,
     require_checkpoint,
 )
-from coppice.cli.bench.services import run_or_exit
+from coppice.cli.bench.services import finish, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
@@ -42,7 +45,7 @@ def ablation(
         typer.Option(metavar="SUITE", help="drafters, or in-pass: what the target does in its own passes is worth."),
     ] = DRAFTERS,
     prompts: PromptsFile = None,
-    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    target: Target = TARGET,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,9 +53,7 @@ def ablation(
             help="Repeatable, one of a kind. Default: every kind that is in models/; in-pass: one, small-lm.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for ablation.json and .png, or in-pass.json and .png.")] = Path(
-        "results"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for ablation.json and .png, or in-pass.json and .png.")] = OUT,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
     ] = None,
@@ -178,13 +179,10 @@ def ablation(
     count, length, num_runs = sizes.or_else(QUICK_SIZES if quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, count, seed)
 
-    from coppice.lab.bench.ablation.plot import plot_ablation
-    from coppice.lab.bench.ablation.services import measure_on_services
-    from coppice.lab.bench.ablation.suite import AblationSuite
-    from coppice.lab.bench.ablation.table import print_ablation
+    from coppice.lab.bench.ablation.suite import SHOWN, AblationSuite
     from coppice.lab.bench.ablation.variants import PARTS, Grids, make_groups
     from coppice.lab.bench.latency import Plan
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.services import measure_on
     from orchestrator.config import Config
 
     num_nodes = nodes or Config.model_fields["max_nodes"].default
@@ -199,13 +197,7 @@ def ablation(
         target, drafters, groups, tuple(chosen), plan, num_nodes, form, threads or os.cpu_count() or 1
     )
     spec = TopologySpec(str(target), (), threads=threads)
-    report = run_or_exit(measure_on_services(ablation_suite.run, spec, groups, form, num_nodes))
-    write_json(report, out / "ablation.json")
-    plot_ablation(report, out / "ablation.png")
-    print_ablation(report)
-    typer.echo(f"wrote {out / 'ablation.json'} and {out / 'ablation.png'}")
-    if report["mismatches"]:
-        raise typer.Exit(1)
+    finish(run_or_exit(measure_on(spec, ablation_suite.start, ablation_suite.run)), SHOWN, out)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:
@@ -226,7 +218,7 @@ def _form(rounds: str) -> str:
 
 def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
     """One drafter of each kind; raises typer.BadParameter where there is none, or two of a kind."""
-    from drafter_svc.drafters.kinds import KINDS
+    from drafter_svc.drafters.registry import KINDS
 
     if texts is None:
         found = tuple(DrafterSpec(kind, str(MODELS / kind)) for kind in KINDS if has_checkpoint(MODELS / kind))

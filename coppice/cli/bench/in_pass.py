@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,11 +18,10 @@ from coppice.cli.bench.options import (
     numbers,
     require_checkpoint,
 )
-from coppice.cli.bench.services import run_or_exit
+from coppice.cli.bench.services import finish, run_or_exit
 from coppice.cli.topology import DEFAULT_KIND, TopologySpec
 
 if TYPE_CHECKING:
-    from coppice.lab.bench.in_pass.suite import InPassSuite
     from coppice.lab.bench.in_pass.variants import InPass
 
 # Prompts, tokens and runs.
@@ -34,6 +33,8 @@ PARTS = ("drafting", "pruning")
 MOST_NODES = 64
 # Of plain decoding on two cores, to say beforehand about how long it will take.
 TOKENS_PER_S = 150
+# Room for the sequences of a benchmark; so many verifiers at once cannot each have the usual gibibyte.
+KV_CACHE_MIB = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,39 +117,26 @@ def run_in_pass(
     count, length, num_runs = sizes.or_else(QUICK_SIZES if options.quick else USUAL_SIZES)
     chosen = choose_prompts(prompts, max(count, *what.batch_sizes, 1), seed)
 
-    from coppice.lab.bench.in_pass.plot import plot_in_pass
-    from coppice.lab.bench.in_pass.suite import InPassSuite
-    from coppice.lab.bench.in_pass.table import print_in_pass
+    from coppice.lab.bench.in_pass.suite import InPassSuite, shown, variants_of
     from coppice.lab.bench.in_pass.variants import make_groups
     from coppice.lab.bench.latency import Plan
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.services import measure_on
 
     plan = Plan(num_runs, length, temperatures, seed)
     threads = options.threads or os.cpu_count() or 1
     suite = InPassSuite(
         options.target, what, make_groups(what), tuple(chosen), min(count, len(chosen)), plan, threads, left_out
     )
-    report = run_or_exit(_measure(suite, TopologySpec(str(options.target), (), threads=options.threads)))
-    write_json(report, out / "in-pass.json")
-    plot_in_pass(report, out / "in-pass.png")
-    print_in_pass(report)
-    typer.echo(f"wrote {out / 'in-pass.json'} and {out / 'in-pass.png'}")
-    if report["mismatches"]:
-        raise typer.Exit(1)
-
-
-async def _measure(suite: InPassSuite, spec: TopologySpec) -> dict[str, Any]:
-    """Run the suite beside its services; one that ends by itself ends it."""
-    from coppice.lab.bench.in_pass.services import measure_on_services, variants_of
-
     num_verifiers = len({variant.verifier for variant in variants_of(suite.groups)})
-    seconds = suite.num_requests * suite.plan.max_tokens / TOKENS_PER_S
+    seconds = suite.num_requests * length / TOKENS_PER_S
     typer.echo(
-        f"{suite.num_requests} completions of {suite.plan.max_tokens} tokens with {num_verifiers} verifiers: "
-        f"{seconds / 60:.0f} minutes where all of it has {TOKENS_PER_S} tokens/s, beside their start",
+        f"{suite.num_requests} completions of {length} tokens with {num_verifiers} verifiers: "
+        f"{seconds / 60:.0f} minutes where all of it has {TOKENS_PER_S} tokens/s, and their start",
         err=True,
     )
-    return await measure_on_services(suite.run, spec, suite.groups)
+    spec = TopologySpec(str(options.target), (), threads=options.threads, kv_cache_mib=KV_CACHE_MIB)
+    report = run_or_exit(measure_on(spec, suite.start, suite.run))
+    finish(report, shown(report), out)
 
 
 def _space(directory: Path | None) -> tuple[str, int]:

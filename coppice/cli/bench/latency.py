@@ -1,33 +1,39 @@
-"""`coppice bench latency`: one stream, beside transformers."""
+"""`coppice bench latency`: one stream, and transformers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
+    DRAFTER,
+    OUT,
+    TARGET,
+    MaxTokens,
     NumPrompts,
+    Out,
     PromptsFile,
+    Runs,
     Seed,
+    Target,
+    Temperatures,
     choose_prompts,
     choose_temperatures,
     drafter_spec,
     numbers,
     require_checkpoint,
 )
-from coppice.cli.bench.services import measure_or_exit, run_or_exit
+from coppice.cli.bench.services import finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Threads
-from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
-from coppice.cli.topology import DrafterSpec, TopologySpec
+from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from coppice.lab.bench.forms.form import Form
+    from coppice.lab.bench.forms import Form
 
 MAX_NODES_VARIABLE = "MAX_NODES"
 MAX_SWEPT_NODES = 1024
@@ -36,15 +42,15 @@ NO_DELAY = "0"
 
 def latency(
     prompts: PromptsFile = None,
-    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    target: Target = TARGET,
     drafter: Annotated[
         str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
-    ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for latency.json and latency.png.")] = Path("results"),
+    ] = DRAFTER,
+    out: Out = OUT,
     num_prompts: NumPrompts = 20,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")] = 128,
-    runs: Annotated[int, typer.Option(min=1, help="Passes over all prompts; at least 3 to be quoted.")] = 3,
-    temperature: Annotated[list[float] | None, typer.Option(help="Repeatable. Default: 0 and 1.")] = None,
+    max_tokens: MaxTokens = 128,
+    runs: Runs = 3,
+    temperature: Temperatures = None,
     threads: Threads = 0,
     seed: Seed = 0,
     sweep_nodes: Annotated[
@@ -77,40 +83,23 @@ def latency(
     temperatures = choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
 
-    from coppice.lab.bench.latency import Plan
-    from coppice.lab.bench.latency_suite import LatencySuite
+    from coppice.lab.bench.form_services import measure_with_forms
+    from coppice.lab.bench.forms import form_panels, with_forms
+    from coppice.lab.bench.harness.plots import draw
+    from coppice.lab.bench.latency import SHOWN, LatencySuite, Plan
 
-    spec = TopologySpec(str(target), (DrafterSpec(SMALL_LM, str(small_lm)),), threads=threads)
+    spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
     plan = Plan(runs, max_tokens, temperatures, seed)
     # The services' own default, which they take for 0 threads.
     num_threads = threads or os.cpu_count() or 1
     default_nodes = _allow_nodes(budgets)
     suite = LatencySuite(target, small_lm, tuple(chosen), plan, num_threads, default_nodes, budgets)
     if chosen_forms:
-        from coppice.lab.bench.forms.deployment import measure_with_forms
-
-        _report(run_or_exit(measure_with_forms(suite, spec, chosen_forms)), out)
+        report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
+        draw(report, form_panels(report), out / "forms.png")
     else:
-        _report(measure_or_exit(suite, spec), out)
-
-
-def _report(report: dict[str, Any], out: Path) -> None:
-    from coppice.lab.bench.plot import plot_latency
-    from coppice.lab.bench.report import write_json
-    from coppice.lab.bench.table import print_report
-
-    write_json(report, out / "latency.json")
-    plot_latency(report["rows"], out / "latency.png")
-    print_report(report)
-    if report["settings"]["forms"]:
-        from coppice.lab.bench.forms.plot import plot_forms
-        from coppice.lab.bench.forms.table import print_forms
-
-        plot_forms(report, out / "forms.png")
-        print_forms(report)
-    typer.echo(f"wrote {out / 'latency.json'} and {out / 'latency.png'}")
-    if report["mismatches"]:
-        raise typer.Exit(1)
+        report = measure_or_exit(suite, spec)
+    finish(report, with_forms(SHOWN, report), out)
 
 
 def _forms(names: str, delays: str) -> tuple[Form, ...]:
@@ -120,9 +109,9 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
             raise typer.BadParameter("--delays: says how far apart the services of --forms are")
         return ()
     from coppice.cli.__main__ import app
-    from coppice.lab.bench.contenders import BenchmarkError
-    from coppice.lab.bench.forms.deployment import require_options
-    from coppice.lab.bench.forms.form import parse_forms
+    from coppice.lab.bench.form_services import require_options
+    from coppice.lab.bench.forms import parse_forms
+    from coppice.lab.bench.harness.experiment import BenchmarkError
 
     try:
         forms = parse_forms(names, delays)
@@ -148,9 +137,9 @@ def _allow_nodes(budgets: Sequence[int]) -> int | None:
 
 def _small_lm_directory(drafter: str) -> Path:
     spec = drafter_spec(drafter)
-    if spec.kind != SMALL_LM:
+    if spec.kind != DEFAULT_KIND:
         # It is transformers' assistant too, which has to be a language model.
-        raise typer.BadParameter(f"--drafter: this suite takes a {SMALL_LM}, got {drafter!r}")
+        raise typer.BadParameter(f"--drafter: this suite takes a {DEFAULT_KIND}, got {drafter!r}")
     return Path(spec.model)
 
 

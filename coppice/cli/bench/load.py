@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.options import (
+    DRAFTER,
+    OUT,
+    TARGET,
+    Concurrency,
     NumPrompts,
+    Out,
     PromptsFile,
+    Runs,
     Seed,
+    Target,
+    TpotTarget,
+    TtftTarget,
     choose_prompts,
     numbers,
     require_checkpoint,
 )
-from coppice.cli.bench.services import measure_or_exit
+from coppice.cli.bench.services import finish, measure_or_exit
 from coppice.cli.options import Threads, topology_spec
-from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from coppice.lab.bench.load.arrivals import Arrival
+    from coppice.lab.bench.load.loads import Arrival
 
 # Of arrivals; far above it, a client measures how fast it opens streams.
 MAX_RATE = 10
@@ -31,17 +38,17 @@ MAX_RATE = 10
 
 def load(
     prompts: PromptsFile = None,
-    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
+    target: Target = TARGET,
     drafter: Annotated[
         str,
         typer.Option(
             metavar="KIND=DIR|none",
             help="The drafter's checkpoint directory; none: the bundled target drafts for itself.",
         ),
-    ] = f"{SMALL_LM}={MODELS / SMALL_LM}",
-    out: Annotated[Path, typer.Option(help="Directory for load.json, .png and .html.")] = Path("results"),
-    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,4,16,64",
-    runs: Annotated[int, typer.Option(min=1, help="Windows of each kind; at least 3 to be quoted.")] = 3,
+    ] = DRAFTER,
+    out: Out = OUT,
+    concurrency: Concurrency = "1,4,16,64",
+    runs: Runs = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
     rates: Annotated[
         str, typer.Option(metavar="F,F,…", help="Arrivals, in shares of saturation without speculation; empty: none.")
@@ -51,8 +58,8 @@ def load(
     ] = None,
     trace_speed: Annotated[float, typer.Option(min=0.001, help="How many times as fast the trace is played.")] = 1.0,
     step: Annotated[int, typer.Option(min=0, help="Requests at once on top of the step; 0 for no step.")] = 64,
-    ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
-    tpot_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")] = 50.0,
+    ttft_ms: TtftTarget = 1000.0,
+    tpot_ms: TpotTarget = 50.0,
     transformers: Annotated[
         bool, typer.Option(help="Whether transformers by itself has its turn beside the closed loads (greedy ones).")
     ] = True,
@@ -69,32 +76,19 @@ def load(
     """
     set_spin_count()
     require_checkpoint(target, "--target")
-    levels = numbers(concurrency, "--concurrency")
-    if not levels:
-        raise typer.BadParameter("--concurrency: needs at least one number")
+    levels = numbers(concurrency, "--concurrency", least=1)
     shortest, longest = length_range(output_tokens)
     shares = multiples(rates, "--rates")
     chosen = choose_prompts(prompts, num_prompts, seed)
 
-    from coppice.lab.bench.html_report import write_html
     from coppice.lab.bench.load.figures import Targets
-    from coppice.lab.bench.load.plot import plot_load
-    from coppice.lab.bench.load.suite import LoadPlan, LoadSuite
-    from coppice.lab.bench.load.table import print_load
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
     plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
     num_threads = threads or os.cpu_count() or 1
     suite = LoadSuite(target, tuple(chosen), plan, num_threads, shortest, longest, temperature, seed)
-    report = measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads))
-    write_json(report, out / "load.json")
-    plot_load(report, out / "load.png")
-    write_html(report, out / "load.png", out / "load.html")
-    print_load(report)
-    typer.echo(f"wrote {out / 'load.json'}, .png and .html")
-    if report["mismatches"]:
-        raise typer.Exit(1)
+    finish(measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
 
 
 def multiples(text: str, option: str) -> tuple[float, ...]:
@@ -117,7 +111,7 @@ def length_range(text: str) -> tuple[int, int]:
 
 
 def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
-    from coppice.lab.bench.load.arrivals import TraceError, read_trace
+    from coppice.lab.bench.load.loads import TraceError, read_trace
 
     try:
         return () if path is None else tuple(read_trace(path))

@@ -8,10 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.cli.topology import DrafterSpec
+from coppice.checkpoints.bundled import MODELS
+from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
 
 if TYPE_CHECKING:
     from coppice.lab.bench.prompts import Prompt
+
+# Defaults of every suite's --target and --drafter.
+TARGET = MODELS / "target"
+DRAFTER = f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
+OUT = Path("results")
+
+Target = Annotated[Path, typer.Option(help="The target's checkpoint directory.")]
+Drafter = Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")]
+Out = Annotated[Path, typer.Option(help="Directory for SUITE.json and the suite's picture.")]
+MaxTokens = Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")]
+Runs = Annotated[
+    int, typer.Option(min=1, help="Runs, in each of which every contender has its turn; at least 3 to be quoted.")
+]
+Concurrency = Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")]
+TtftTarget = Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")]
+TpotTarget = Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")]
+Temperatures = Annotated[list[float] | None, typer.Option(help="Repeatable. Default: 0 and 1.")]
 
 PromptsFile = Annotated[
     Path | None,
@@ -57,10 +75,10 @@ def require_checkpoint(directory: Path, option: str) -> None:
         raise typer.BadParameter(f"{option}: no checkpoint in {directory}")
 
 
-def numbers(text: str, option: str, most: int | None = None) -> tuple[int, ...]:
-    """Positive numbers with commas between, each once; raises typer.BadParameter where one is something else.
+def numbers(text: str, option: str, most: int | None = None, least: int = 0) -> tuple[int, ...]:
+    """Positive numbers with commas between, each once, at least `least` of them and none above `most`.
 
-    None may be above `most`, where there is such a limit.
+    Raises typer.BadParameter where that is not so.
     """
     try:
         values = tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
@@ -70,6 +88,8 @@ def numbers(text: str, option: str, most: int | None = None) -> tuple[int, ...]:
         raise typer.BadParameter(f"{option}: needs numbers such as 4,8,16, got {text!r}")
     if most is not None and max(values, default=0) > most:
         raise typer.BadParameter(f"{option}: at most {most}, got {text!r}")
+    if len(values) < least:
+        raise typer.BadParameter(f"{option}: needs at least one number")
     return values
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coppice.cli.bench.options import numbers
+from coppice.cli.bench.options import OUT, Out, numbers
+from coppice.cli.bench.services import explained, finish
 
 
 def overhead(
-    out: Annotated[Path, typer.Option(help="Directory for overhead.json.")] = Path("results"),
+    out: Out = OUT,
     requests: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,16,64",
     nodes: Annotated[int, typer.Option(min=4, max=1024, help="Nodes of each draft.")] = 32,
     passes: Annotated[int, typer.Option(min=1, help="Passes that are planned, at each number of requests.")] = 1000,
@@ -19,20 +19,10 @@ def overhead(
     seed: Annotated[int, typer.Option(min=0, help="Of the planner's trees.")] = 0,
 ) -> None:
     """What the planner costs per pass, and the orchestrator per round between peers that answer at once. No models."""
-    levels = numbers(requests, "--requests")
-    if not levels:
-        raise typer.BadParameter("--requests: needs at least one number")
+    levels = numbers(requests, "--requests", least=1)
 
-    from coppice.lab.bench.contenders import BenchmarkError
-    from coppice.lab.bench.overhead.suite import OverheadPlan, measure_overhead
-    from coppice.lab.bench.overhead.table import print_overhead
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.overhead.suite import SHOWN, OverheadPlan, measure_overhead
 
-    try:
+    with explained():
         report = measure_overhead(OverheadPlan(levels, nodes, passes, rounds, seed))
-    except BenchmarkError as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
-    write_json(report, out / "overhead.json")
-    print_overhead(report)
-    typer.echo(f"wrote {out / 'overhead.json'}")
+    finish(report, SHOWN, out)

@@ -5,37 +5,41 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
 from coppice.cli.bench.load import length_range, multiples
 from coppice.cli.bench.options import (
+    DRAFTER,
+    OUT,
+    TARGET,
+    Drafter,
     NumPrompts,
+    Out,
     PromptsFile,
+    Runs,
     Seed,
+    Target,
+    TpotTarget,
+    TtftTarget,
     choose_prompts,
     drafter_spec,
     require_checkpoint,
 )
-from coppice.cli.bench.services import measure_or_exit
+from coppice.cli.bench.services import finish, measure_or_exit
 from coppice.cli.options import Threads
-from coppice.cli.topology import DEFAULT_KIND as SMALL_LM
 from coppice.cli.topology import LOCAL, TopologySpec
 from coppice.kernels.openmp import set_spin_count
 
 
 def overload(
     prompts: PromptsFile = None,
-    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
-    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
-        f"{SMALL_LM}={MODELS / SMALL_LM}"
-    ),
-    out: Annotated[Path, typer.Option(help="Directory for overload.json, .png and .html.")] = Path("results"),
+    target: Target = TARGET,
+    drafter: Drafter = DRAFTER,
+    out: Out = OUT,
     factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
-    runs: Annotated[int, typer.Option(min=1, help="Windows of each load.")] = 2,
+    runs: Runs = 2,
     duration: Annotated[
         float, typer.Option(min=0.25, help="Seconds of a load; the calm one takes twice as long.")
     ] = 20.0,
@@ -54,8 +58,8 @@ def overload(
     ] = 0.15,
     leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that leave early.")] = 0.05,
     slow: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that read slowly.")] = 0.05,
-    ttft_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time to the first token.")] = 1000.0,
-    tpot_ms: Annotated[float, typer.Option(min=0, help="Target of goodput: time per token after it.")] = 50.0,
+    ttft_ms: TtftTarget = 1000.0,
+    tpot_ms: TpotTarget = 50.0,
     num_prompts: NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of lognormal lengths.")] = "16,128",
     threads: Threads = 0,
@@ -75,16 +79,8 @@ def overload(
     shortest, longest = length_range(output_tokens)
     chosen = choose_prompts(prompts, num_prompts, seed)
 
-    from coppice.lab.bench.html_report import write_html
     from coppice.lab.bench.load.figures import Targets
-    from coppice.lab.bench.overload.alone import AloneSuite
-    from coppice.lab.bench.overload.measure import OverloadPlan
-    from coppice.lab.bench.overload.plot import plot_overload
-    from coppice.lab.bench.overload.sizes import Sizes
-    from coppice.lab.bench.overload.suite import OverloadSuite
-    from coppice.lab.bench.overload.table import print_overload
-    from coppice.lab.bench.overload.visitors import Visitors
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.overload import SHOWN, AloneSuite, OverloadPlan, OverloadSuite, Sizes, Visitors
 
     plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
     sizes = Sizes(target, tuple(chosen), shortest, longest, seed)
@@ -107,14 +103,7 @@ def overload(
     )
     bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
     settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
-    report = measure_or_exit(suite, replace(spec, settings=settings))
-    write_json(report, out / "overload.json")
-    plot_overload(report, out / "overload.png")
-    write_html(report, out / "overload.png", out / "overload.html")
-    print_overload(report)
-    typer.echo(f"wrote {out / 'overload.json'}, .png and .html")
-    if report["mismatches"]:
-        raise typer.Exit(1)
+    finish(measure_or_exit(suite, replace(spec, settings=settings)), SHOWN, out)
 
 
 def _free_port() -> int:

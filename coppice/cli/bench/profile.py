@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.checkpoints.bundled import MODELS
-from coppice.cli.bench.options import Seed, choose_prompts, drafter_spec, numbers, require_checkpoint
+from coppice.cli.bench.options import (
+    DRAFTER,
+    OUT,
+    TARGET,
+    Drafter,
+    Out,
+    Runs,
+    Seed,
+    Target,
+    choose_prompts,
+    drafter_spec,
+    numbers,
+    require_checkpoint,
+)
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
-from coppice.cli.topology import DEFAULT_KIND, TopologySpec, running
+from coppice.cli.topology import TopologySpec, running
 from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
@@ -29,17 +41,15 @@ Reports = tuple[dict[str, Any], dict[str, Any] | None]
 
 
 def profile(
-    target: Annotated[Path, typer.Option(help="The target's checkpoint directory.")] = MODELS / "target",
-    drafter: Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")] = (
-        f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
-    ),
-    out: Annotated[Path, typer.Option(help="Directory for profile.json.")] = Path("results"),
+    target: Target = TARGET,
+    drafter: Drafter = DRAFTER,
+    out: Out = OUT,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
     validate: Annotated[
         str, typer.Option(metavar="N,N,…", help="Requests at once, to predict: also writes validation.json.")
     ] = "",
-    runs: Annotated[int, typer.Option(min=1, help="Windows of each kind.")] = 3,
+    runs: Runs = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window.")] = 5.0,
     max_minutes: Annotated[
         float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
@@ -54,14 +64,11 @@ def profile(
     """
     set_spin_count()
     require_checkpoint(target, "--target")
-    levels = numbers(concurrency, "--concurrency")
-    if not levels:
-        raise typer.BadParameter("--concurrency: needs at least one number")
+    levels = numbers(concurrency, "--concurrency", least=1)
     predicted = numbers(validate, "--validate")
 
-    from coppice.lab.bench.profile.plan import ProfilePlan
-    from coppice.lab.bench.profile.suite import ProfileSuite
-    from coppice.lab.bench.report import write_json
+    from coppice.lab.bench.harness.report import write_json
+    from coppice.lab.bench.profile.suite import ProfilePlan, ProfileSuite
 
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(choose_prompts(None, num_prompts, seed))

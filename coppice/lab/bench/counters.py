@@ -9,7 +9,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
 
 TIMEOUT_S = 10.0
 

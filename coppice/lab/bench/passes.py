@@ -15,15 +15,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from rich.progress import track
 from transformers import DynamicCache, PreTrainedModel
 
 from coppice.checkpoints.hf_cache import cache_argument
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.environment import describe_machine, describe_run
-from coppice.lab.bench.latency_suite import shown
-from coppice.lab.bench.report import machine_remarks
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, in_turn, progress
+from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.report import Report, Shown, document, shown_path
+from coppice.lab.bench.harness.tables import Row, Table
 from coppice.lab.bench.transformers_baseline import load_model, quiet_transformers
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
@@ -37,6 +37,40 @@ SLOPE_ROWS = 32
 NOT_STRICT = "Strict mode is not what this machine's verifier takes by itself: its cost was not measured."
 
 Pass: TypeAlias = Callable[[Sequence[int]], None]
+
+
+def _cell(row: Row) -> str:
+    ours, theirs, ratio = f"{row['coppice_ms']:.2f}", f"{row['transformers_ms']:.2f}", f"{row['ratio']:.2f}"
+    if row["fast_ms"] is None:
+        return f"{ours} / {theirs} ({ratio})"
+    return f"{ours} / {row['fast_ms']:.2f} / {theirs} ({ratio}, {row['strict_over_fast']:.2f})"
+
+
+SHOWN = Shown(
+    tables=(
+        Table(
+            "Milliseconds per pass by tokens before: ours over a tree, transformers' over a chain (ratio), "
+            "with strict mode: strict / fast / transformers (strict:transformers, strict:fast)",
+            {"ms": _cell},
+            label="{rows}",
+            across="context",
+        ),
+    ),
+    panels=tuple(
+        Panel(
+            f"{name}: by tokens before",
+            x="rows",
+            y=f"{name}_ms",
+            series="{context}",
+            xlabel="rows",
+            ylabel="ms per pass",
+            log_x=True,
+            log_y=True,
+        )
+        for name in ("coppice", "transformers")
+    ),
+    ratio_title="",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +100,7 @@ class PassTimes:
     strict_over_fast: float | None = None
 
 
-def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto") -> dict[str, Any]:
+def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto") -> Report:
     """Measure and return the report. `threads` is for each contender; 0 leaves both to their own choice.
 
     Both run on `device`, as the verifier's DEVICE has it.
@@ -89,15 +123,21 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
         raise BenchmarkError(f"--rows: at most {info.vocab_size}, so that all tokens of a tree differ")
     plain.to(ours.device, next(ours.model.parameters()).dtype)  # type: ignore[arg-type]
     times = _measure(plain, ours, fast, plan, info.vocab_size, threads)
-    return {
-        "suite": "passes",
-        "rows": [asdict(entry) for entry in times],
-        "ratios": pass_ratios(times),
-        "ms_per_further_row": {str(context): slopes(times, context) for context in plan.contexts},
-        "notes": [*machine_remarks(machine), *([] if fast else [NOT_STRICT])],
-        "settings": {"target": shown(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)},
-        **describe_run(machine),
-    }
+    settings = {"target": shown_path(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)}
+    notes = [
+        f"A further row after {context} tokens: {slope['coppice']:.3f} ms, transformers {slope['transformers']:.3f}."
+        for context in plan.contexts
+        if (slope := slopes(times, context))
+    ]
+    return document(
+        "passes",
+        machine,
+        settings,
+        [asdict(entry) for entry in times],
+        Ratios(pass_ratios(times), {}),
+        notes=[*notes, *([] if fast else [NOT_STRICT])],
+        ms_per_further_row={str(context): slopes(times, context) for context in plan.contexts},
+    )
 
 
 def pass_ratios(times: Sequence[PassTimes]) -> dict[str, float]:
@@ -135,21 +175,23 @@ def _measure(
     default_threads = threads or torch.get_num_threads()
     targets = [ours] if fast is None else [ours, fast]
     times = []
-    for context in track(plan.contexts, "contexts"):
-        prompt = generator.integers(0, vocab_size, context).tolist()
-        caches = [SequenceCache(target.cache, context + max(plan.rows)) for target in targets]
-        # One seed, so that all see trees of the same shapes.
-        passes = [
-            tree_pass(target, cache, prompt, np.random.default_rng(plan.seed))
-            for target, cache in zip(targets, caches, strict=True)
-        ]
-        with _threads(default_threads):
-            passes.append(_with_threads(default_threads, plain_pass(plain, prompt)))
-        for rows in plan.rows:
-            tokens = [generator.choice(vocab_size, rows, replace=False).tolist() for _ in range(plan.repeats + 1)]
-            times.append(_pass_times(context, rows, timed_in_turn(passes, tokens)))
-        for cache in caches:
-            cache.release()
+    with progress("contexts", len(plan.contexts)) as advance:
+        for context in plan.contexts:
+            prompt = generator.integers(0, vocab_size, context).tolist()
+            caches = [SequenceCache(target.cache, context + max(plan.rows)) for target in targets]
+            # One seed, so that all see trees of the same shapes.
+            passes = [
+                tree_pass(target, cache, prompt, np.random.default_rng(plan.seed))
+                for target, cache in zip(targets, caches, strict=True)
+            ]
+            with _threads(default_threads):
+                passes.append(_with_threads(default_threads, plain_pass(plain, prompt)))
+            for rows in plan.rows:
+                tokens = [generator.choice(vocab_size, rows, replace=False).tolist() for _ in range(plan.repeats + 1)]
+                times.append(_pass_times(context, rows, timed_in_turn(passes, tokens)))
+            for cache in caches:
+                cache.release()
+            advance()
     return times
 
 
@@ -158,8 +200,7 @@ def timed_in_turn(passes: Sequence[Pass], tokens: Sequence[Sequence[int]]) -> li
     times = []
     for number, some in enumerate(tokens):
         ms = [0.0] * len(passes)
-        # Who begins changes: each finds the processor's caches as the one before has left them.
-        for which in np.roll(range(len(passes)), -number):
+        for which in in_turn(range(len(passes)), number):
             started = time.perf_counter()
             passes[which](some)
             ms[which] = (time.perf_counter() - started) * 1e3

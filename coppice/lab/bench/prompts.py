@@ -12,7 +12,11 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
+from coppice.client import Client, RequestFailedError
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.training.corpus import SourceFile, read_corpus, standard_library
+from coppice.v1 import inference_pb2
 
 # Long enough to say what the file is about, short enough to leave the time to decoding. The shortest have two thirds of
 # the most.
@@ -80,6 +84,50 @@ def held_out_prompts(
             return [_cut_prompt(file, cut, max_chars, rng) for file, cut in chosen[:num_prompts]]
         spacing //= 2
     raise PromptsError(f"the held-out files have no room for {num_prompts} prompts")
+
+
+async def model_info(address: str) -> inference_pb2.GetModelInfoResponse:
+    """What a server serves.
+
+    Raises:
+        BenchmarkError: the call failed.
+    """
+    async with Client(address) as client:
+        try:
+            return await client.model_info()
+        except RequestFailedError as error:
+            raise BenchmarkError(f"GetModelInfo: {error}") from error
+
+
+def encoded_prompts(
+    target: Path, prompts: Sequence[Prompt], max_tokens: int, max_context_tokens: int
+) -> tuple[list[list[int]], int]:
+    """The prompts in a target's tokens, within its context, and how many were cut.
+
+    Raises:
+        BenchmarkError: the output alone fills the context, or a prompt has no token.
+    """
+    tokenizer = TargetTokenizer(load_tokenizer_json(target))
+    return fit_context([tokenizer.encode(prompt.text) for prompt in prompts], max_tokens, max_context_tokens)
+
+
+def fit_context(
+    prompts: Sequence[Sequence[int]], max_tokens: int, max_context_tokens: int
+) -> tuple[list[list[int]], int]:
+    """Prompts that leave room for the output, too long ones without their beginning, and how many were cut.
+
+    Raises:
+        BenchmarkError: the output alone fills the context, or a prompt has no token.
+    """
+    room = max_context_tokens - max_tokens
+    if room < 1:
+        raise BenchmarkError(
+            f"--max-tokens {max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
+        )
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise BenchmarkError(f"prompt {number} has no token")
+    return [list(prompt[-room:]) for prompt in prompts], sum(len(prompt) > room for prompt in prompts)
 
 
 def _open_text(path: Path) -> IO[str]:

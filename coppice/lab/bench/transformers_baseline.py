@@ -15,7 +15,8 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from coppice.lab.bench.contenders import BenchmarkError, Completion, PassTime, Task
+from coppice.lab.bench.contenders import Completion, PassTime, Task
+from coppice.lab.bench.harness.experiment import BenchmarkError
 
 # The library's own annotations are incomplete; what we hand on has a type again.
 _library: Any = transformers

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from coppice.cli.topology import LOCAL
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.services import free_port
 
 START_S = 10.0
 _BETWEEN_TRIES_S = 0.02
@@ -87,11 +88,3 @@ async def redis_server(program: str) -> AsyncIterator[RedisServer]:
             yield server
         finally:
             await server.kill()
-
-
-async def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    probe = await asyncio.start_server(lambda _reader, _writer: None, LOCAL, 0)
-    async with probe:
-        port: int = probe.sockets[0].getsockname()[1]
-        return port

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from coppice.cli.topology import Topology, TopologySpec
-from coppice.lab.bench.beside_services import unless_one_fails
 from coppice.lab.bench.cache import counted_orchestrator
-from coppice.lab.bench.cache.redis_server import free_port, redis_program, redis_server
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.cache.redis_server import redis_program, redis_server
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.services import free_port, unless_one_fails
 from orchestrator.prefix_cache.store import CacheCounts
 
 _SECRET_BYTES = 32

@@ -1,25 +1,497 @@
-"""The cache suite from end to end: prompts, measurement, report."""
+"""The prefix cache: prompts that share beginnings, cold, warm, through Redis, and with Redis gone.
+
+Every setting has its turn with all phases in every run. Rates are of all requests of a run, medians over runs;
+latencies are percentiles over all requests of all runs. `RATIO_NOTE` says what each named ratio is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coppice.client import Client, RequestFailedError
+from coppice.client import Client, Options, RequestFailedError
+from coppice.completion import Completion
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.lab.bench.cache.measure import CachePlan, measure
-from coppice.lab.bench.cache.phases import Phase, phases
-from coppice.lab.bench.cache.ratios import RATIO_NOTE, broken_rules, ratios
-from coppice.lab.bench.cache.rows import Samples, mismatches, remarks, rows
-from coppice.lab.bench.cache.services import Services
-from coppice.lab.bench.cache.workload import CachePrompt, CacheWorkload
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.environment import describe_machine, describe_run
-from coppice.lab.bench.latency_suite import progress_bar, shown
-from coppice.lab.bench.report import machine_remarks
+from coppice.lab.bench.cache.services import Instance, Services
+from coppice.lab.bench.cache.workload import (
+    AGAIN,
+    COLD,
+    EDITED,
+    EXPLANATIONS,
+    FILL,
+    KILLED,
+    NEW,
+    OFF,
+    REPEATED,
+    SECOND,
+    SHIFTED,
+    CachePrompt,
+    CacheWorkload,
+    Phase,
+    phases,
+)
+from coppice.lab.bench.contenders import Task
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.figures import repeated_4grams
+from coppice.lab.bench.harness.experiment import (
+    BenchmarkError,
+    ByRun,
+    Experiment,
+    Ratios,
+    Samples,
+    known,
+    milliseconds,
+    percentile,
+    progress,
+    quotient,
+    rounded,
+    spread,
+)
+from coppice.lab.bench.harness.plots import Panel, bars
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.latency import LOOPING_SHARE
+from coppice.lab.bench.prompts import model_info
+from orchestrator.prefix_cache.guesses import SOURCE
+from orchestrator.prefix_cache.store import CacheCounts
+
+# Enough for streams, lazy initialisation and the first estimates to be there.
+NUM_WARM_UP_PROMPTS = 2
+DEADLINE_S = 600.0
+KINDS = (NEW, REPEATED, EDITED)
+# A cache that has something to say must not make τ smaller; what is below this is not noise.
+LEAST_TAU_RATIO = 0.98
+# Phases of which the figure named so is the worst.
+WORST_OF = {"warm": (AGAIN, SHIFTED), "warm-second": (SECOND,), "fill": (FILL,), "killed": (KILLED,)}
+
+RATIO_NOTE = (
+    "median over runs of the ratio within a run, over cold requests of the same prompts; without a setting: the worst "
+    "of all settings and temperatures (warm: of the phases again and shifted), for tau the least, for the median "
+    "time to the first token the largest; tau: from where the first rounds of both were over, whose pass reads the "
+    "prompt and waits for no draft; tau-with-first: of all rounds; failed-requests: a count over all runs"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Which drafters work, as `Options.speculation` names them."""
+
+    name: str
+    speculation: str
+
+
+def settings(kinds: Iterable[str]) -> tuple[Setting, ...]:
+    """The cache beside each kind of drafter, and alone."""
+    return (*(Setting(f"{kind}+{SOURCE}", f"{kind},{SOURCE}") for kind in kinds), Setting(SOURCE, SOURCE))
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What is measured; the tokens of a prompt are of one seed in every run."""
+
+    settings: tuple[Setting, ...]
+    temperatures: tuple[float, ...]
+    num_runs: int
+    max_tokens: int
+    seed: int
+
+    def task(self, prompt_ids: tuple[int, ...], prompt: int, temperature: float) -> Task:
+        """The request of a prompt, save for its salt."""
+        return Task(prompt_ids, self.max_tokens, temperature, self.seed + prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one request; without a completion it has failed."""
+
+    prompt: int
+    token_ids: tuple[int, ...]
+    wall_s: float
+    # None where no token came.
+    ttft_s: float | None
+    completion: Completion | None
+    # Tokens of each round that had any: the first is the pass that read the prompt's end.
+    round_tokens: tuple[int, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One phase of a run under a setting, and what the orchestrator's cache has counted in it."""
+
+    setting: str
+    temperature: float
+    run: int
+    phase: str
+    answers: tuple[Answer, ...]
+    counts: CacheCounts
+
+
+async def measure(
+    services: Services,
+    prompts: Sequence[tuple[int, ...]],
+    order: Sequence[Phase],
+    plan: CachePlan,
+    on_answer: Callable[[], None] = lambda: None,
+) -> Samples[Sample]:
+    """Speculation off once, and then every phase in order under every setting, whose turns rotate, in every run.
+
+    Raises:
+        BenchmarkError: a request without speculation failed, or all of a phase did.
+    """
+    async with AsyncExitStack() as stack:
+        bench = _Bench(services, prompts, plan, on_answer)
+        plain = await stack.enter_async_context(Client(services.plain))
+        for instance in filter(None, (services.first, services.second)):
+            bench.clients[instance.address] = await stack.enter_async_context(Client(instance.address))
+        await bench.warm_up(plain)
+        samples = [await bench.off(plain, temperature) for temperature in plan.temperatures]
+        for turn in Experiment(plan.settings, plan.temperatures, plan.num_runs).turns():
+            samples += [await bench.phase(phase, turn.arm, turn.load, turn.run) for phase in order]
+    return Samples(samples)
+
+
+class _Bench:
+    def __init__(
+        self,
+        services: Services,
+        prompts: Sequence[tuple[int, ...]],
+        plan: CachePlan,
+        on_answer: Callable[[], None],
+    ) -> None:
+        self._services = services
+        self._prompts = prompts
+        self._plan = plan
+        self._on_answer = on_answer
+        # By address, of the orchestrators that have a cache.
+        self.clients: dict[str, Client] = {}
+
+    async def warm_up(self, plain: Client) -> None:
+        """Let everybody answer the first prompts once, under a salt that nobody uses later."""
+        for temperature in self._plan.temperatures:
+            for prompt in range(min(NUM_WARM_UP_PROMPTS, len(self._prompts))):
+                await self._ask(plain, prompt, temperature, OFF, f"warm-up {OFF} {temperature:g}")
+                for client in self.clients.values():
+                    for setting in self._plan.settings:
+                        salt = f"warm-up {setting.name} {temperature:g} {client.address}"
+                        await self._ask(client, prompt, temperature, setting.speculation, salt)
+
+    async def off(self, plain: Client, temperature: float) -> Sample:
+        """Every prompt without speculation: what all others are compared with."""
+        answers = []
+        for prompt in range(len(self._prompts)):
+            answer = await self._ask(plain, prompt, temperature, OFF, f"{OFF} {temperature:g} {prompt}")
+            if answer.completion is None or len(answer.token_ids) != self._plan.max_tokens:
+                error = answer.error or f"it has {len(answer.token_ids)} tokens"
+                raise BenchmarkError(f"no output without speculation to compare with: {error}")
+            answers.append(answer)
+            self._on_answer()
+        return Sample(OFF, temperature, 0, OFF, tuple(answers), CacheCounts())
+
+    async def phase(self, phase: Phase, setting: Setting, temperature: float, run: int) -> Sample:
+        """One phase of a run."""
+        instance = self._instance(phase)
+        session = f"{setting.name} {temperature:g} {run}"
+        before = await instance.counts()
+        answers = []
+        is_down = False
+        for at, prompt in enumerate(phase.prompts):
+            if is_down and at >= 3 * len(phase.prompts) // 4:
+                is_down = await self._restart_redis()
+            salt = phase.salt_of(session, prompt)
+            asking = self._ask(self.clients[instance.address], prompt, temperature, setting.speculation, salt)
+            if phase.kills_redis and at == len(phase.prompts) // 2:
+                answer, is_down = await asyncio.gather(asking, self._kill_redis())
+            else:
+                answer = await asking
+            answers.append(answer)
+            self._on_answer()
+        if is_down:
+            await self._restart_redis()
+        if not any(answer.completion for answer in answers):
+            raise BenchmarkError(f"{setting.name} {phase.name}: no request was completed: {answers[0].error}")
+        counts = _difference(await instance.counts(), before)
+        return Sample(setting.name, temperature, run, phase.name, tuple(answers), counts)
+
+    def _instance(self, phase: Phase) -> Instance:
+        if not phase.in_second:
+            return self._services.first
+        if self._services.second is None:
+            raise BenchmarkError(f"{phase.name} needs a second orchestrator")
+        return self._services.second
+
+    async def _kill_redis(self) -> bool:
+        if self._services.redis is not None:
+            await self._services.redis.kill()
+        return True
+
+    async def _restart_redis(self) -> bool:
+        if self._services.redis is not None:
+            await self._services.redis.start()
+        return False
+
+    async def _ask(self, client: Client, prompt: int, temperature: float, speculation: str, salt: str) -> Answer:
+        task = self._plan.task(self._prompts[prompt], prompt, temperature)
+        options = Options(
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+            seed=task.seed,
+            ignore_eos=True,
+            speculation=speculation,
+            cache_salt=salt,
+        )
+        token_ids: list[int] = []
+        ttft_s, completion, error = None, None, ""
+        round_tokens: list[int] = []
+        start = time.perf_counter()
+        stream = client.stream(task.prompt_ids, options, DEADLINE_S)
+        try:
+            async for chunk in stream:
+                if chunk.token_ids:
+                    ttft_s = ttft_s or time.perf_counter() - start
+                    round_tokens.append(len(chunk.token_ids))
+                    token_ids.extend(chunk.token_ids)
+            completion = stream.result()
+        except RequestFailedError as failure:
+            error = str(failure)
+        wall_s = time.perf_counter() - start
+        return Answer(prompt, tuple(token_ids), wall_s, ttft_s, completion, tuple(round_tokens), error)
+
+
+def _difference(after: CacheCounts, before: CacheCounts) -> CacheCounts:
+    return CacheCounts(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
+
+
+def groups(samples: Samples[Sample]) -> list[tuple[str, float, str]]:
+    """Setting, temperature and phase of every row; speculation off, which is measured first, comes first."""
+    return [
+        (setting, temperature, phase)
+        for temperature in sorted(samples.each("temperature"))
+        for setting in samples.each("setting")
+        for phase in samples.each("phase")
+        if of(samples, setting, temperature, phase)
+    ]
+
+
+def of(samples: Samples[Sample], setting: str, temperature: float, phase: str) -> Samples[Sample]:
+    """One sample per run."""
+    return samples.where(setting=setting, temperature=temperature, phase=phase)
+
+
+def cache_rows(samples: Samples[Sample], prompts: Sequence[CachePrompt]) -> list[Row]:
+    """One flat object per setting, temperature and phase."""
+    return [_row(samples, prompts, *group) for group in groups(samples)]
+
+
+def mean_acceptance_length(answers: Iterable[Answer]) -> float | None:
+    """τ: tokens committed per round, of completed requests; None where no round was."""
+    completions = [answer.completion for answer in answers if answer.completion is not None]
+    return quotient(sum(len(one.token_ids) for one in completions), sum(one.speculation.rounds for one in completions))
+
+
+def later_acceptance_length(answers: Iterable[Answer]) -> float | None:
+    """τ of the rounds after the first one, of completed requests; None where there was none.
+
+    The first round is the pass that reads the prompt's end, and waits for no draft. The colder the prompt, the longer
+    it takes, and the likelier a draft is there by then: that says nothing of what drafts are worth.
+    """
+    ended = [answer.round_tokens for answer in answers if answer.completion is not None and answer.round_tokens]
+    return _tokens_per_round((each, each[0]) for each in ended)
+
+
+def later_acceptance_ratio(before: Iterable[Answer], after: Iterable[Answer]) -> float | None:
+    """τ after over τ before, of the same prompts, from where the first rounds of both were over; None without rounds.
+
+    A draft that is in time for one's first round is in the second of the other, which ends where that one did: after
+    its own first round alone, either would have the other's round for nothing.
+    """
+    known = {answer.prompt: answer.round_tokens for answer in before if answer.completion and answer.round_tokens}
+    pairs = [
+        (known[answer.prompt], answer.round_tokens, max(known[answer.prompt][0], answer.round_tokens[0]))
+        for answer in after
+        if answer.completion and answer.round_tokens and answer.prompt in known
+    ]
+    divisor = _tokens_per_round((first, start) for first, _, start in pairs)
+    value = _tokens_per_round((second, start) for _, second, start in pairs)
+    return quotient(value, divisor)
+
+
+def _tokens_per_round(outputs: Iterable[tuple[Sequence[int], int]]) -> float | None:
+    """Of outputs, each given by the tokens of its rounds, and from which of its tokens on.
+
+    A round counts by the share of its tokens that lie there.
+    """
+    tokens, rounds = 0, 0.0
+    for sizes, start in outputs:
+        for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
+            counted = min(size, max(0, end - start))
+            tokens += counted
+            rounds += counted / size
+    return quotient(tokens, rounds)
+
+
+def median_ttft_s(answers: Iterable[Answer]) -> float | None:
+    """Median time to the first token; None where none came."""
+    times = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
+    return statistics.median(times) if times else None
+
+
+def wrong_outputs(result: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What breaks the promise: tokens that are not those of the same request with speculation off."""
+    return [
+        f"{row['name']}: {row['num_requests'] - row['num_identical']} of {row['num_requests']} outputs differ"
+        for row in result
+        if not row["identical"]
+    ]
+
+
+def cache_remarks(result: Sequence[Mapping[str, Any]], with_redis: bool) -> list[str]:
+    """Failures, loops, and phases that are left out."""
+    notes = [f"{row['name']}: {row['num_failed']} requests failed." for row in result if row["num_failed"]]
+    looping = {f"{row['temperature']:g}" for row in result if row["repeated_4grams"] >= LOOPING_SHARE}
+    if looping:
+        notes.append(
+            f"Outputs at T={' and T='.join(sorted(looping))} loop: {LOOPING_SHARE:.0%} or more of their 4-grams "
+            "occurred before in the same output, which even a cold cache guesses."
+        )
+    if not with_redis:
+        notes.append("No redis-server is installed: the phases through Redis are left out.")
+    return notes
+
+
+def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str, temperature: float, phase: str) -> Row:
+    group = of(samples, setting, temperature, phase)
+    answers = [answer for sample in group for answer in sample.answers]
+    [plain] = of(samples, OFF, temperature, OFF)
+    reference = {answer.prompt: answer.token_ids for answer in plain.answers}
+    num_identical = sum(_is_identical(answer, reference[answer.prompt]) for answer in answers)
+    ttfts_s = [answer.ttft_s for answer in answers]
+    return {
+        "name": f"{setting} T={temperature:g}" + ("" if phase == OFF else f" {phase}"),
+        "setting": setting,
+        "temperature": temperature,
+        "phase": phase,
+        **spread("mean_acceptance_length", [mean_acceptance_length(sample.answers) for sample in group]),
+        **spread("later_acceptance_length", [later_acceptance_length(sample.answers) for sample in group]),
+        # By what prompts' endings are.
+        **{
+            f"mean_acceptance_length_{kind}": rounded(
+                mean_acceptance_length(one for one in answers if prompts[one.prompt].kind == kind)
+            )
+            for kind in KINDS
+        },
+        "ttft_ms_p50": milliseconds(percentile(ttfts_s, 50)),
+        "ttft_ms_p99": milliseconds(percentile(ttfts_s, 99)),
+        **spread("tokens_per_s", [_tokens_per_s(sample.answers) for sample in group]),
+        **_cache_counts(group, answers),
+        "repeated_4grams": round(repeated_4grams(answer.token_ids for answer in answers), 3),
+        "num_requests": len(answers),
+        "num_failed": sum(answer.completion is None for answer in answers),
+        "num_identical": num_identical,
+        "identical": num_identical == len(answers),
+        "note": EXPLANATIONS[phase],
+    }
+
+
+def _is_identical(answer: Answer, expected: tuple[int, ...]) -> bool:
+    """Of a request that failed, what came of it."""
+    return answer.token_ids == (expected if answer.completion else expected[: len(answer.token_ids)])
+
+
+def _cache_counts(group: Sequence[Sample], answers: Sequence[Answer]) -> Row:
+    """Nodes of the cache's, what it read, and what of the prompts the verifier had computed before."""
+    completions = [answer.completion for answer in answers if answer.completion is not None]
+    sources = [one.speculation.sources[SOURCE] for one in completions if SOURCE in one.speculation.sources]
+    cached = sum(one.usage.cached_prompt_tokens for one in completions)
+    prompt_tokens = sum(one.usage.prompt_tokens for one in completions)
+    counts = [asdict(sample.counts) for sample in group]
+    return {
+        "cache_proposed": sum(one.proposed for one in sources),
+        "cache_accepted": sum(one.accepted for one in sources),
+        **{f"cache_{name}": sum(one[name] for one in counts) for name in counts[0]},
+        "cached_prompt_share": rounded(quotient(cached, prompt_tokens)),
+    }
+
+
+def _tokens_per_s(answers: Iterable[Answer]) -> float | None:
+    """All tokens over all time, prompts and transport included."""
+    completed = [answer for answer in answers if answer.completion is not None]
+    return quotient(sum(len(answer.token_ids) for answer in completed), sum(answer.wall_s for answer in completed))
+
+
+Figure = Callable[[Iterable[Answer]], float | None]
+# Of answers to the same prompts, first those of the cold phase.
+Ratio = Callable[[Sequence[Answer], Sequence[Answer]], float | None]
+
+
+def cache_ratios(samples: Samples[Sample]) -> Ratios:
+    """The named ratios, each within a run; `failed-requests` is a count, its spread that of the runs."""
+    found = Ratios.of(
+        {
+            **_over_cold(samples, "tau", later_acceptance_ratio, min),
+            **_over_cold(samples, "tau-with-first", _ratio_of(mean_acceptance_length), min),
+            **_over_cold(samples, "ttft", _ratio_of(median_ttft_s), max),
+        }
+    )
+    failed = [
+        float(sum(answer.completion is None for sample in run for answer in sample.answers)) for run in samples.runs()
+    ]
+    return Ratios(
+        {**found.values, "failed-requests": sum(failed)},
+        {**found.spread, "failed-requests": [min(failed), max(failed)]},
+    )
+
+
+def broken_rules(ratios: Ratios) -> list[str]:
+    """Where the cache has made τ smaller, of the phases in which it knows something from the start."""
+    return [
+        f"{name}: τ is {1 - value:.1%} below that of a cold cache ({ratios.spread[name][0]:.3f} to "
+        f"{ratios.spread[name][1]:.3f} x it over the runs), more than the {1 - LEAST_TAU_RATIO:.0%} that it may be."
+        for phase in (AGAIN, SHIFTED, SECOND)
+        for name, value in ratios.values.items()
+        if name.startswith(f"{phase}/{COLD}.tau.") and value < LEAST_TAU_RATIO
+    ]
+
+
+def _ratio_of(figure: Figure) -> Ratio:
+    return lambda before, after: quotient(figure(after), figure(before))
+
+
+def _over_cold(samples: Samples[Sample], figure_name: str, ratio: Ratio, worst: Callable[..., str]) -> ByRun:
+    single: dict[str, ByRun] = {group: {} for group in WORST_OF}
+    for setting, temperature, phase in groups(samples):
+        for group, worst_of in WORST_OF.items():
+            if phase in worst_of and (taken := _within_runs(samples, setting, temperature, phase, ratio)):
+                single[group][f"{phase}/{COLD}.{figure_name}.{setting}.T{temperature:g}"] = taken
+    found: ByRun = {}
+    for group, by_run in single.items():
+        if by_run:
+            found[f"{group}/{COLD}.{figure_name}"] = by_run[
+                worst(by_run, key=lambda name: statistics.median(by_run[name]))
+            ]
+    return {**found, **{name: taken for by_run in single.values() for name, taken in by_run.items()}}
+
+
+def _within_runs(samples: Samples[Sample], setting: str, temperature: float, phase: str, ratio: Ratio) -> list[float]:
+    """A phase over the run's cold phase, of prompts completed in both; none of runs without any."""
+    cold = {sample.run: sample.answers for sample in of(samples, setting, temperature, COLD)}
+    return known(
+        ratio(*_completed_in_both(cold.get(sample.run, ()), sample.answers))
+        for sample in of(samples, setting, temperature, phase)
+    )
+
+
+def _completed_in_both(before: Sequence[Answer], after: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+    done = [{answer.prompt for answer in answers if answer.completion} for answers in (before, after)]
+    both = done[0] & done[1]
+    return [one for one in before if one.prompt in both], [one for one in after if one.prompt in both]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +508,24 @@ class CacheSuite:
         """All of the workload's, as their numbers go."""
         return (*self.workload.first, *self.workload.shifted)
 
-    async def run(self, services: Services) -> dict[str, Any]:
+    async def run(self, services: Services) -> Report:
         """Measure and return the report.
 
         Raises:
             BenchmarkError: the services failed, or a prompt does not fit the model.
         """
         machine = describe_machine()
-        prompt_ids = self._encode(await _max_context(services.plain))
-        order = phases(self.workload, with_redis=services.redis is not None)
-        with progress_bar() as progress:
-            step = progress.add_task("cache", total=self._num_answers(order))
-            taken = await measure(services, prompt_ids, order, self.plan, partial(progress.advance, step))
-        samples = Samples(taken, self.prompts)
+        prompt_ids = self._encode((await model_info(services.plain)).max_context_tokens)
+        with_redis = services.redis is not None
+        order = phases(self.workload, with_redis)
+        per_setting = sum(len(phase.prompts) for phase in order) * len(self.plan.settings)
+        total = len(self.plan.temperatures) * (len(self.prompts) + self.plan.num_runs * per_setting)
+        with progress("cache", total) as advance:
+            samples = await measure(services, prompt_ids, order, self.plan, advance)
+        rows, ratios = cache_rows(samples, self.prompts), cache_ratios(samples)
+        notes = [*broken_rules(ratios), *cache_remarks(rows, with_redis)]
         settings = self._settings(prompt_ids, order)
-        return _document(samples, settings, machine, with_redis=services.redis is not None)
+        return document("cache", machine, settings, rows, ratios, RATIO_NOTE, notes, wrong_outputs(rows))
 
     def _encode(self, max_context_tokens: int) -> list[tuple[int, ...]]:
         tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
@@ -64,46 +539,58 @@ class CacheSuite:
             )
         return encoded
 
-    def _num_answers(self, order: Sequence[Phase]) -> int:
-        plan = self.plan
-        per_setting = sum(len(phase.prompts) for phase in order)
-        return len(plan.temperatures) * (len(self.prompts) + plan.num_runs * len(plan.settings) * per_setting)
-
-    def _settings(self, prompt_ids: Sequence[Sequence[int]], order: Sequence[Phase]) -> dict[str, Any]:
+    def _settings(self, prompt_ids: Sequence[Sequence[int]], order: Sequence[Phase]) -> Row:
         return {
-            "target": shown(self.target),
+            "target": shown_path(self.target),
             "threads": self.threads,
             "num_runs": self.plan.num_runs,
             "max_tokens": self.plan.max_tokens,
             "seed": self.plan.seed,
-            "phases": [phase.name for phase in order],
+            "phases": [one.name for one in order],
             "prompts": [
                 {"origin": prompt.origin, "kind": prompt.kind, "tokens": len(token_ids)}
                 for prompt, token_ids in zip(self.prompts, prompt_ids, strict=True)
             ],
             "num_first_prompts": len(self.workload.first),
+            "num_prompts": len(self.prompts),
+            "mean_prompt_tokens": round(statistics.fmean(map(len, prompt_ids)), 1),
         }
 
 
-async def _max_context(address: str) -> int:
-    async with Client(address) as client:
-        try:
-            return (await client.model_info()).max_context_tokens
-        except RequestFailedError as error:
-            raise BenchmarkError(f"GetModelInfo: {error}") from error
-
-
-def _document(samples: Samples, settings: dict[str, Any], machine: dict[str, Any], with_redis: bool) -> dict[str, Any]:
-    result = rows(samples)
-    values, spread = ratios(samples)
-    return {
-        "suite": "cache",
-        "rows": result,
-        "ratios": values,
-        "ratio_spread": spread,
-        "ratio_note": RATIO_NOTE,
-        "notes": [*broken_rules(values, spread), *remarks(result, with_redis), *machine_remarks(machine)],
-        "mismatches": mismatches(result),
-        "settings": settings,
-        **describe_run(machine),
-    }
+SHOWN = Shown(
+    tables=(
+        Table(
+            "One request at a time, phase by phase; reads and hits of the cache's store, over all runs",
+            {
+                "τ (min to max)": "{mean_acceptance_length:.2f} ({mean_acceptance_length_min:.2f} to "
+                "{mean_acceptance_length_max:.2f})",
+                "τ after the first": "{later_acceptance_length:.2f}",
+                "TTFT p50 / p99 ms": "{ttft_ms_p50:.0f} / {ttft_ms_p99:.0f}",
+                "tokens/s": "{tokens_per_s:.0f}",
+                "cache nodes accepted / proposed": "{cache_accepted} / {cache_proposed}",
+                "reads": "{cache_reads}",
+                "hits": "{cache_hits}",
+                "prompt cached": "{cached_prompt_share:.0%}",
+                "failed": "{num_failed}",
+                "identical": "{num_identical} / {num_requests}",
+            },
+        ),
+    ),
+    panels=tuple(
+        Panel(
+            title,
+            bars,
+            x="{phase}",
+            y=field,
+            series="{setting} T={temperature:g}",
+            ylabel=label,
+            where=lambda row: row["phase"] != OFF,
+        )
+        for title, field, label in (
+            ("τ: median of runs", "mean_acceptance_length", "tokens per round"),
+            ("Time to the first token: median", "ttft_ms_p50", "ms"),
+        )
+    ),
+    line="{num_runs} runs, {num_prompts} prompts of {mean_prompt_tokens:.0f} tokens on average, outputs of "
+    "{max_tokens}, {threads} threads.",
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting
-from coppice.lab.bench.summary import OFF, ON
+from coppice.lab.bench.contenders import OFF, ON
 from orchestrator.request.rounds import REDRAFT
 
 SPACE = "space"

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from coppice.lab.bench.load.window import Answer, Fate
 
 BIN_S = 0.25
@@ -57,12 +55,6 @@ class Targets:
         if answer.fate is not Fate.COMPLETED or answer.ttft_s is None or answer.ttft_s > self.ttft_s:
             return False
         return answer.tpot_s is None or answer.tpot_s <= self.tpot_s
-
-
-def percentile(values: Iterable[float], percent: float) -> float | None:
-    """With linear interpolation between the two nearest; None of nothing."""
-    taken = list(values)
-    return float(np.percentile(taken, percent)) if taken else None
 
 
 def tokens_per_s(answers: Iterable[Answer], span: Span) -> float:

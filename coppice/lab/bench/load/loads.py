@@ -1,16 +1,156 @@
-"""What is done to a server in one window: so many requests at once, arrivals at random or of a trace, a step."""
+"""Loads of one window: so many requests at once, arrivals at random or of a trace, a step.
+
+All times of arrivals are fixed before the first request.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import csv
+import itertools
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from coppice.lab.bench.load.arrivals import Arrival, poisson_arrivals
 from coppice.lab.bench.load.figures import Span
-from coppice.lab.bench.load.loops import closed_loop, open_loop
-from coppice.lab.bench.load.window import Window
-from coppice.lab.bench.load.workload import Workload
+from coppice.lab.bench.load.window import Fate, Window
+from coppice.lab.bench.load.workload import ATTENTIVE, Manner, Workload
+
+TIME_COLUMN = "TIMESTAMP"
+TOKENS_COLUMN = "GeneratedTokens"
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used; the message names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request to come, seconds from the beginning; a trace says how many tokens it generated, too."""
+
+    at_s: float
+    num_tokens: int | None = None
+    manner: Manner = ATTENTIVE
+
+
+def poisson_arrivals(rate_per_s: float, duration_s: float, seed: str) -> list[Arrival]:
+    """Arrivals of a Poisson process in [0, duration): independent gaps, exponential with mean 1 / rate."""
+    rng = random.Random(seed)
+    arrivals = []
+    at_s = rng.expovariate(rate_per_s)
+    while at_s < duration_s:
+        arrivals.append(Arrival(at_s))
+        at_s += rng.expovariate(rate_per_s)
+    return arrivals
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """The arrivals of a CSV file with the columns TIMESTAMP (ISO 8601) and GeneratedTokens, the earliest at 0.
+
+    Others, such as the ContextTokens of Azure's traces, are not read.
+
+    Raises:
+        TraceError: the file cannot be read, a column is missing, a line is broken, or there is none.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            reader = csv.DictReader(lines)
+            for column in (TIME_COLUMN, TOKENS_COLUMN):
+                if column not in (reader.fieldnames or ()):
+                    raise TraceError(f"{path}:1: has no column {column}")
+            # A list, because line_num moves with the reader.
+            parsed = [_parse(row, f"{path}:{reader.line_num}") for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: {error}") from error
+    if not parsed:
+        raise TraceError(f"{path}: holds no request")
+    try:
+        parsed.sort(key=lambda item: item[0])
+    except TypeError as error:
+        raise TraceError(f"{path}: some times have a time zone, others have none") from error
+    first = parsed[0][0]
+    return [Arrival((time - first).total_seconds(), num_tokens) for time, num_tokens in parsed]
+
+
+def trace_beginning(trace: Sequence[Arrival], duration_s: float, speed: float) -> list[Arrival]:
+    """What a trace played `speed` times as fast has in its first `duration_s` seconds."""
+    played = (Arrival(arrival.at_s / speed, arrival.num_tokens) for arrival in trace)
+    return [arrival for arrival in played if arrival.at_s < duration_s]
+
+
+def _parse(row: dict[str, str | None], place: str) -> tuple[datetime, int]:
+    try:
+        time = datetime.fromisoformat((row[TIME_COLUMN] or "").strip())
+        num_tokens = int(row[TOKENS_COLUMN] or "")
+    except ValueError as error:
+        raise TraceError(f"{place}: {error}") from error
+    if num_tokens < 0:
+        raise TraceError(f"{place}: {TOKENS_COLUMN} must be at least 0, got {num_tokens}")
+    return time, num_tokens
+
+
+# A client that was turned away comes again after this long, as a polite one would.
+PAUSE_S = 0.1
+
+
+class Crowd:
+    """So many workers, each of which sends its next request when its last one has ended."""
+
+    def __init__(self, group: asyncio.TaskGroup, window: Window, workload: Workload) -> None:
+        self._group, self._window, self._workload = group, window, workload
+        self._numbers = itertools.count()
+        self._workers: list[asyncio.Task[None]] = []
+
+    def resize(self, num_workers: int) -> None:
+        """Let workers join, or cancel the last ones and their requests."""
+        while len(self._workers) < num_workers:
+            self._workers.append(self._group.create_task(self._work()))
+        _cancel(self._workers[num_workers:])
+        del self._workers[num_workers:]
+
+    async def _work(self) -> None:
+        while True:
+            request = self._workload.request(next(self._numbers))
+            if await self._window.ask(request) is not Fate.COMPLETED:
+                await asyncio.sleep(PAUSE_S)
+
+
+@contextlib.asynccontextmanager
+async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Crowd]:
+    """A crowd of nobody yet; at the end those who are left are cancelled."""
+    async with asyncio.TaskGroup() as group:
+        crowd = Crowd(group, window, workload)
+        try:
+            yield crowd
+        finally:
+            crowd.resize(0)
+
+
+async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arrival], drain_s: float) -> None:
+    """Send every request at its time, however slow the answers to others; cancel those that last too long.
+
+    Requests may take until `drain_s` after the last arrival.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number, arrival in enumerate(arrivals):
+            await window.wait_until(arrival.at_s)
+            request = workload.request(number, arrival.num_tokens)
+            tasks.append(group.create_task(window.ask(request, arrival.at_s, arrival.manner)))
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=drain_s)
+            _cancel(late)
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+
 
 # A warm-up that has not ended by then ends.
 WARM_UP_LIMIT_S = 60.0

@@ -1,36 +1,544 @@
-"""The load suite from end to end: services, requests, measurement, report."""
+"""Load through the public API: closed and open loops and a step, under several speculation policies in turn.
+
+Speeds are medians over runs; latencies are percentiles over all requests of all runs, not means of percentiles.
+`RATIO_NOTE` says what each named ratio is.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import operator
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from coppice.client import Client, RequestFailedError
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.frozen_heap import frozen_heap
-from coppice.lab.bench.batch_contenders import BatchedGenerate, ContinuousBatching
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.environment import describe_machine, describe_run
-from coppice.lab.bench.latency import fit_context
-from coppice.lab.bench.latency_suite import progress_bar, shown
-from coppice.lab.bench.load.arrivals import Arrival, trace_beginning
-from coppice.lab.bench.load.baselines import Baselines
-from coppice.lab.bench.load.figures import Targets
-from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
-from coppice.lab.bench.load.measure import References, measure_loads, reference_outputs
-from coppice.lab.bench.load.policies import Policy, policies
-from coppice.lab.bench.load.ratios import RATIO_NOTE, ratios
-from coppice.lab.bench.load.rows import mismatches, remarks, rows, series
-from coppice.lab.bench.load.samples import Samples, saturating_load, saturation
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import (
+    BenchmarkError,
+    ByRun,
+    Experiment,
+    Ratios,
+    Samples,
+    in_turn,
+    milliseconds,
+    over,
+    percentile,
+    progress,
+    quotient,
+    rounded,
+    spread,
+)
+from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.load import figures
+from coppice.lab.bench.load.figures import Span, Targets
+from coppice.lab.bench.load.loads import (
+    PAUSE_S,
+    Arrival,
+    ClosedLoad,
+    Load,
+    OpenLoad,
+    PoissonLoad,
+    StepLoad,
+    TraceLoad,
+    trace_beginning,
+)
+from coppice.lab.bench.load.window import FIXED, OFF, PLANNER, Answer, Fate, Policy, Window, policies
 from coppice.lab.bench.load.workload import Workload
-from coppice.lab.bench.prompts import Prompt
-from coppice.lab.bench.report import machine_remarks
+from coppice.lab.bench.prompts import Prompt, encoded_prompts
+from coppice.lab.bench.throughput import (
+    BatchContender,
+    BatchedGenerate,
+    BatchSample,
+    ContinuousBatching,
+    measure_batches,
+)
 from coppice.lab.bench.transformers_baseline import load_model, quiet_transformers
 from coppice.v1 import inference_pb2
+
+# Outputs to compare with are made so many at once.
+REFERENCE_CONCURRENCY = 8
+# A server with a short queue may refuse some of them for as long as others run.
+REFERENCE_PATIENCE_S = 120.0
+# A generator that is later than this with one request in a hundred measures itself.
+MAX_LAG_MS = 50.0
+# The better of transformers' two ways in each run.
+BEST = "transformers"
+RATIO_NOTE = (
+    "median over runs of the ratio within a run; .cN: tokens/s with N requests at once, .min: the least of these; "
+    "off/transformers: over the better of transformers' batched generate and its continuous batching, one batch of as "
+    "many requests; best-fixed: the fixed budget whose median is best there; .goodput.rF: goodput at F times the "
+    "requests/s that saturate the server without speculation; step.settle_up_s, step.settle_down_s: seconds from a "
+    "step of the load until, for two seconds, no second differs from the level's lasting speed, that of its second "
+    "half, by more than 15 % or what seconds of off's second half do; a level's length where that never comes; without "
+    "a name the planner's, .off speculation off's; "
+    "step.settle_s: the slower of both steps; step.settle_beyond_off_s: how much longer the planner takes than off, "
+    "at the step where that is most; step.lost_s: what the planner loses at the beginning of a level, in seconds of "
+    "the level's lasting speed, at the dearer of both steps; "
+    "step.lost_beyond_off_s: less what speculation off loses there; step.lowest/off: the fewest tokens/s over 2 s of "
+    "many requests at once, over off's"
+)
+
+References = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One window within the benchmark, and the part of it that counts."""
+
+    load: Load
+    policy: str
+    run: int
+    span: Span
+    answers: tuple[Answer, ...]
+
+
+async def reference_outputs(client: Client, workload: Workload, off: Policy) -> References:
+    """Every prompt's longest output with speculation off, which all outputs of the benchmark begin.
+
+    Raises:
+        BenchmarkError: a request failed.
+    """
+    window = Window(client, off)
+    room = asyncio.Semaphore(REFERENCE_CONCURRENCY)
+
+    async def ask(prompt: int) -> None:
+        async with room:
+            # A server may run fewer at once than we ask for.
+            give_up_s = time.monotonic() + REFERENCE_PATIENCE_S
+            while time.monotonic() < give_up_s:
+                if await window.ask(workload.longest(prompt)) is not Fate.REFUSED:
+                    return
+                await asyncio.sleep(PAUSE_S)
+
+    await asyncio.gather(*map(ask, range(len(workload.prompts))))
+    outputs = {answer.request.prompt: answer.token_ids for answer in window.answers() if _is_whole(answer)}
+    failed = next((answer.error for answer in window.answers() if answer.error), "it is too short")
+    if len(outputs) < len(workload.prompts):
+        raise BenchmarkError(f"no output of {OFF} to compare with: {failed}")
+    return tuple(outputs[prompt] for prompt in range(len(workload.prompts)))
+
+
+async def measure_loads(
+    client: Client,
+    workload: Workload,
+    loads: Sequence[Load],
+    contenders: Sequence[Policy],
+    num_runs: int,
+    seed: int,
+    on_sample: Callable[[], None] = lambda: None,
+    baselines: Baselines | None = None,
+) -> Samples[Sample]:
+    """Every load under every policy, `num_runs` times, in a seeded order.
+
+    In each run `baselines` have their turn before.
+
+    Raises:
+        BenchmarkError: in some window requests failed, and none was completed.
+    """
+    taken = []
+    for number, turn in enumerate(Experiment(contenders, loads, num_runs, seed, by_load=True).turns()):
+        if baselines is not None and number % len(contenders) == 0:
+            await baselines.measure(turn.load, turn.run)
+        window = Window(client, turn.arm)
+        span = await turn.load.drive(window, workload, turn.run)
+        sample = Sample(turn.load, turn.arm.name, turn.run, span, window.answers())
+        require_completed(sample.answers, f"{sample.policy} {sample.load.name}")
+        taken.append(sample)
+        on_sample()
+    return Samples(taken)
+
+
+def require_completed(answers: Iterable[Answer], name: str) -> None:
+    """A server that is gone must end the benchmark, not fill it with failures.
+
+    Raises:
+        BenchmarkError: requests failed, and none was completed.
+    """
+    errors = {answer.fate: answer.error for answer in answers}
+    if Fate.FAILED in errors and Fate.COMPLETED not in errors:
+        raise BenchmarkError(f"{name}: no request was completed: {errors[Fate.FAILED]}")
+
+
+def _is_whole(answer: Answer) -> bool:
+    return answer.fate is Fate.COMPLETED and len(answer.token_ids) == answer.request.task.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All samples of a benchmark, its policies in order, and the targets of goodput."""
+
+    samples: Samples[Sample]
+    policies: tuple[Policy, ...]
+    targets: Targets = field(default_factory=Targets)
+
+    def of(self, load: Load, policy: str) -> Samples[Sample]:
+        """The samples of a load under a policy."""
+        return self.samples.where(load=load, policy=policy)
+
+    def loads(self, *kinds: type) -> list[Any]:
+        """The loads of some kinds, in the order measured."""
+        return [load for load in self.samples.each("load") if isinstance(load, kinds)]
+
+
+def speed(sample: Sample) -> float:
+    """Tokens per second."""
+    return figures.tokens_per_s(sample.answers, sample.span)
+
+
+def saturating_load(results: Results) -> ClosedLoad:
+    """Under which the server without speculation gives the most tokens per second, by the median of runs."""
+    loads: list[ClosedLoad] = results.loads(ClosedLoad)
+    return max(loads, key=lambda load: statistics.median(map(speed, results.of(load, OFF))))
+
+
+def saturation(results: Results) -> float:
+    """Tokens per second under that load, without speculation."""
+    return statistics.median(map(speed, results.of(saturating_load(results), OFF)))
+
+
+def lost_times(load: StepLoad, sample: Sample) -> list[float | None]:
+    """What the beginning of each level costs, in seconds of the level's lasting speed."""
+    return [figures.lost_s(figures.token_bins(sample.answers, level.span)) for level in load.levels]
+
+
+def lowest_speed(load: StepLoad, sample: Sample) -> float:
+    """The fewest tokens per second, over two seconds, with many requests at once."""
+    bins = figures.token_bins(sample.answers, load.levels[1].span)
+    return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
+
+
+def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
+    """How far from its lasting speed each level may be and have settled.
+
+    With speculation off there is nothing to settle in a level's second half. How far seconds of that stray all the
+    same, by prompts and by lumps of tokens, is no unrest of any policy's; by the median of runs.
+    """
+    off = results.of(load, OFF)
+    strays = [[figures.strays(figures.token_bins(one.answers, level.span)) for one in off] for level in load.levels]
+    return [max(figures.TOLERANCE, statistics.median(each)) for each in strays]
+
+
+def settle_times(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float | None]:
+    """Seconds after the beginning of each level until it had settled."""
+    return [
+        figures.settle_s(figures.token_bins(sample.answers, level.span), tolerance=tolerance)
+        for level, tolerance in zip(load.levels, tolerances, strict=True)
+    ]
+
+
+class Baselines:
+    """transformers by itself under closed loads: as many requests at once in one batch, by each of its two ways.
+
+    Outputs of a batch have the workload's mean length, all alike, so that none of its rows is idle: what a batch of
+    different lengths would lose is given to it.
+    """
+
+    def __init__(self, contenders: Sequence[BatchContender], workload: Workload) -> None:
+        self._contenders = tuple(contenders)
+        self._prompts = workload.prompts
+        self._num_tokens = round(workload.mean_tokens)
+        self.samples: list[BatchSample] = []
+
+    async def measure(self, load: Load, run: int) -> None:
+        """One batch by each contender, while the services rest; nothing beside other loads than closed ones.
+
+        Raises:
+            BenchmarkError: a contender failed.
+        """
+        if not self._contenders or not isinstance(load, ClosedLoad):
+            return
+        arms = in_turn(self._contenders, run)
+        count, tokens = load.concurrency, self._num_tokens
+        self.samples += await asyncio.to_thread(measure_batches, arms, self._prompts, [count], 1, tokens, first_run=run)
+
+    def rows(self, references: References) -> list[Row]:
+        """One flat object per contender and number of requests at once, in the order measured."""
+        known = {tokens[: self._num_tokens] for tokens in references}
+        every = Samples(self.samples)
+        found: list[Row] = []
+        for count in every.each("concurrency"):
+            for contender in self._contenders:
+                group = every.where(contender=contender.name, concurrency=count)
+                outputs = [tokens for sample in group for tokens in sample.completion.token_ids]
+                row = {
+                    "name": f"{contender.name} c{count}",
+                    "contender": contender.name,
+                    "part": "baseline",
+                    "concurrency": count,
+                    **spread("tokens_per_s", [sample.tokens_per_s for sample in group]),
+                    "num_requests": len(outputs),
+                    "num_identical_to_off": sum(tokens in known for tokens in outputs),
+                    "note": contender.note,
+                }
+                found.append(row)
+        return found
+
+    def ratios(self, results: Results) -> ByRun:
+        """Plain decoding's tokens per second over each contender's and over the better one's, within runs."""
+        found: ByRun = {}
+        for load in results.loads(ClosedLoad):
+            for sample in results.of(load, OFF):
+                theirs = {
+                    one.contender: one.tokens_per_s
+                    for one in self.samples
+                    if (one.concurrency, one.run) == (load.concurrency, sample.run)
+                }
+                if theirs:
+                    theirs[BEST] = max(theirs.values())
+                for name, tokens_per_s in theirs.items():
+                    found.setdefault(f"{OFF}/{name}.{load.name}", []).append(speed(sample) / tokens_per_s)
+        return found
+
+
+def load_rows(results: Results, references: References) -> list[Row]:
+    """One flat object per load and policy, in the order measured."""
+    found = []
+    for load in results.loads(object):
+        for policy in results.policies:
+            group = results.of(load, policy.name)
+            row = {
+                "name": f"{policy.name} {load.name}",
+                "policy": policy.name,
+                "load": load.name,
+                **_load_figures(results, load, group),
+                **spread("tokens_per_s", map(speed, group)),
+                **_latencies(group),
+                **_counts(group, references),
+                "note": policy.note,
+            }
+            found.append(row)
+    return found
+
+
+def series(results: Results) -> list[Row]:
+    """Tokens per second and draft nodes per round over the time of each step, by bins."""
+    return [
+        {
+            "policy": policy.name,
+            "run": sample.run,
+            "bin_s": figures.BIN_S,
+            "tokens_per_s": figures.token_bins(sample.answers, sample.span),
+            "nodes_per_round": [rounded(value) for value in figures.node_bins(sample.answers, sample.span)],
+        }
+        for load in results.loads(StepLoad)
+        for policy in results.policies
+        for sample in results.of(load, policy.name)
+    ]
+
+
+def wrong_outputs(result: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What breaks the promise: tokens that are not those of the same request with speculation off."""
+    return [
+        f"{row['name']}: {row['num_compared'] - row['num_identical']} of {row['num_compared']} outputs differ"
+        for row in result
+        if not row["identical"]
+    ]
+
+
+def load_remarks(result: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What has to be said with the figures."""
+    notes = [
+        f"{row['name']}: {row['num_refused']} requests were refused and {row['num_failed']} failed."
+        for row in result
+        if row["num_refused"] or row["num_failed"]
+    ]
+    late = [row for row in result if (row["lag_ms_p99"] or 0) > MAX_LAG_MS]
+    return notes + [
+        f"{row['name']}: the load generator itself was late by up to {row['lag_ms_p99']:.0f} ms (p99); that is in "
+        "the latencies."
+        for row in late
+    ]
+
+
+def is_identical(answer: Answer, references: References) -> bool:
+    """Whether what came is what speculation off gives, and all of it where the request was completed."""
+    expected = references[answer.request.prompt][: answer.request.task.max_tokens]
+    if answer.fate is Fate.COMPLETED:
+        return answer.token_ids == expected
+    return answer.token_ids == expected[: len(answer.token_ids)]
+
+
+def _load_figures(results: Results, load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample]) -> Row:
+    if isinstance(load, ClosedLoad):
+        warm_up_s = statistics.median(sample.span.start_s for sample in group)
+        return {"part": "closed", "concurrency": load.concurrency, "warm_up_s": rounded(warm_up_s)}
+    if isinstance(load, StepLoad):
+        return {
+            "part": "step",
+            "concurrency": load.concurrency,
+            **_step_figures(load, group, settle_tolerances(results, load)),
+        }
+    offered = [len(sample.answers) for sample in group]
+    good = [figures.num_good(sample.answers, results.targets) for sample in group]
+    return {
+        "part": "open",
+        "rate": load.rate if isinstance(load, PoissonLoad) else None,
+        "offered_per_s": rounded(statistics.median(offered) / load.duration_s),
+        **spread("goodput_per_s", (number / load.duration_s for number in good)),
+        "good_share": rounded(quotient(sum(good), sum(offered))),
+    }
+
+
+def _step_figures(load: StepLoad, group: Sequence[Sample], tolerances: Sequence[float]) -> Row:
+    """Speeds and settle times of the levels, and what their beginnings cost, medians over runs.
+
+    None where half of the runs or more never settled, or gave nothing in the second half.
+    """
+    found: Row = {}
+    for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
+        speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
+        found[f"tokens_per_s_{name}"] = rounded(statistics.median(speeds))
+    for number, name in ((1, "up"), (2, "down")):
+        settled = [settle_times(load, sample, tolerances)[number] for sample in group]
+        found[f"settle_{name}_s"] = _median_or_never(settled)
+        found[f"settle_tolerance_{name}"] = rounded(tolerances[number])
+        found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
+    found["lowest_tokens_per_s_at"] = rounded(statistics.median(lowest_speed(load, sample) for sample in group))
+    return found
+
+
+def _median_or_never(times: Sequence[float | None]) -> float | None:
+    ordered = sorted(times, key=lambda time: float("inf") if time is None else time)
+    return rounded(ordered[len(ordered) // 2])
+
+
+def _latencies(group: Sequence[Sample]) -> Row:
+    """Percentiles over the events of all runs, milliseconds, and what rounds were like."""
+    ended = [answer for sample in group for answer in figures.completed(sample.answers, sample.span)]
+    gaps = [gap for sample in group for gap in figures.gaps_s(sample.answers, sample.span)]
+    deltas = [delta for answer in ended for delta in answer.deltas]
+    return {
+        **_percentiles("ttft", [time for sample in group for time in figures.ttfts_s(sample.answers, sample.span)]),
+        **_percentiles("itl", gaps),
+        **_percentiles("tpot", figures.tpots_s(ended)),
+        **_percentiles("e2e", [answer.ended_s - answer.intended_s for answer in ended]),
+        "lag_ms_p99": milliseconds(percentile((one.sent_s - one.intended_s for one in _all(group)), 99)),
+        "tokens_per_delta": rounded(quotient(sum(delta.num_tokens for delta in deltas), len(deltas))),
+        "rows_per_pass": rounded(figures.rows_per_pass(ended)),
+        "mean_acceptance_length": rounded(figures.mean_acceptance_length(ended)),
+        "nodes_per_round": rounded(figures.nodes_per_round(ended)),
+    }
+
+
+def _counts(group: Sequence[Sample], references: References) -> Row:
+    answers = _all(group)
+    fates = Counter(answer.fate for answer in answers)
+    compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
+    num_identical = sum(is_identical(answer, references) for answer in compared)
+    return {
+        "num_requests": len(answers),
+        **{f"num_{fate.value}": fates[fate] for fate in Fate},
+        "num_compared": len(compared),
+        "num_identical": num_identical,
+        "identical": num_identical == len(compared),
+    }
+
+
+def _all(group: Iterable[Sample]) -> list[Answer]:
+    return [answer for sample in group for answer in sample.answers]
+
+
+def _percentiles(name: str, times_s: Sequence[float]) -> Row:
+    return {f"{name}_ms_p{percent}": milliseconds(percentile(times_s, percent)) for percent in (50, 99)}
+
+
+def load_ratios(results: Results, beside: ByRun | None = None) -> Ratios:
+    """The named ratios, and those of `beside`, which were measured in the same runs."""
+    closed = {name: _within_runs(results, *terms, speed) for name, terms in _closed_terms(results).items()}
+    by_run = {**_with_least({**closed, **(beside or {})}), **_open_ratios(results), **_step_ratios(results)}
+    return Ratios.of(by_run)
+
+
+def _closed_terms(results: Results) -> dict[str, tuple[ClosedLoad, str, str]]:
+    """For each ratio of speeds: the load, whose speed, and over whose."""
+    terms = {}
+    for load in results.loads(ClosedLoad):
+        for policy in results.policies:
+            if policy.name != OFF:
+                terms[f"{policy.name}/{OFF}.{load.name}"] = (load, policy.name, OFF)
+        medians = {name: statistics.median(map(speed, results.of(load, name))) for name in FIXED}
+        best = max(medians, key=medians.__getitem__)
+        terms[f"{PLANNER}/best-fixed.{load.name}"] = (load, PLANNER, best)
+    return terms
+
+
+def _with_least(by_run: ByRun) -> ByRun:
+    """Each ratio under `.min` as well, as it is where its median over runs is least."""
+    least: ByRun = {}
+    for name, values in by_run.items():
+        key = f"{name.rpartition('.')[0]}.min"
+        if values and (key not in least or statistics.median(values) < statistics.median(least[key])):
+            least[key] = values
+    return {**by_run, **least}
+
+
+def _open_ratios(results: Results) -> ByRun:
+    def num_good(sample: Sample) -> float:
+        return figures.num_good(sample.answers, results.targets)
+
+    # Arrivals take the same time under every policy.
+    return {
+        f"{policy.name}/{OFF}.goodput.{load.name}": _within_runs(results, load, policy.name, OFF, num_good)
+        for load in results.loads(PoissonLoad, TraceLoad)
+        for policy in results.policies
+        if policy.name != OFF
+    }
+
+
+def _step_ratios(results: Results) -> ByRun:
+    """Of the planner beside speculation off: when levels had settled, what steps cost, the lowest speed."""
+    found: ByRun = {}
+    for load in results.loads(StepLoad):
+        planner, off = results.of(load, PLANNER), results.of(load, OFF)
+        by_policy = {"": planner, f".{OFF}": off}
+        far = settle_tolerances(results, load)
+        times = {whose: [_settled(load, one, far) for one in group] for whose, group in by_policy.items()}
+        for whose, by_run in times.items():
+            for number, name in enumerate(("up", "down")):
+                found[f"step.settle_{name}_s{whose}"] = [both[number] for both in by_run]
+            found[f"step.settle_s{whose}"] = [max(both) for both in by_run]
+        found["step.settle_beyond_off_s"] = _beyond(times[""], times[f".{OFF}"])
+        lost = [_lost(load, sample) for sample in planner]
+        found["step.lost_s"] = [max(both) for both in lost]
+        found["step.lost_beyond_off_s"] = _beyond(lost, [_lost(load, sample) for sample in off])
+        found[f"step.lowest/{OFF}"] = _within_runs(results, load, PLANNER, OFF, partial(lowest_speed, load))
+    return found
+
+
+def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    """By run: how much more it is of the one than of the other, at the step where that is most."""
+    return [max(map(operator.sub, one, other)) for one, other in zip(mine, theirs, strict=True)]
+
+
+def _settled(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float]:
+    """By the step up and the step down, the level's length where it never settles."""
+    pairs = zip(settle_times(load, sample, tolerances)[1:], load.levels[1:], strict=True)
+    return [level.span.length_s if time is None else time for time, level in pairs]
+
+
+def _lost(load: StepLoad, sample: Sample) -> list[float]:
+    """By the step up and the step down, the first half of the level where nothing comes in the second."""
+    pairs = zip(lost_times(load, sample)[1:], load.levels[1:], strict=True)
+    return [level.span.length_s / 2 if time is None else time for time, level in pairs]
+
+
+def _within_runs(
+    results: Results, load: Load, first: str, second: str, figure: Callable[[Sample], float]
+) -> list[float]:
+    """The ratio of a figure of two policies in each run; none of runs that have nothing to divide by."""
+    mine, theirs = ([figure(sample) for sample in results.of(load, name)] for name in (first, second))
+    return over(mine, theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +592,7 @@ class LoadSuite:
     temperature: float = 0.0
     seed: int = 0
 
-    def run(self, address: str) -> dict[str, Any]:
+    def run(self, address: str) -> Report:
         """Measure and return the report.
 
         Raises:
@@ -94,7 +602,7 @@ class LoadSuite:
         with frozen_heap():
             return asyncio.run(self._run(address))
 
-    async def _run(self, address: str) -> dict[str, Any]:
+    async def _run(self, address: str) -> Report:
         machine = describe_machine()
         async with Client(address) as client:
             try:
@@ -105,9 +613,19 @@ class LoadSuite:
             workload, num_cut = self._workload(info.max_context_tokens)
             baselines = self._baselines(workload)
             references = await reference_outputs(client, workload, contenders[0])
-            samples = await self._measure(client, workload, contenders, baselines)
-        settings = self._settings(workload, num_cut, samples, info)
-        return _document(samples, references, baselines, settings, machine)
+            results = await self._measure(client, workload, contenders, baselines)
+        rows = load_rows(results, references)
+        return document(
+            "load",
+            machine,
+            self._settings(workload, num_cut, results, info),
+            [*rows, *baselines.rows(references)],
+            load_ratios(results, baselines.ratios(results)),
+            RATIO_NOTE,
+            load_remarks(rows),
+            wrong_outputs(rows),
+            step_series=series(results),
+        )
 
     def _baselines(self, workload: Workload) -> Baselines:
         """transformers in both of its ways, or nobody."""
@@ -121,44 +639,37 @@ class LoadSuite:
 
     async def _measure(
         self, client: Client, workload: Workload, contenders: Sequence[Policy], baselines: Baselines
-    ) -> Samples:
+    ) -> Results:
         """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
-        plan = self.plan
-        with progress_bar() as progress:
-            step = progress.add_task("load", total=plan.num_loads * plan.num_runs * len(contenders))
-            measure = partial(
-                measure_loads,
-                client,
-                workload,
-                policies=contenders,
-                num_runs=plan.num_runs,
-                seed=self.seed,
-                on_sample=partial(progress.advance, step),
-            )
-            taken = await measure(plan.closed_loads(), baselines=baselines)
-            per_s = saturation(Samples(taken, contenders, plan.targets)) / workload.mean_tokens
+        plan, runs = self.plan, self.plan.num_runs
+        with progress("load", plan.num_loads * runs * len(contenders)) as advance:
+            loads = plan.closed_loads()
+            taken = await measure_loads(client, workload, loads, contenders, runs, self.seed, advance, baselines)
+            results = Results(taken, tuple(contenders), plan.targets)
+            per_s = saturation(results) / workload.mean_tokens
             if not per_s:
                 raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
-            taken += await measure(plan.other_loads(per_s, self.seed))
-        return Samples(taken, contenders, plan.targets)
+            loads = plan.other_loads(per_s, self.seed)
+            taken = Samples(
+                (*taken, *await measure_loads(client, workload, loads, contenders, runs, self.seed, advance))
+            )
+        return Results(taken, tuple(contenders), plan.targets)
 
     def _workload(self, max_context_tokens: int) -> tuple[Workload, int]:
         if self.max_tokens >= max_context_tokens:
             raise BenchmarkError(
                 f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
             )
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
-        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
-        prompt_ids, num_cut = fit_context(encoded, self.max_tokens, max_context_tokens)
+        prompt_ids, num_cut = encoded_prompts(self.target, self.prompts, self.max_tokens, max_context_tokens)
         fitting = tuple(tuple(ids) for ids in prompt_ids)
         return Workload(fitting, self.min_tokens, self.max_tokens, self.temperature, self.seed), num_cut
 
     def _settings(
-        self, workload: Workload, num_cut: int, samples: Samples, info: inference_pb2.GetModelInfoResponse
-    ) -> dict[str, Any]:
+        self, workload: Workload, num_cut: int, results: Results, info: inference_pb2.GetModelInfoResponse
+    ) -> Row:
         plan = self.plan
         return {
-            "target": shown(self.target),
+            "target": shown_path(self.target),
             # Whose drafts there are.
             "sources": sorted(info.sources),
             "threads": self.threads,
@@ -171,9 +682,9 @@ class LoadSuite:
             "ttft_target_ms": 1000 * plan.targets.ttft_s,
             "tpot_target_ms": 1000 * plan.targets.tpot_s,
             # Where that is the largest of `concurrency`, saturation may lie beyond it.
-            "saturation_concurrency": saturating_load(samples).concurrency,
-            "saturation_tokens_per_s": round(saturation(samples), 3),
-            "saturation_requests_per_s": round(saturation(samples) / workload.mean_tokens, 3),
+            "saturation_concurrency": saturating_load(results).concurrency,
+            "saturation_tokens_per_s": round(saturation(results), 3),
+            "saturation_requests_per_s": round(saturation(results) / workload.mean_tokens, 3),
             "server_max_nodes": info.max_nodes,
             "output_tokens": [self.min_tokens, self.max_tokens],
             "temperature": self.temperature,
@@ -182,29 +693,124 @@ class LoadSuite:
             "num_cut_prompts": num_cut,
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
             # As `coppice simulate` names them.
-            "policies": {policy.name: policy.simulated for policy in samples.policies},
+            "policies": {policy.name: policy.simulated for policy in results.policies},
             "mean_prompt_tokens": round(sum(map(len, workload.prompts)) / len(workload.prompts), 1),
         }
 
 
-def _document(
-    samples: Samples,
-    references: References,
-    baselines: Baselines,
-    settings: dict[str, Any],
-    machine: dict[str, Any],
-) -> dict[str, Any]:
-    result = rows(samples, references)
-    values, spread = ratios(samples, baselines.ratios(samples))
-    return {
-        "suite": "load",
-        "rows": [*result, *baselines.rows(references)],
-        "ratios": values,
-        "ratio_spread": spread,
-        "ratio_note": RATIO_NOTE,
-        "step_series": series(samples),
-        "notes": [*remarks(result), *machine_remarks(machine)],
-        "mismatches": mismatches(result),
-        "settings": settings,
-        **describe_run(machine),
-    }
+def _pair(name: str, digits: int = 1) -> str:
+    return f"{{{name}_ms_p50:.{digits}f}} / {{{name}_ms_p99:.{digits}f}}"
+
+
+def _draw_step(axes: Axes, report: Mapping[str, Any]) -> None:
+    """The first run of each policy; dotted, on the right, draft nodes per round."""
+    nodes = axes.twinx()
+    for item in [item for item in report["step_series"] if item["run"] == 0]:
+        times = [item["bin_s"] * index for index in range(len(item["tokens_per_s"]))]
+        [line] = axes.plot(times, item["tokens_per_s"], label=item["policy"], linewidth=1)
+        drawn = [float("nan") if value is None else value for value in item["nodes_per_round"]]
+        nodes.plot(times, drawn, color=line.get_color(), linestyle=":")
+    axes.set_ylim(bottom=0)
+    nodes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(fontsize="small")
+
+
+def _of_part(part: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda row: bool(row["part"] == part)
+
+
+_SPEED = "{tokens_per_s:.0f} ({tokens_per_s_min:.0f} to {tokens_per_s_max:.0f})"
+_PIVOTS = (
+    ("closed", "Tokens per second, so many requests at once", {"median (min to max)": _SPEED}),
+    ("closed", "Milliseconds", {"TTFT p50 / p99": _pair("ttft", 0), "per token after it": _pair("tpot")}),
+    ("closed", "Milliseconds between deltas", {"p50 / p99": _pair("itl"), "tokens of one": "{tokens_per_delta:.2f}"}),
+    (
+        "closed",
+        "Rounds",
+        {
+            "rows per pass": "{rows_per_pass:.2f}",
+            "tokens per round": "{mean_acceptance_length:.2f}",
+            "draft nodes": "{nodes_per_round:.2f}",
+        },
+    ),
+    (
+        "open",
+        "Requests per second within TTFT {ttft_target_ms:g} ms and {tpot_target_ms:g} ms per token",
+        {"goodput": "{goodput_per_s:.2f}", "share of all": "{good_share:.2f}"},
+    ),
+    (
+        "open",
+        "Milliseconds from the intended time",
+        {"TTFT p50 / p99": _pair("ttft", 0), "per token after it": _pair("tpot")},
+    ),
+    (
+        "step",
+        "1 to {step} requests at once and back",
+        {
+            "tokens/s before, at, after": "{tokens_per_s_before:.0f} {tokens_per_s_at:.0f} {tokens_per_s_after:.0f}",
+            "s lost up, down": "{lost_up_s:.2f}, {lost_down_s:.2f}",
+            "fewest tokens/s over 2 s": "{lowest_tokens_per_s_at:.0f}",
+        },
+    ),
+)
+_POISSON = "rate, of saturation without speculation"
+
+
+def _is_poisson(row: Mapping[str, Any]) -> bool:
+    return row["part"] == "open" and row["rate"] is not None
+
+
+SHOWN = Shown(
+    tables=(
+        *(Table(title, cells, label="{load}", where=_of_part(part), across="policy") for part, title, cells in _PIVOTS),
+        Table(
+            "transformers by itself, one batch of as many requests",
+            {"tokens/s": _SPEED, "outputs as ours": "{num_identical_to_off} of {num_requests}"},
+            where=_of_part("baseline"),
+        ),
+    ),
+    panels=(
+        Panel(
+            "Closed loop: median of runs",
+            x="concurrency",
+            y="tokens_per_s",
+            series="{policy}",
+            xlabel="requests at once",
+            ylabel="tokens/s",
+            where=_of_part("closed"),
+            log_x=True,
+        ),
+        Panel(
+            "Goodput",
+            x="rate",
+            y="goodput_per_s",
+            series="{policy}",
+            xlabel=_POISSON,
+            ylabel="requests/s",
+            where=_is_poisson,
+        ),
+        Panel(
+            "TTFT p99, open loop",
+            x="rate",
+            y="ttft_ms_p99",
+            series="{policy}",
+            xlabel=_POISSON,
+            ylabel="ms",
+            where=_is_poisson,
+        ),
+        Panel(
+            "One request, many, one; dotted: draft nodes per round",
+            xlabel="s",
+            ylabel="tokens/s in 250 ms",
+            custom=_draw_step,
+        ),
+    ),
+    line="{num_runs} runs of {duration_s:g} s windows, {num_prompts} prompts of {mean_prompt_tokens:.0f} tokens on "
+    "average, T={temperature:g}, {threads} threads. Without speculation the server gives at most "
+    "{saturation_tokens_per_s:.0f} tokens/s, {saturation_requests_per_s:.2f} requests/s, "
+    "with {saturation_concurrency} at once.",
+    panels_per_row=2,
+    has_page=True,
+    ratio_title="Ratios within a run, over runs; settle times in seconds",
+)

@@ -1,4 +1,4 @@
-"""One window of measurement: requests under one policy, and what became of each of them."""
+"""One window of measurement: requests under one speculation policy, and what became of each of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import asyncio
 import contextlib
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import grpc
 
 from coppice.client import Client, Options, RequestFailedError, build_request
 from coppice.completion import Completion
-from coppice.lab.bench.load.manner import ATTENTIVE, Manner
-from coppice.lab.bench.load.policies import Policy
-from coppice.lab.bench.load.workload import LoadRequest
+from coppice.lab.bench.load.workload import ATTENTIVE, LoadRequest, Manner
 from coppice.v1 import inference_pb2
+
+OFF = "off"
+FIXED_SMALL = "fixed-small"
+FIXED_LARGE = "fixed-large"
+FIXED = (FIXED_SMALL, FIXED_LARGE)
+PLANNER = "planner"
+
+SMALL_NODES = 4
+LARGE_NODES = 32
+
+Mode = inference_pb2.SpeculationPolicy.Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A name for a mode and, where it is fixed, the most draft nodes of a round."""
+
+    name: str
+    mode: Mode
+    max_nodes: int | None = None
+
+    @property
+    def note(self) -> str:
+        """How it is set up, for the reader of the result."""
+        budget = "the server's own" if self.max_nodes is None else self.max_nodes
+        return f"{Mode.Name(self.mode)}, node budget: {budget}"
+
+    @property
+    def simulated(self) -> str:
+        """The name that `coppice simulate` knows it by."""
+        return self.name if self.max_nodes is None else f"fixed={self.max_nodes}"
+
+
+def policies(server_max_nodes: int) -> tuple[Policy, ...]:
+    """Off, two fixed budgets within the server's limit, and the server's planner."""
+    return (
+        Policy(OFF, Mode.MODE_OFF),
+        Policy(FIXED_SMALL, Mode.MODE_FORCED, min(SMALL_NODES, server_max_nodes)),
+        Policy(FIXED_LARGE, Mode.MODE_FORCED, min(LARGE_NODES, server_max_nodes)),
+        Policy(PLANNER, Mode.MODE_AUTO),
+    )
+
 
 # Generous: windows are bounded by themselves. It only keeps the server from cutting a request before its default.
 DEADLINE_S = 600.0
@@ -80,30 +120,15 @@ class Answer:
         return self.ended_s - self.intended_s
 
 
-@dataclass(slots=True)
-class _Recording:
-    """A request that is under way, or was; what is cancelled before it has a fate is cut."""
-
-    request: LoadRequest
-    intended_s: float
-    sent_s: float
-    manner: Manner
-    token_ids: list[int] = field(default_factory=list)
-    deltas: list[Delta] = field(default_factory=list)
-    fate: Fate = Fate.CUT
-    ended_s: float = 0.0
-    completion: Completion | None = None
-    error: str = ""
-    retry_after_s: float | None = None
-
-
 class Window:
     """Sends requests under one policy and keeps what comes back; its clock starts when it is made."""
 
     def __init__(self, client: Client, policy: Policy) -> None:
         self.policy = policy
         self._client = client
-        self._recordings: list[_Recording] = []
+        self._num_sent = 0
+        # By number, of requests that have ended.
+        self._answers: dict[int, Answer] = {}
         # Released by every request that has ended.
         self._ended = asyncio.Semaphore(0)
         self._start = time.perf_counter()
@@ -125,50 +150,49 @@ class Window:
 
     async def ask(self, request: LoadRequest, intended_s: float | None = None, manner: Manner = ATTENTIVE) -> Fate:
         """Send a request and read its answer to the end; errors of the server are a fate like any other."""
-        sent_s = self.now()
-        recording = _Recording(request, sent_s if intended_s is None else intended_s, sent_s, manner)
-        self._recordings.append(recording)
+        number, sent_s = self._num_sent, self.now()
+        self._num_sent += 1
+        deltas: list[Delta] = []
+        token_ids: list[int] = []
+        # What is cancelled before it has another fate is cut.
+        fate, completion, error, retry_after_s = Fate.CUT, None, "", None
         stream = self._client.stream_request(self._message(request), DEADLINE_S)
         try:
             async with asyncio.timeout(manner.leave_after_s):
                 async for chunk in stream:
                     if chunk.token_ids:
-                        recording.deltas.append(Delta(self.now(), len(chunk.token_ids)))
-                        recording.token_ids.extend(chunk.token_ids)
+                        deltas.append(Delta(self.now(), len(chunk.token_ids)))
+                        token_ids.extend(chunk.token_ids)
                     if manner.pause_s:
                         await asyncio.sleep(manner.pause_s)
-            recording.completion, recording.fate = stream.result(), Fate.COMPLETED
+            completion, fate = stream.result(), Fate.COMPLETED
         except TimeoutError:
             stream.cancel()
-            recording.fate = Fate.LEFT
-        except RequestFailedError as error:
-            recording.retry_after_s = error.retry_after_s
-            is_refused = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            recording.error, recording.fate = str(error), Fate.REFUSED if is_refused else Fate.FAILED
+            fate = Fate.LEFT
+        except RequestFailedError as failure:
+            error, retry_after_s = str(failure), failure.retry_after_s
+            fate = Fate.REFUSED if failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED else Fate.FAILED
         finally:
             # Of a request that is cancelled, too.
-            recording.ended_s = self.now()
+            self._answers[number] = Answer(
+                request,
+                sent_s if intended_s is None else intended_s,
+                sent_s,
+                self.now(),
+                fate,
+                tuple(token_ids),
+                tuple(deltas),
+                completion,
+                error,
+                manner,
+                retry_after_s,
+            )
             self._ended.release()
-        return recording.fate
+        return fate
 
     def answers(self) -> tuple[Answer, ...]:
-        """Every request in the order sent, once none is under way."""
-        return tuple(
-            Answer(
-                one.request,
-                one.intended_s,
-                one.sent_s,
-                one.ended_s,
-                one.fate,
-                tuple(one.token_ids),
-                tuple(one.deltas),
-                one.completion,
-                one.error,
-                one.manner,
-                one.retry_after_s,
-            )
-            for one in self._recordings
-        )
+        """Every request that has ended, in the order sent."""
+        return tuple(answer for _, answer in sorted(self._answers.items()))
 
     def _message(self, request: LoadRequest) -> inference_pb2.GenerateRequest:
         task = request.task

@@ -1,4 +1,4 @@
-"""The requests of a load: the same numbers give the same requests, whatever the policy."""
+"""The requests of a load, and how clients read their streams: the same numbers give the same requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ import statistics
 from dataclasses import dataclass
 
 from coppice.lab.bench.contenders import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """A client that goes `leave_after_s` after it has sent its request, or rests for `pause_s` after each delta."""
+
+    leave_after_s: float | None = None
+    pause_s: float = 0.0
+
+
+# It reads at once, and to the end.
+ATTENTIVE = Manner()
+
 
 # Of the logarithm of a lognormal length.
 SPREAD = 0.6

@@ -15,8 +15,7 @@ from typing import Any
 from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.lab.bench.overhead.scripted_peers import KIND, Script, ScriptedDrafter, ScriptedVerifier
-from coppice.lab.bench.overhead.traffic import Traffic
+from coppice.lab.bench.overhead.scripted_peers import KIND, Script, ScriptedDrafter, ScriptedVerifier, Traffic
 from coppice.net.rpc import Server, run
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from coppice.lab.bench.environment import describe_machine, describe_run
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import Ratios
+from coppice.lab.bench.harness.report import Report, Row, Shown, document
+from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.overhead.planner_cost import PassCost, planner_cost
 from coppice.lab.bench.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
 from coppice.lab.bench.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
-from coppice.lab.bench.report import machine_remarks
 from coppice.net.rpc import run
 
 # Trees whose messages are counted, whatever `num_nodes` is.
@@ -26,6 +29,41 @@ NOTES = (
     "Outside: the same as the peers see it, with the network, gRPC on both sides and the time that messages wait for "
     "each other. These peers answer at once, so that many requests always saturate the orchestrator.",
     "CPU time per round is that of the orchestrator's whole process, gRPC and client streams included.",
+)
+
+
+def _traffic(ways: tuple[str, str], row: Mapping[str, Any]) -> str:
+    messages = sum(row["messages_per_round"][way] for way in ways)
+    sizes = " + ".join(f"{row['bytes_per_round'][way]:.0f}" for way in ways)
+    return f"{messages:.2f}, {sizes}"
+
+
+SHOWN = Shown(
+    tables=(
+        Table(
+            "Planner: microseconds of CPU per pass, trees of {num_nodes} nodes",
+            {
+                "requests": "{requests}",
+                "sources": "{sources}",
+                "median": "{us_p50:.0f}",
+                "p90": "{us_p90:.0f}",
+                "p99": "{us_p99:.0f}",
+                "asked for drafts": "{asked_share:.0%}",
+            },
+            where=lambda row: row["kind"] == "planner",
+        ),
+        Table(
+            "Orchestrator: microseconds per round, its peers answer at once",
+            {
+                "inside p50 / p99": "{inside_us_p50:.0f} / {inside_us_p99:.0f}",
+                "outside p50 / p99": "{outside_us_p50:.0f} / {outside_us_p99:.0f}",
+                "CPU": "{cpu_us_per_round:.0f}",
+                **{f"{peer}: messages, bytes in + out": partial(_traffic, ways) for peer, ways in PEERS.items()},
+            },
+            where=lambda row: row["kind"] == "rounds",
+        ),
+    ),
+    ratio_title="",
 )
 
 
@@ -49,7 +87,7 @@ class OverheadPlan:
         return max(2, self.num_rounds // num_requests)
 
 
-def measure_overhead(plan: OverheadPlan) -> dict[str, Any]:
+def measure_overhead(plan: OverheadPlan) -> Report:
     """Measure and return the report.
 
     Raises:
@@ -58,14 +96,8 @@ def measure_overhead(plan: OverheadPlan) -> dict[str, Any]:
     machine = describe_machine()
     rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
     run(lambda: _add_round_rows(plan, rows))
-    return {
-        "suite": "overhead",
-        "rows": rows,
-        "ratios": figures(rows),
-        "notes": [*NOTES, *machine_remarks(machine)],
-        "settings": {**asdict(plan), "requests": list(plan.requests)},
-        **describe_run(machine),
-    }
+    settings = {**asdict(plan), "requests": list(plan.requests)}
+    return document("overhead", machine, settings, rows, Ratios(figures(rows), {}), notes=NOTES)
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -88,7 +120,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return round(sorted(values)[round(part * (len(values) - 1))], 2)
 
 
-def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> dict[str, Any]:
+def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> Row:
     cost: PassCost = planner_cost(
         num_requests, plan.num_nodes, plan.num_passes, plan.warm_up_passes, mixed=mixed, seed=plan.seed
     )
@@ -103,7 +135,7 @@ def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> dict[str
     }
 
 
-async def _add_round_rows(plan: OverheadPlan, rows: list[dict[str, Any]]) -> None:
+async def _add_round_rows(plan: OverheadPlan, rows: list[Row]) -> None:
     async with scripted_peers() as peers:
         for num_requests in plan.requests:
             for cache in (False, True):
@@ -118,7 +150,7 @@ async def _add_round_rows(plan: OverheadPlan, rows: list[dict[str, Any]]) -> Non
             rows.append(_round_row(costs, 1, cache, COUNTED_NODES))
 
 
-def _round_row(costs: RoundCosts, num_requests: int, cache: bool, num_nodes: int | None = None) -> dict[str, Any]:
+def _round_row(costs: RoundCosts, num_requests: int, cache: bool, num_nodes: int | None = None) -> Row:
     nodes = "" if num_nodes is None else f" nodes={num_nodes}"
     ways = [way for of_peer in PEERS.values() for way in of_peer]
     return {

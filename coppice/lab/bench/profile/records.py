@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
 
 # The directory for the records, in the environment of the services that keep some.
 DIRECTORY_VARIABLE = "RECORDS_DIRECTORY"

@@ -1,4 +1,4 @@
-"""The profile suite from end to end: outputs are recorded, loads run in service, and a machine is fitted to them.
+"""The profile suite: outputs are recorded, loads run in service, and a machine is fitted to them.
 
 Loads that are predicted take turns with those that the machine is fitted to.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,33 +16,131 @@ from typing import Any
 import grpc
 
 from coppice.client import Client, RequestFailedError
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.environment import describe_machine, describe_run
-from coppice.lab.bench.latency import fit_context
-from coppice.lab.bench.latency_suite import progress_bar, shown
-from coppice.lab.bench.load.figures import Targets
-from coppice.lab.bench.load.measure import References, Sample, reference_outputs
-from coppice.lab.bench.load.policies import OFF, Mode, Policy, policies
-from coppice.lab.bench.load.rows import mismatches, rows
-from coppice.lab.bench.load.samples import Samples, speed
-from coppice.lab.bench.load.window import Window
+from coppice.core.tree import TokenTree
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, progress
+from coppice.lab.bench.harness.report import Report, document, shown_path
+from coppice.lab.bench.load.loads import ClosedLoad
+from coppice.lab.bench.load.suite import References, Results, Sample, load_rows, reference_outputs, speed, wrong_outputs
+from coppice.lab.bench.load.window import OFF, Mode, Policy, Window, policies
 from coppice.lab.bench.load.workload import Workload
-from coppice.lab.bench.profile.calibration import Calibration
-from coppice.lab.bench.profile.draft_fits import fit_drafts
-from coppice.lab.bench.profile.drafter_peer import DrafterPeer, Known
-from coppice.lab.bench.profile.message_fits import fit_messages
-from coppice.lab.bench.profile.pass_fits import fit_passes
-from coppice.lab.bench.profile.plan import ProfilePlan, Turn
+from coppice.lab.bench.profile.fits import Calibration, fit_drafts, fit_messages, fit_passes
 from coppice.lab.bench.profile.records import Records, now_s
-from coppice.lab.bench.profile.seen import seen
-from coppice.lab.bench.prompts import Prompt
-from coppice.lab.bench.report import machine_remarks
+from coppice.lab.bench.prompts import Prompt, encoded_prompts
 from coppice.lab.simulator.machine import Contention, Machine
 from coppice.lab.simulator.profile import Profile, profile_to_json
 from coppice.lab.simulator.texts import Trace
 from coppice.net.rpc import open_channel
-from coppice.v1 import inference_pb2, verifier_pb2, verifier_pb2_grpc
+from coppice.v1 import drafter_pb2 as pb
+from coppice.v1 import drafter_pb2_grpc, inference_pb2, sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from coppice.wire.convert import tree_from_proto
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One closed load under one policy; the machine is fitted to it, or it is predicted."""
+
+    load: ClosedLoad
+    policy: Policy
+    calibrates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """So many runs of each load under each policy, as far as `max_s` allows: one run at the least.
+
+    No policy that drafts is the same in both kinds of loads, so that what is predicted was not fitted.
+    """
+
+    calibration: tuple[int, ...] = (1, 8, 64)
+    budgets: tuple[int, ...] = (2, 8)
+    validation: tuple[int, ...] = ()
+    num_runs: int = 3
+    duration_s: float = 5.0
+    max_s: float = 2400.0
+    recorded_tokens: int = 128
+    recorded_nodes: int = 64
+
+    def turns(self, server_max_nodes: int, run: int) -> Iterator[Turn]:
+        """Of one run, in order: few requests first, both kinds side by side.
+
+        Whose turn comes first rotates, so that both kinds see the same hours of the machine.
+        """
+        fitted = [Policy(OFF, Mode.MODE_OFF)]
+        for budget in self.budgets:
+            name = Policy("fixed", Mode.MODE_FORCED, min(budget, server_max_nodes)).simulated
+            fitted.append(Policy(name, Mode.MODE_FORCED, min(budget, server_max_nodes)))
+        for concurrency in sorted({*self.calibration, *self.validation}):
+            load = ClosedLoad(concurrency, self.duration_s)
+            turns = [Turn(load, policy, True) for policy in fitted if concurrency in self.calibration]
+            if concurrency in self.validation:
+                turns += [Turn(load, policy, False) for policy in policies(server_max_nodes)]
+            first = run % len(turns)
+            yield from (*turns[first:], *turns[:first])
+
+    def num_turns(self) -> int:
+        """Of all runs."""
+        return self.num_runs * sum(1 for _ in self.turns(max(*self.budgets, 1), 0))
+
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A prompt and its greedy output."""
+
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+
+
+class DrafterPeer:
+    """Opens a call per output."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+
+    async def every_position(self, known: Known, max_nodes: int, row_multiple: int) -> list[TokenTree]:
+        """The tree behind the first n tokens of the output, for each n but its length."""
+        call = self._stub.Draft(timeout=TIMEOUT_S)
+        opening = pb.OpenDraft(
+            prompt_token_ids=known.prompt,
+            sampling=sampling_pb2.SamplingParams(temperature=0.0),
+            max_nodes=max_nodes,
+            row_multiple=row_multiple,
+        )
+        trees = [await _ask(call, pb.DraftRequest(sequence_id=1, open=opening))]
+        for position, token in enumerate(known.said[:-1]):
+            outcome = pb.DraftOutcome(base_length=len(known.prompt) + position, token_ids=[token])
+            trees.append(await _ask(call, pb.DraftRequest(sequence_id=1, outcome=outcome)))
+        call.cancel()
+        return trees
+
+
+async def _ask(
+    call: grpc.aio.StreamStreamCall[pb.DraftRequest, pb.DraftResponse], request: pb.DraftRequest
+) -> TokenTree:
+    await call.write(request)
+    response: Any = await call.read()
+    if response is grpc.aio.EOF or response.WhichOneof("event") != "tree":
+        raise BenchmarkError(f"a drafter failed: {response}")
+    return tree_from_proto(response.tree.tree)
+
+
+def seen(records: Records, spans: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Passes, rounds and drafts per second, the share of rounds with a draft, and the mean time of a pass."""
+    parts = [records.within(*span) for span in spans]
+    seconds = sum(end - start for start, end in spans)
+    passes = [one for part in parts for one in part.passes]
+    rounds = [each for one in passes for each in one.rounds]
+    return {
+        "passes_per_s": round(len(passes) / seconds, 3),
+        "pass_ms": round(1000 * sum(one.pass_s for one in passes) / max(1, len(passes)), 3),
+        "rounds_per_s": round(len(rounds) / seconds, 3),
+        "drafted_share": round(sum(each.num_nodes > 0 for each in rounds) / max(1, len(rounds)), 4),
+        "drafts_per_s": round(sum(len(part.drafts) for part in parts) / seconds, 3),
+    }
+
 
 # Windows of one turn in which no token comes, before that is an error.
 ATTEMPTS = 3
@@ -114,13 +212,10 @@ class ProfileSuite:
         plan, info = self.plan, await client.model_info()
         workload = self._workload(info)
         began_s = time.monotonic()
-        with progress_bar() as progress:
-            total = 1 + len(workload.prompts) + plan.num_turns()
-            step = progress.add_task("profile", total=total)
+        with progress("profile", 1 + len(workload.prompts) + plan.num_turns()) as step:
 
             def advance(done: str) -> None:
-                progress.console.print(done, markup=False, highlight=False)
-                progress.advance(step)
+                step(done=done)
 
             async with asyncio.timeout(plan.max_s):
                 references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
@@ -167,12 +262,10 @@ class ProfileSuite:
         limit = info.max_context_tokens
         if longest >= limit:
             raise BenchmarkError(f"the profile needs a context beyond {longest} tokens; this is {limit}")
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
-        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
-        prompts = fit_context(encoded, longest, limit)[0]
+        prompts, _ = encoded_prompts(self.target, self.prompts, longest, limit)
         return Workload(tuple(map(tuple, prompts)), min(self.min_tokens, longest), longest, 0.0, self.seed)
 
-    def reports(self, measured: Measured, records: Records) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def reports(self, measured: Measured, records: Records) -> tuple[Report, Report | None]:
         """The profile, and the loads that are to be predicted as `coppice bench load` reports them, if there are any.
 
         Raises:
@@ -180,18 +273,15 @@ class ProfileSuite:
         """
         by_policy = {taken.turn.policy.name: taken.turn.policy for taken in measured.taken}
         machine = fit_machine(measured, records)
-        run_facts = describe_run(measured.machine)
-        settings = {"target": shown(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
+        settings = {"target": shown_path(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
         settings["num_runs"] = measured.num_runs
-        profile = {
-            "suite": "profile",
-            "rows": _rows(measured, records, calibrates=True),
-            "ratios": {},
+        profile = document(
+            "profile",
+            measured.machine,
+            {**settings, "policies": {name: policy.simulated for name, policy in by_policy.items()}},
+            _rows(measured, records, calibrates=True),
             **profile_to_json(Profile(machine, measured.traces)),
-            "notes": machine_remarks(measured.machine),
-            "settings": {**settings, "policies": {name: policy.simulated for name, policy in by_policy.items()}},
-            **run_facts,
-        }
+        )
         if not self.plan.validation:
             return profile, None
         result = _rows(measured, records, calibrates=False)
@@ -206,16 +296,8 @@ class ProfileSuite:
             "server_max_nodes": measured.server_max_nodes,
             "temperature": workload.temperature,
         }
-        loads = {
-            "suite": "load",
-            "rows": result,
-            "ratios": {},
-            "notes": machine_remarks(measured.machine),
-            "mismatches": mismatches(result),
-            "settings": {**settings, **facts},
-            **run_facts,
-        }
-        return profile, loads
+        wrong = wrong_outputs(result)
+        return profile, document("load", measured.machine, {**settings, **facts}, result, mismatches=wrong)
 
 
 def fit_machine(measured: Measured, records: Records) -> Machine:
@@ -263,8 +345,8 @@ def _rows(measured: Measured, records: Records, *, calibrates: bool) -> list[dic
     """As `coppice bench load` has them, with what the services saw."""
     taken = [one for one in measured.taken if one.turn.calibrates == calibrates]
     contenders = list({one.turn.policy.name: one.turn.policy for one in taken}.values())
-    samples = Samples([one.sample for one in taken], contenders, Targets())
-    found = rows(samples, measured.references)
+    results = Results(Samples(one.sample for one in taken), tuple(contenders))
+    found = load_rows(results, measured.references)
     for row in found:
         spans = [
             (one.start_s, one.end_s)

@@ -1,26 +1,28 @@
-"""The timeline from end to end: requests one after another, the services' events, report."""
+"""The timeline: requests one after another, the events that services kept of them, where the time of a round goes."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from coppice.cli.topology import TopologySpec
 from coppice.core.sampling import SamplingParams, StoppingOptions
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.coppice_contender import DEADLINE_S, get_model_info
-from coppice.lab.bench.environment import describe_machine, describe_run
-from coppice.lab.bench.latency import fit_context
-from coppice.lab.bench.prompts import Prompt
-from coppice.lab.bench.report import machine_remarks
-from coppice.lab.bench.timeline.figures import hop_rows, ratios
-from coppice.lab.bench.timeline.rounds import Watched, rounds_of
+from coppice.lab.bench.contenders import DEADLINE_S, max_context
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.report import Report, Shown, document
+from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.prompts import Prompt, encoded_prompts
+from coppice.lab.bench.timeline.rounds import Round, Watched, hop_rows, ratios, rounds_of, shown_rounds
 from coppice.obs.timeline import SUFFIX, Timeline, TimelineEvent, read_timeline
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.wire.convert import sampling_to_proto, stopping_to_proto
@@ -35,38 +37,60 @@ NOTES = (
 )
 
 
+LANES = ("verifier", "drafter", "orchestrator", "client")
+COLOURS = {
+    "pass": "tab:blue",
+    "choosing tokens": "lightskyblue",
+    "no draft yet": "tab:red",
+    "draft": "tab:green",
+    "preparing the next draft": "palegreen",
+    "orchestrator": "tab:orange",
+}
+MESSAGES = {"outcome": "black", "tree": "darkgreen", "delta": "tab:purple"}
+HEIGHT = 0.6
+
+# A bar: lane, what it is, from, to.
+Bar = tuple[str, str, float, float]
+# A message: what it is, from which lane when, to which lane when.
+Message = tuple[str, str, float, str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class TimelineSuite:
-    """Requests one after another against services that keep their events; the client's own are kept in `client`."""
+    """Requests one after another to services that keep their events in `directory`; the client's are in `client`."""
 
     target: Path
     prompts: tuple[Prompt, ...]
+    directory: Path
     client: Timeline
     max_tokens: int = 96
     temperature: float = 0.0
     seed: int = 0
 
-    def run(self, address: str) -> dict[str, Any]:
+    def run(self, address: str) -> Report:
         """Send the requests and return what the report says of the run; the services' events come when they stop.
 
         Raises:
             BenchmarkError: a request failed.
         """
         machine = describe_machine()
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
+        encoded, _ = encoded_prompts(self.target, self.prompts, self.max_tokens, max_context(address))
         with grpc.insecure_channel(address) as channel:
-            context = get_model_info(channel).max_context_tokens
-            encoded, _ = fit_context([tokenizer.encode(one.text) for one in self.prompts], self.max_tokens, context)
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             for number, prompt_ids in enumerate([*encoded[:1] * NUM_WARM_UP_REQUESTS, *encoded]):
                 self._complete(stub, number, prompt_ids)
-        settings = {key: value for key, value in asdict(self).items() if key not in ("client", "prompts", "target")}
-        return {
-            "suite": "timeline",
-            "notes": [*NOTES, *machine_remarks(machine)],
-            "settings": {**settings, "prompts": [one.origin for one in self.prompts]},
-            **describe_run(machine),
-        }
+        settings = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
+        settings["prompts"] = [one.origin for one in self.prompts]
+        return document("timeline", machine, settings, [], notes=NOTES)
+
+    def read_events(self) -> Watched:
+        """What the services have written, which have stopped by now.
+
+        Raises:
+            BenchmarkError: one of them has written nothing.
+        """
+        services = ("orchestrator", "drafter", "verifier")
+        return Watched(self.client.events(), *(_events(self.directory, name) for name in services))
 
     def _complete(self, stub: Any, number: int, prompt_ids: Sequence[int]) -> None:
         request = inference_pb2.GenerateRequest(
@@ -83,27 +107,9 @@ class TimelineSuite:
             raise BenchmarkError(f"request {number} failed: {error}") from error
 
 
-@contextlib.contextmanager
-def keeping_events(directory: Path) -> Iterator[None]:
-    """Services that are started meanwhile, which inherit our environment, keep their events and write them there."""
-    before = os.environ.get(DIRECTORY_VARIABLE)
-    os.environ[DIRECTORY_VARIABLE] = str(directory)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[DIRECTORY_VARIABLE]
-        else:
-            os.environ[DIRECTORY_VARIABLE] = before
-
-
-def read_events(directory: Path, client: Timeline) -> Watched:
-    """What the services have written, which have stopped by now.
-
-    Raises:
-        BenchmarkError: there is nothing of one of them.
-    """
-    return Watched(client.events(), *(_events(directory, name) for name in ("orchestrator", "drafter", "verifier")))
+def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:
+    """Services that keep their events in a directory, without a prefix cache that would draft next to the drafter."""
+    return replace(spec, env={**spec.env, DIRECTORY_VARIABLE: str(directory), "CACHE_DRAFTER": "false"})
 
 
 def add_rounds(report: dict[str, Any], watched: Watched) -> list[Any]:
@@ -125,3 +131,71 @@ def _events(directory: Path, service: str) -> list[TimelineEvent]:
     if len(paths) != 1:
         raise BenchmarkError(f"{len(paths)} timelines of the {service} where one was expected")
     return read_timeline(paths[0])
+
+
+def shown(requests: Sequence[Sequence[Round]], drafter: Sequence[TimelineEvent], num_rounds: int) -> Shown:
+    """A table of hops, and a picture of some rounds in a row with what the drafter computed ahead."""
+    rounds = shown_rounds(requests, num_rounds)
+    ahead = [event for event in drafter if event.what == "ahead"]
+    title = f"{len(rounds)} rounds of one request; a message ends at its dot"
+    return Shown(
+        tables=(
+            Table(
+                "One round, hop by hop: microseconds",
+                {"median": "{us_p50:.0f}", "p90": "{us_p90:.0f}", "rounds": "{rounds}"},
+            ),
+        ),
+        panels=(Panel(title, xlabel="ms", custom=partial(_draw, rounds=rounds, ahead=ahead)),),
+        ratio_title="Over all rounds",
+    )
+
+
+def _draw(axes: Axes, report: Report, rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> None:
+    zero = rounds[0].outcome_left
+    for lane, kind, start, end in bars(rounds, ahead):
+        bottom = LANES.index(lane) - HEIGHT / 2
+        axes.broken_barh([((start - zero) / 1000, (end - start) / 1000)], (bottom, HEIGHT), color=COLOURS[kind])
+    for what, lane, start, other, end in messages(rounds):
+        times, lanes = [(start - zero) / 1000, (end - zero) / 1000], [LANES.index(lane), LANES.index(other)]
+        axes.plot(times, lanes, color=MESSAGES[what], linewidth=0.8)
+        # Where it arrives, so that its direction can be seen.
+        axes.plot(times[1], lanes[1], color=MESSAGES[what], marker="o", markersize=2.5)
+    axes.set_yticks(range(len(LANES)), LANES)
+    kinds = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
+    lines = [Line2D([], [], color=colour, label=what) for what, colour in MESSAGES.items()]
+    axes.legend(handles=[*kinds, *lines], fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+
+
+def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[Bar]:
+    """Who was busy, or waited, from when to when."""
+    first, last = rounds[0].outcome_left, rounds[-1].ended
+    for event in ahead:
+        if first <= event.at_us and event.end_us <= last:
+            yield "drafter", "preparing the next draft", event.at_us, event.end_us
+    for one in rounds:
+        if one.waited_us:
+            yield "verifier", "no draft yet", one.outcome_left, one.outcome_left + one.waited_us
+        yield "verifier", "pass", one.pass_began, one.pass_ended
+        yield "verifier", "choosing tokens", one.pass_ended, one.ended
+        for lane, kind, start, end in (
+            ("drafter", "draft", one.draft_began, one.draft_ended),
+            ("orchestrator", "orchestrator", one.outcome_came, one.drafter_told),
+            ("orchestrator", "orchestrator", one.tree_came, one.draft_left),
+        ):
+            if start is not None and end is not None and first <= start <= end:
+                yield lane, kind, start, end
+
+
+def messages(rounds: Sequence[Round]) -> Iterator[Message]:
+    """What went from whom to whom, from the first round's beginning to the last one's end."""
+    first, last = rounds[0].outcome_left, rounds[-1].ended
+    for one in rounds:
+        for what, lane, start, other, end in (
+            ("outcome", "verifier", one.outcome_left, "orchestrator", one.outcome_came),
+            ("outcome", "orchestrator", one.drafter_told, "drafter", one.drafter_heard),
+            ("tree", "drafter", one.tree_left, "orchestrator", one.tree_came),
+            ("tree", "orchestrator", one.draft_left, "verifier", one.draft_came),
+            ("delta", "orchestrator", one.delta_left, "client", one.delta_came),
+        ):
+            if start is not None and end is not None and first <= start <= end <= last:
+                yield what, lane, start, other, end

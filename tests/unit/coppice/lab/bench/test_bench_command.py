@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
-from coppice.cli.bench import services
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from coppice.lab.bench import prompts
+from coppice.lab.bench import prompts, services
 from coppice.training.corpus import SourceFile
 
 
@@ -113,28 +112,6 @@ def test_a_swept_budget_above_the_services_limit_raises_the_limit_but_not_the_de
     notes = {row["contender"]: row["note"].rpartition(": ")[2] for row in rows}
     budgets = {name: note for name, note in notes.items() if name.startswith("coppice-on")}
     assert budgets == {"coppice-on": "10", "coppice-on nodes=4": "4", "coppice-on nodes=20": "20"}
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--prompts", "missing.jsonl", "missing.jsonl"),
-        ("--target", "missing-target", "--target: no checkpoint"),
-        ("--drafter", "small-lm=missing-drafter", "--drafter: no checkpoint"),
-        ("--drafter", "diffusion=x", "--drafter: "),
-        ("--temperature", "-1", "--temperature: "),
-        ("--sweep-nodes", "4,x", "--sweep-nodes: "),
-        ("--sweep-nodes", "0", "--sweep-nodes: "),
-        ("--runs", "0", "--runs"),
-    ],
-)
-def test_a_bad_option_is_named_before_anything_starts(
-    tiny_target: Path, tmp_path: Path, option: str, value: str, message: str
-) -> None:
-    arguments = [*_latency_arguments(tiny_target, tmp_path), option, value]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, arguments)
-    assert result.exit_code == 2
-    assert message in result.output
 
 
 def test_prompts_are_written_for_later_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from coppice.completion import OriginCounts, Speculation
 from coppice.lab.bench import figures
-from coppice.lab.bench.contenders import Completion, OriginCounts, PassTime, Speculation
-from coppice.lab.bench.latency import Sample
+from coppice.lab.bench.contenders import Completion, PassTime
 
 
 def _completion(
@@ -35,55 +35,19 @@ def test_a_rate_is_all_tokens_over_all_time_not_a_mean_of_rates() -> None:
     assert figures.tokens_per_s([_completion(10, 1.0), _completion(10, 4.0)]) == 4.0
 
 
-def test_figures_are_grouped_by_run_in_order() -> None:
-    samples = [Sample("a", 0.0, run, 0, _completion(10, wall_s)) for run, wall_s in [(1, 5.0), (0, 2.0)]]
-    assert figures.by_run(samples, figures.tokens_per_s) == [5.0, 2.0]
-
-
-def test_shares_and_lengths() -> None:
-    completions = [_completion(6, 2.0, num_rounds=2, forward_s=1.0), _completion(6, 2.0, num_rounds=1)]
-    assert figures.forward_share(completions) == 0.25
-    assert figures.mean_acceptance_length(completions) == 4.0
-    assert figures.median_ttft_ms(completions) == 1000.0
-
-
 def test_acceptance_by_depth_adds_lists_of_different_lengths() -> None:
-    deep = Speculation(6, 3, 0, 0, drafted_by_depth=(4, 2), accepted_by_depth=(3, 1))
-    flat = Speculation(4, 1, 0, 0, drafted_by_depth=(4,), accepted_by_depth=(1,))
+    deep = Speculation(0, 6, 3, 0, 0, rounds_drafted_by_depth=(4, 2), rounds_accepted_by_depth=(3, 1))
+    flat = Speculation(0, 4, 1, 0, 0, rounds_drafted_by_depth=(4,), rounds_accepted_by_depth=(1,))
     completions = [_completion(speculation=deep), _completion(speculation=flat), _completion()]
     assert figures.acceptance_by_depth(completions) == [0.5, 0.5]
     counts = figures.draft_counts(completions)
     assert (counts["rounds_drafted_by_depth"], counts["rounds_accepted_by_depth"]) == ([8, 2], [4, 1])
 
 
-def test_passes_are_added_by_rows_and_sorted_by_number() -> None:
-    completions = [
-        _completion(passes={16: PassTime(1, 0.004), 4: PassTime(2, 0.002)}),
-        _completion(passes={4: PassTime(2, 0.006)}),
-    ]
-    assert figures.ms_per_pass_by_rows(completions) == {
-        "4": {"count": 4, "mean_ms": 2.0},
-        "16": {"count": 1, "mean_ms": 4.0},
-    }
-
-
-def test_draft_counts_are_summed_by_source_and_absent_without_speculation() -> None:
-    one = Speculation(3, 1, 2, 1, sources={"small-lm": (3, 1)})
-    two = Speculation(5, 2, 0, 0, sources={"small-lm": (4, 2), "cache": (1, 0)})
-    counts = figures.draft_counts([_completion(speculation=one), _completion(speculation=two)])
-    assert (counts["draft_tokens"], counts["accepted_tokens"]) == (8, 3)
-    assert (counts["redraft_tokens"], counts["stale_drafts"]) == (2, 1)
-    assert counts["sources"] == {
-        "small-lm": {"proposed": 7, "accepted": 3},
-        "cache": {"proposed": 1, "accepted": 0},
-    }
-    assert figures.draft_counts([_completion()]) == {}
-
-
 def test_hits_are_outcomes_with_a_draft_of_all_that_a_drafter_was_told_to_expect() -> None:
     ahead = [
-        Speculation(9, 6, 0, 0, expected_outcomes=9, draft_ahead_hits_by_rank=(3, 0, 1), outcomes_inside_expected=2),
-        Speculation(1, 1, 0, 0, expected_outcomes=1, draft_ahead_hits_by_rank=(1,)),
+        Speculation(0, 9, 6, 0, 0, expected_outcomes=9, draft_ahead_hits_by_rank=(3, 0, 1), outcomes_inside_expected=2),
+        Speculation(0, 1, 1, 0, 0, expected_outcomes=1, draft_ahead_hits_by_rank=(1,)),
     ]
     completions = [_completion(num_rounds=20, speculation=one) for one in ahead]
     assert figures.draft_ahead_hits(completions) == 7 / 10
@@ -93,10 +57,10 @@ def test_hits_are_outcomes_with_a_draft_of_all_that_a_drafter_was_told_to_expect
 
 
 def test_early_drafts_are_rounds_whose_draft_was_there_before_the_outcome() -> None:
-    origins = {"fresh": OriginCounts(4, 3), "left_over": OriginCounts(2, 1), "rerooted": OriginCounts(1, 2)}
+    origins = {"fresh": OriginCounts(4, 0, 3), "left_over": OriginCounts(2, 0, 1), "rerooted": OriginCounts(1, 0, 2)}
     drafted = [
-        _completion(num_rounds=8, speculation=Speculation(9, 6, 0, 0, origins=origins)),
-        _completion(num_rounds=2, speculation=Speculation(1, 1, 0, 0, origins={"ahead": OriginCounts(1, 1)})),
+        _completion(num_rounds=8, speculation=Speculation(0, 9, 6, 0, 0, origins=origins)),
+        _completion(num_rounds=2, speculation=Speculation(0, 1, 1, 0, 0, origins={"ahead": OriginCounts(1, 0, 1)})),
     ]
     assert figures.early_drafts(drafted) == 0.4
     # Nobody was told to expect anything.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.lab.bench.contenders import BenchmarkError, Completion, Task
-from coppice.lab.bench.latency import Plan, fit_context, measure
+from coppice.lab.bench.contenders import Completion, Task
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.latency import Plan, measure
+from coppice.lab.bench.prompts import fit_context
 
 
 class Recorder:
@@ -21,16 +23,6 @@ class Recorder:
     def complete(self, task: Task) -> Completion:
         self._calls.append((self.name, task))
         return Completion((0,) * (task.max_tokens - self._missing), 1.0, 0.1, 1, 0.5)
-
-
-def test_contenders_take_turns_and_the_first_place_rotates() -> None:
-    calls: list[tuple[str, Task]] = []
-    plan = Plan(num_runs=2, max_tokens=4, temperatures=(0.0,), seed=7)
-    samples = measure([Recorder(name, calls) for name in "abc"], [[1], [2]], plan)
-    warm_up, timed = calls[:6], calls[6:]
-    assert [name for name, _ in warm_up] == list("abcabc")
-    assert [name for name, _ in timed] == list("abcbcabcacab")
-    assert [(sample.run, sample.prompt) for sample in samples[::3]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_a_prompt_has_its_own_seed_and_keeps_it_over_runs() -> None:

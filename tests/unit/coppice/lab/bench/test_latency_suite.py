@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import grpc
 import pytest
-from rich.console import Console
 
-from coppice.lab.bench.batch_contenders import CoppiceBatch
-from coppice.lab.bench.contenders import BenchmarkError, Task
-from coppice.lab.bench.coppice_contender import CoppiceContender, Mode
-from coppice.lab.bench.latency import Plan
-from coppice.lab.bench.latency_suite import LatencySuite
-from coppice.lab.bench.plot import plot_latency
+from coppice.lab.bench.contenders import CoppiceContender, Mode, Task
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.report import write_json
+from coppice.lab.bench.latency import LatencySuite, Plan
 from coppice.lab.bench.prompts import Prompt
-from coppice.lab.bench.report import machine_remarks, remarks, write_json
-from coppice.lab.bench.table import print_report
+from coppice.lab.bench.throughput import CoppiceBatch
+from tests.unit.coppice.lab.bench.schema import lost_fields
 
 
 def _suite(target: Path, *, sweep_nodes: tuple[int, ...] = ()) -> LatencySuite:
@@ -38,6 +34,7 @@ def test_the_report_has_every_contender_ratio_and_circumstance(tiny_target: Path
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert report["settings"]["num_cut_prompts"] == 1
     assert report["mismatches"] == report["divergences"] == []
+    assert lost_fields(report, "latency.json") == set()
 
 
 def test_rows_carry_what_the_server_counted(tiny_target: Path, server: str) -> None:
@@ -54,22 +51,9 @@ def test_rows_carry_what_the_server_counted(tiny_target: Path, server: str) -> N
     assert rows["coppice-off T=0"]["mean_acceptance_length"] == 1.0
 
 
-def test_tables_and_plot_can_be_drawn_from_the_report(tiny_target: Path, server: str, tmp_path: Path) -> None:
-    report = _suite(tiny_target).run(server)
-    output = io.StringIO()
-    print_report(report, Console(file=output))
-    assert "coppice-on T=1" in output.getvalue()
-    assert "on/off@T1" in output.getvalue()
-    plot_latency(report["rows"], tmp_path / "out" / "latency.png")
-    assert (tmp_path / "out" / "latency.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_speculation_that_changes_a_token_is_reported(tiny_target: Path, corrupting_server: str) -> None:
     report = _suite(tiny_target).run(corrupting_server)
     assert "coppice-on differs from coppice-off at T=0 on prompt 1 (run 1)" in report["mismatches"]
-    output = io.StringIO()
-    print_report(report, Console(file=output))
-    assert "MISMATCH" in output.getvalue()
 
 
 def test_a_budget_above_the_servers_limit_is_refused(tiny_target: Path, server: str) -> None:
@@ -94,24 +78,3 @@ def test_who_is_made_anew_for_another_group_finds_nothing_that_was_computed_befo
             assert contender.complete(task).token_ids == contender.complete(task).token_ids
     for _ in range(2):
         CoppiceBatch("coppice-off", once_server, "off").complete([task, task])
-
-
-def test_loops_are_remarked_on_only_where_there_are_any() -> None:
-    calm = {"name": "transformers T=1", "contender": "transformers", "temperature": 1.0, "repeated_4grams": 0.05}
-    looping = {"name": "transformers T=0", "contender": "transformers", "temperature": 0.0, "repeated_4grams": 0.62}
-    assert remarks([calm]) == []
-    [text] = remarks([calm, looping])
-    assert text.startswith("Outputs at T=0 loop: up to 62%")
-
-
-def test_speculation_without_drafts_is_remarked_on() -> None:
-    base = {"name": "coppice-on T=0", "contender": "coppice-on", "temperature": 0.0, "repeated_4grams": 0.0}
-    assert remarks([{**base, "drafted_share": 0.97}]) == []
-    [text] = remarks([{**base, "drafted_share": 0.03}])
-    assert text.startswith("coppice-on T=0 had a draft in only 3% of its rounds")
-
-
-def test_a_busy_machine_is_remarked_on() -> None:
-    assert machine_remarks({"load_average_1m": 0.4, "usable_cores": 2}) == []
-    [text] = machine_remarks({"load_average_1m": 2.1, "usable_cores": 2})
-    assert "load average 2.10 on 2 cores" in text

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coppice.lab.bench.contenders import BenchmarkError, Task
+from coppice.lab.bench.contenders import Task
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.transformers_baseline import TransformersContender, load_model, quiet_transformers, top_two_gap
 
 PROMPT = (5, 17, 200, 31)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from coppice.cli.topology import DrafterSpec
-from coppice.lab.bench.ablation.measure import Measured
-from coppice.lab.bench.ablation.meters import Reading
+from coppice.completion import Speculation
+from coppice.lab.bench.ablation.suite import Measured
 from coppice.lab.bench.ablation.variants import Group, Variant
-from coppice.lab.bench.contenders import Completion, Speculation
+from coppice.lab.bench.contenders import OFF, ON, Completion
+from coppice.lab.bench.counters import Counters
+from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.latency import Sample
-from coppice.lab.bench.summary import OFF, ON, Samples
 from tests.unit.coppice.lab.bench.named_contender import NamedContender
 
 SMALL_LM = DrafterSpec("small-lm", "models/small-lm")
@@ -22,7 +23,7 @@ NUM_TOKENS = 120
 def measured(
     group: str,
     taus: Mapping[tuple[str, float], Iterable[float]],
-    readings: Mapping[str, Reading] | None = None,
+    readings: Mapping[str, Counters] | None = None,
     outputs: Mapping[str, int] | None = None,
     hits: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Measured:
@@ -43,29 +44,31 @@ def measured(
             ahead = (hits or {}).get(name)
             speculation = (
                 Speculation(
-                    0, 0, 0, 0, draft_ahead_hits_by_rank=ahead, expected_outcomes=10, outcomes_inside_expected=1
+                    0, 0, 0, 0, 0, draft_ahead_hits_by_rank=ahead, expected_outcomes=10, outcomes_inside_expected=1
                 )
                 if ahead
                 else None
             )
-            completion = Completion(tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1, speculation=speculation)
+            counted = (
+                (readings or {}).get(name.removeprefix(f"{ON} "))
+                if (run, temperature) == (0, temperatures[0])
+                else None
+            )
+            completion = Completion(
+                tokens, NUM_TOKENS / tau / 100, 0.1, rounds, 0.1, speculation=speculation, counted=counted
+            )
             samples.append(Sample(name, temperature, run, 0, completion))
     variants = tuple(
         Variant(name, (), (), traversal=name.endswith("traversal")) for name in dict.fromkeys(name for name, _ in taus)
     )
     contenders = tuple(NamedContender(name) for name in dict.fromkeys(name for name, _ in named))
-    by_contender = {
-        (f"{ON} {name}", temperature): reading
-        for name, reading in (readings or {}).items()
-        for temperature in temperatures[:1]
-    }
-    return Measured(Group(group, variants, temperatures), Samples(samples), contenders, by_contender)
+    return Measured(Group(group, variants, temperatures), Samples(samples), contenders)
 
 
-def observed(nodes: float, expected: float, accepted: float, probability: str = "0.5") -> Reading:
+def observed(nodes: float, expected: float, accepted: float, probability: str = "0.5") -> Counters:
     """What a drafter counted in one tenth of probability."""
     labels = (("probability", probability), ("temperature", "0"))
-    return Reading(
+    return Counters(
         {
             ("coppice_drafter_observed_nodes_total", labels): nodes,
             ("coppice_drafter_expected_acceptance_total", labels): expected,

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from coppice.cli.topology import DrafterSpec
 from coppice.core.denoising import Denoising
 from coppice.lab.bench.ablation import variants
-from coppice.lab.bench.ablation.meters import Reading, parse_reading
-from coppice.lab.bench.ablation.ratios import broken_promises, ratios
-from coppice.lab.bench.ablation.rows import differing_offs, mismatches, rows
-from coppice.lab.bench.ablation.services import front_of
+from coppice.lab.bench.ablation.suite import (
+    ablation_ratios,
+    ablation_rows,
+    broken_promises,
+    calibration_error,
+    differing_offs,
+    wrong_outputs,
+)
 from coppice.lab.bench.ablation.variants import Grids, make_groups
+from coppice.lab.bench.counters import Counters, parse_counters
+from coppice.lab.bench.harness.experiment import Ratios
 from tests.unit.coppice.lab.bench.ablation.made_up import DIFFUSION, SEMI_AR, SMALL_LM, measured, observed
-
-
-def test_sources_stand_alone_in_pairs_and_all_together() -> None:
-    assert variants.combinations(["small-lm"]) == [("small-lm",), ("cache",), ("small-lm", "cache")]
-    three = variants.combinations(["small-lm", "semi-ar", "diffusion"])
-    assert [len(one) for one in three] == [1] * 4 + [2] * 6 + [4]
 
 
 def test_one_drafter_has_no_grids_and_greedy_requests_no_coupling() -> None:
@@ -48,14 +47,6 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
     assert len(by_name["shape"].variants) == len(by_name["coupling"].variants) == 6
 
 
-def test_trees_and_chains_differ_in_their_children_alone() -> None:
-    [shape] = [group for group in make_groups([SMALL_LM], (0.0,), 8, Grids()) if group.name == "shape"]
-    tree, chain = shape.variants
-    difference = set(chain.drafters[0].settings) ^ set(tree.drafters[0].settings)
-    assert ("DRAFT_STEPS", "8") in tree.drafters[0].settings
-    assert difference == {("DRAFT_CHILDREN", "1")}
-
-
 def test_drawn_trees_are_those_of_small_lms_and_of_the_drafters_of_coupled_ones() -> None:
     drafters = [SMALL_LM, SEMI_AR, DrafterSpec("boost-1", "models/boost-1")]
     [group] = make_groups(drafters, (0.0, 0.7), 8, Grids(), ["acceptance"])
@@ -68,7 +59,7 @@ def test_drawn_trees_are_those_of_small_lms_and_of_the_drafters_of_coupled_ones(
 
 def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name() -> None:
     sources = make_groups([SMALL_LM, SEMI_AR], (0.0,), 8, Grids())[0]
-    assert len({front_of(variant) for variant in sources.variants}) == 1
+    assert len({(variant.drafters, variant.has_cache) for variant in sources.variants}) == 1
     asked = {variant.name: [one.spec.kind for one in variant.asked] for variant in sources.variants}
     assert asked["cache"] == []
     assert asked["semi-ar+cache"] == ["semi-ar"]
@@ -98,12 +89,11 @@ coppice_drafter_sequences 1.0
 
 
 def test_errors_of_two_tenths_do_not_cancel_out() -> None:
-    reading = parse_reading(METRICS)
-    assert list(text_string_to_metric_families(METRICS))
-    assert (reading.num_trees, reading.draft_ms, reading.num_observed) == (4, 2.0, 20)
-    assert reading.calibration_error == pytest.approx((1.5 + 1.5) / 20)
-    nothing = reading.plus(reading, -1)
-    assert (nothing.num_trees, nothing.draft_ms, nothing.calibration_error) == (0, None, None)
+    names = {line.split()[2] + "_total" for line in METRICS.splitlines() if line.endswith("counter")}
+    names = {name.replace("_total_total", "_total") for name in names}
+    counted = Counters(parse_counters(METRICS, names))
+    assert calibration_error(counted) == pytest.approx((1.5 + 1.5) / 20)
+    assert calibration_error(counted.plus(counted, -1)) is None
 
 
 def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
@@ -117,7 +107,8 @@ def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
         },
     )
     shape = measured(variants.SHAPE, {("small-lm tree", 0.0): (4.0, 4.0), ("small-lm chain", 0.0): (3.0, 2.0)})
-    values, spread = ratios([sources, shape], ["small-lm"])
+    found = Ratios.of(ablation_ratios([sources, shape], ["small-lm"]))
+    values, spread = found.values, found.spread
     assert (values["small-lm.tau"], values["cache.tau"]) == (3.5, 3.5)
     assert spread["merged/best-single"] == [1.2, 1.3333]
     assert spread["planner/best-single"] == [1.0, 1.0]
@@ -143,48 +134,40 @@ def test_what_is_left_at_a_temperature_is_of_greedy_rounds_in_the_same_run() -> 
             ("small-lm chain", 1.0): (2.0,),
         },
     )
-    values, spread = ratios([sources, shape], ["small-lm"])
+    found = Ratios.of(ablation_ratios([sources, shape], ["small-lm"]))
+    values, spread = found.values, found.spread
     assert spread["sampled/greedy.small-lm@T1"] == [0.5, 0.75]
     assert values["sampled/greedy.small-lm.full@T1"] == 0.8
     assert "sampled/greedy.small-lm" not in values
-    assert (
-        "sampled/greedy.small-lm@T1"
-        not in ratios(
-            [measured(variants.SOURCES, {(name, 1.0): (4.0,) for name in ("small-lm", "cache", "small-lm+cache")})],
-            ["small-lm"],
-        )[0]
-    )
 
 
 def test_coupling_recovers_a_share_of_what_temperature_costs() -> None:
     sources = measured(variants.SOURCES, dict.fromkeys((("small-lm", 0.0), ("cache", 0.0)), (4.0, 4.0)))
     taus = {("small-lm", 1.0): (3.0, 4.0), ("small-lm uncoupled", 1.0): (2.0, 2.0)}
-    values, spread = ratios([sources, measured(variants.COUPLING, taus)], ["small-lm"])
+    found = Ratios.of(ablation_ratios([sources, measured(variants.COUPLING, taus)], ["small-lm"]))
+    values, spread = found.values, found.spread
     assert spread["coupling-recovered@T1"] == spread["coupling-recovered.small-lm@T1"] == [0.5, 1.0]
     assert values["coupling-recovered@T1"] == 0.75
     level = {("small-lm", 1.0): (4.0, 4.0), ("small-lm uncoupled", 1.0): (4.0, 4.0)}
-    assert "coupling-recovered@T1" not in ratios([sources, measured(variants.COUPLING, level)], ["small-lm"])[0]
-
-
-def test_coupled_trees_are_set_against_drawn_ones() -> None:
-    taus = {("small-lm tree", 1.0): (3.0, 4.0), ("small-lm traversal", 1.0): (2.0, 2.0)}
-    values, spread = ratios([measured(variants.ACCEPTANCE, taus)], ["small-lm"])
-    assert values == {"coupled/traversal.small-lm@T1": 1.75}
-    assert spread == {"coupled/traversal.small-lm@T1": [1.5, 2.0]}
+    assert (
+        "coupling-recovered@T1"
+        not in Ratios.of(ablation_ratios([sources, measured(variants.COUPLING, level)], ["small-lm"])).values
+    )
 
 
 def test_hits_of_drafts_ahead_are_named_by_their_steps() -> None:
     taus = {("small-lm ahead=8", 0.0): (3.0,), ("small-lm ahead=32", 0.0): (3.0,)}
     hits = {"coppice-on small-lm ahead=8": (1, 2), "coppice-on small-lm ahead=32": (5, 2)}
     one = measured(variants.AHEAD, taus, hits=hits)
-    values, _ = ratios([one], ["small-lm"])
+    found = Ratios.of(ablation_ratios([one], ["small-lm"]))
+    values, _spread = found.values, found.spread
     assert values == {
         "draft-ahead-hits.small-lm.8": 0.4,
         "guessed-outcomes.small-lm.8": 0.3333,
         "draft-ahead-hits.small-lm.32": 0.8,
         "guessed-outcomes.small-lm.32": 0.7778,
     }
-    by_name = {row["name"]: row["draft_ahead_hits"] for row in rows([one])}
+    by_name = {row["name"]: row["draft_ahead_hits"] for row in ablation_rows([one])}
     assert by_name["ahead: coppice-on small-lm ahead=32 T=0"] == 0.8
     assert by_name["ahead: coppice-off T=0"] is None
 
@@ -194,10 +177,11 @@ def test_the_calibration_error_is_that_of_the_worst_drafter() -> None:
         "small-lm": observed(100, 60, 59),
         "small-lm uncalibrated": observed(100, 60, 40),
         "semi-ar": observed(100, 50, 45),
-        "semi-ar uncalibrated": Reading(),
+        "semi-ar uncalibrated": Counters(),
     }
     taus = dict.fromkeys(((name, 0.0) for name in readings), (2.0,))
-    values, _ = ratios([measured(variants.CALIBRATION, taus, readings)], ["small-lm", "semi-ar"])
+    found = Ratios.of(ablation_ratios([measured(variants.CALIBRATION, taus, readings)], ["small-lm", "semi-ar"]))
+    values, _spread = found.values, found.spread
     assert values["calibration-error.small-lm"] == 0.01
     assert values["calibration-error"] == values["calibration-error.semi-ar"] == 0.05
     assert values["calibration-error-off"] == values["calibration-error-off.small-lm"] == 0.2
@@ -207,19 +191,9 @@ def test_the_calibration_error_is_that_of_the_worst_drafter() -> None:
     assert broken_promises({"calibration-error": 0.03}) == []
 
 
-def test_few_nodes_show_an_error_by_chance() -> None:
-    few, many = (observed(nodes, nodes / 2, nodes / 2) for nodes in (25, 2500))
-    # A fair coin's 25 tosses are off by 2 on average, 0.08 of them.
-    assert few.chance_error == pytest.approx(0.08, abs=0.001)
-    assert many.chance_error == pytest.approx(0.008, abs=0.0001)
-    assert few.plus(many).chance_error < few.chance_error
-    assert few.calibration_error == many.calibration_error == 0
-    assert Reading().chance_error is None
-
-
 def test_rows_name_their_group_and_carry_what_was_counted() -> None:
     one = measured(variants.SHAPE, {("small-lm tree", 0.0): (2.0,)}, {"small-lm tree": observed(10, 5, 4)})
-    found = {row["name"]: row for row in rows([one])}
+    found = {row["name"]: row for row in ablation_rows([one])}
     assert set(found) == {"shape: coppice-on small-lm tree T=0", "shape: coppice-off T=0"}
     tree = found["shape: coppice-on small-lm tree T=0"]
     assert (tree["observed_nodes"], tree["calibration_error"], tree["identical"]) == (10, 0.1, True)
@@ -232,9 +206,9 @@ def test_every_other_token_is_a_mismatch() -> None:
     drawn = measured(
         variants.ACCEPTANCE, {("small-lm traversal", 1.0): (2.0,)}, outputs={"coppice-on small-lm traversal": 7}
     )
-    assert mismatches([same, drawn]) == []
-    found = {row["contender"]: row["identical"] for row in rows([drawn])}
+    assert wrong_outputs([same, drawn]) == []
+    found = {row["contender"]: row["identical"] for row in ablation_rows([drawn])}
     assert found == {"coppice-on small-lm traversal": None, "coppice-off": None}
-    assert [one.contender for one in mismatches([same, changed])] == ["coppice-on small-lm tree"]
+    assert [one.contender for one in wrong_outputs([same, changed])] == ["coppice-on small-lm tree"]
     assert differing_offs([same, changed]) == []
     assert [one.reference for one in differing_offs([same, other_off])] == ["coppice-off"]

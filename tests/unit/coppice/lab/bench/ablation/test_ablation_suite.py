@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from coppice.cli import bench
-from coppice.lab.bench.ablation import services as ablation_services
-from coppice.lab.bench.ablation.plot import plot_ablation
-from coppice.lab.bench.ablation.services import Services, front_of
-from coppice.lab.bench.ablation.suite import AblationSuite
-from coppice.lab.bench.ablation.table import print_ablation
+from coppice.lab.bench.ablation import suite as ablation_suite
+from coppice.lab.bench.ablation.suite import AblationSuite, Services
 from coppice.lab.bench.ablation.variants import Grids, Group, make_groups
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.report import write_json
 from coppice.lab.bench.latency import Plan
 from coppice.lab.bench.prompts import Prompt
-from coppice.lab.bench.report import write_json
+from coppice.lab.bench.services import Metered
 from coppice.obs import telemetry
 from coppice.obs.metric import Metric, Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.coppice.lab.bench.ablation.made_up import SMALL_LM
+from tests.unit.coppice.lab.bench.schema import lost_fields
+from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 
 TEMPERATURES = (0.0, 1.0)
 
@@ -60,8 +56,9 @@ def make_suite(target: Path) -> AblationSuite:
 
 def served(groups: tuple[Group, ...], address: str, url: str, plain: str = "") -> Services:
     variants = [variant for group in groups for variant in group.variants]
-    settings = {drafter: url for variant in variants for drafter in variant.drafters}
-    return Services(plain or address, {front_of(variant): address for variant in variants}, settings)
+    drafters = {drafter: Metered(address, url) for variant in variants for drafter in variant.drafters}
+    fronts = {(variant.drafters, variant.has_cache): address for variant in variants}
+    return Services(plain or address, fronts, drafters)
 
 
 def test_the_report_has_every_variant_ratio_and_circumstance(
@@ -89,14 +86,9 @@ def test_the_report_has_every_variant_ratio_and_circumstance(
     assert notes["sources: coppice-on planner T=0"] == "coppice, MODE_AUTO, node budget: the server's own"
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert report["mismatches"] == []
+    assert lost_fields(report, "ablation.json") == set()
     assert not any("ms_per_pass_by_rows" in row for row in report["rows"])
     assert any("calibration-error is 0.100" in note for note in report["notes"])
-    plot_ablation(report, tmp_path / "ablation.png")
-    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
-    output = io.StringIO()
-    print_ablation(report, Console(file=output))
-    assert "small-lm uncoupled" in output.getvalue()
-    assert "merged/best-single@T1" in output.getvalue()
 
 
 def test_a_drafter_without_metrics_ends_the_benchmark(tiny_target: Path, server: str) -> None:
@@ -115,13 +107,14 @@ def invoke(
 ) -> tuple[int, str]:
     """`orchestrators` gets the environment that they would be started with."""
 
-    @contextlib.asynccontextmanager
-    async def started(spec: object, groups: tuple[Group, ...], env: dict[str, str]) -> Any:
+    async def start(topology: object, groups: tuple[Group, ...], env: dict[str, str]) -> Services:
         if orchestrators is not None:
             orchestrators.append(env)
-        yield StandingTopology(), running(groups)
+        services: Services = running(groups)
+        return services
 
-    monkeypatch.setattr(ablation_services, "_started", started)
+    monkeypatch.setattr(ablation_suite, "start_services", start)
+    serve_at(monkeypatch, "nowhere")
     prompts = directory / "prompts.jsonl"
     prompts.write_text('{"prompt": "def f(x):"}\n')
     arguments = [
@@ -130,13 +123,6 @@ def invoke(
     ]
     result = CliRunner().invoke(bench.app, arguments)
     return result.exit_code, result.output
-
-
-class StandingTopology:
-    """Services that never end."""
-
-    async def failed(self) -> None:
-        await asyncio.Event().wait()
 
 
 def test_the_command_writes_json_and_plot_and_prints_a_table(
@@ -180,34 +166,3 @@ def test_a_changed_token_is_exit_code_1(
     assert code == 1
     assert "MISMATCH: coppice-on small-lm differs from coppice-off" in output
     assert (tmp_path / "out" / "ablation.json").is_file()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--drafter", "small-lm=again"),
-        ("--masks", "x"),
-        ("--temperature", "-1"),
-        ("--rounds", "square"),
-        ("--parts", "sources,shapes"),
-        ("--parts", "masks"),
-        ("--denoising-steps", "0"),
-        ("--gammas", "4,65"),
-    ],
-    ids=[
-        "two of a kind",
-        "no number",
-        "no temperature",
-        "no rounds",
-        "no part",
-        "nothing to compare",
-        "no steps",
-        "a long block",
-    ],
-)
-def test_a_wrong_option_is_named(
-    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
-) -> None:
-    code, output = invoke(monkeypatch, tiny_target, tmp_path, None, *options)
-    assert code == 2
-    assert options[0] in output

@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 
 from coppice.completion import Completion, SourceCounts, Speculation, Timing, Usage
-from coppice.lab.bench.cache.measure import Answer, Sample
-from coppice.lab.bench.cache.ratios import broken_rules, ratios
-from coppice.lab.bench.cache.rows import Samples, mismatches, remarks, rows
+from coppice.lab.bench.cache.suite import (
+    Answer,
+    Sample,
+    broken_rules,
+    cache_ratios,
+    cache_remarks,
+    cache_rows,
+    wrong_outputs,
+)
 from coppice.lab.bench.cache.workload import EDITED, NEW, REPEATED, CachePrompt
+from coppice.lab.bench.harness.experiment import Ratios, Samples
 from orchestrator.prefix_cache.store import CacheCounts
 
 PROMPTS = tuple(CachePrompt(kind, kind, "here") for kind in (NEW, REPEATED, EDITED))
@@ -53,7 +60,7 @@ def test_a_row_has_medians_of_runs_and_sums_of_counts() -> None:
         ("cold", 1, [answer(0, 4, 0.3), answer(1, 4, 0.4)]),
         ("cold", 2, [answer(0, 2, 0.5), answer(1, 1, 0.6)]),
     )
-    plain, row = rows(Samples([off(), *taken], PROMPTS))
+    plain, row = cache_rows(Samples([off(), *taken]), PROMPTS)
     assert (plain["name"], plain["mean_acceptance_length"], plain["identical"]) == ("off T=0", 1.0, True)
     assert (row["name"], row["setting"], row["phase"]) == ("cache T=0 cold", "cache", "cold")
     figures = [row[f"mean_acceptance_length{end}"] for end in ("", "_min", "_max", "_new", "_repeated", "_edited")]
@@ -79,7 +86,8 @@ def test_ratios_are_within_runs_over_the_same_prompts_when_cold_and_the_worst_le
         ("second", 1, [answer(0, 4, 0.2), answer(1, 4, 0.1)]),
     )
     hot = samples(("cold", 0, cold), ("again", 0, [answer(0, 5, 0.1)]), heat=1.0)
-    values, spread = ratios(Samples([off(), off(1.0), *taken, *hot], PROMPTS))
+    found = cache_ratios(Samples([off(), off(1.0), *taken, *hot]))
+    values, spread = found.values, found.spread
     assert (values["again/cold.tau-with-first.cache.T0"], spread["again/cold.tau-with-first.cache.T0"]) == (
         3.0,
         [2.0, 4.0],
@@ -106,43 +114,26 @@ def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long
     warm = replace(answer(0, 5, tokens=tuple(range(13))), round_tokens=(1, 3, 3, 3, 3))
     worse = replace(answer(1, 6, tokens=tuple(range(12))), round_tokens=(2, 2, 2, 2, 2, 2))
     taken = samples(("cold", 0, [cold, replace(cold, prompt=1)]), ("again", 0, [warm]), ("shifted", 0, [worse]))
-    given = Samples([off(), *taken], PROMPTS)
-    values, spread = ratios(given)
+    given = Samples([off(), *taken])
+    found = cache_ratios(given)
+    values, _spread = found.values, found.spread
     assert values["again/cold.tau.cache.T0"] == 1.0
     assert values["again/cold.tau-with-first.cache.T0"] == round(2.6 / 3, 4)
-    assert [row["later_acceptance_length"] for row in rows(given)[1:]] == [3.0, 3.0, 2.0]
-    assert broken_rules(values, spread) == [
+    assert [row["later_acceptance_length"] for row in cache_rows(given, PROMPTS)[1:]] == [3.0, 3.0, 2.0]
+    assert broken_rules(found) == [
         "shifted/cold.tau.cache.T0: τ is 33.3% below that of a cold cache (0.667 to 0.667 x it over the runs), more "
         "than the 2% that it may be."
     ]
 
 
-def test_a_draft_that_is_in_time_for_the_second_round_instead_of_the_first_changes_nothing() -> None:
-    """The cold prompt's first round ends where the warm one's second does, and behind that they are the same."""
-    cold, warm = replace(answer(0, 4), round_tokens=(4, 3, 4, 1)), replace(answer(0, 5), round_tokens=(1, 3, 3, 4, 1))
-    late = replace(answer(0, 6), round_tokens=(1, 3, 3, 2, 2, 1))
-    taken = samples(("cold", 0, [cold]), ("again", 0, [warm]), ("shifted", 0, [late]))
-    values, _ = ratios(Samples([off(), *taken], PROMPTS))
-    assert values["again/cold.tau.cache.T0"] == 1.0
-    # Eight tokens in four rounds instead of three.
-    assert values["shifted/cold.tau.cache.T0"] == 0.75
-
-
-def test_an_output_of_one_round_has_none_behind_it() -> None:
-    whole = replace(answer(0, 1), round_tokens=(12,))
-    given = Samples([off(), *samples(("cold", 0, [whole]), ("again", 0, [whole]))], PROMPTS)
-    assert rows(given)[1]["later_acceptance_length"] is None
-    assert "again/cold.tau" not in ratios(given)[0]
-
-
 def test_two_percent_below_is_within_the_rule() -> None:
     name = "again/cold.tau.cache.T0"
-    assert broken_rules({name: 0.98}, {name: [0.9, 1.0]}) == []
-    assert len(broken_rules({name: 0.979}, {name: [0.9, 1.0]})) == 1
+    assert broken_rules(Ratios({name: 0.98}, {name: [0.9, 1.0]})) == []
+    assert len(broken_rules(Ratios({name: 0.979}, {name: [0.9, 1.0]}))) == 1
     # Nobody has anything to find there.
-    assert broken_rules({"fill/cold.tau.cache.T0": 0.5, "killed/cold.tau.cache.T0": 0.5}, {}) == []
+    assert broken_rules(Ratios({"fill/cold.tau.cache.T0": 0.5, "killed/cold.tau.cache.T0": 0.5}, {})) == []
     # The leading figure repeats one of those that have a setting, and times have no such rule.
-    assert broken_rules({"warm/cold.tau": 0.5, "again/cold.ttft.cache.T0": 0.5}, {}) == []
+    assert broken_rules(Ratios({"warm/cold.tau": 0.5, "again/cold.ttft.cache.T0": 0.5}, {})) == []
 
 
 def test_failed_requests_are_counted_by_run_and_compared_as_far_as_they_came() -> None:
@@ -152,19 +143,16 @@ def test_failed_requests_are_counted_by_run_and_compared_as_far_as_they_came() -
         ("killed", 0, [answer(0, 3), failed(1, TOKENS[:4]), failed(2, ())]),
         ("killed", 1, [wrong, failed(0, (99,)), replace(answer(2, 3), token_ids=TOKENS[:4])]),
     )
-    given = Samples([off(), *taken], PROMPTS)
-    values, spread = ratios(given)
+    given = Samples([off(), *taken])
+    found = cache_ratios(given)
+    values, spread = found.values, found.spread
     assert (values["failed-requests"], spread["failed-requests"]) == (3, [1, 2])
     # Of the one prompt that was completed both times.
     assert values["killed/cold.tau-with-first"] == 2.0
-    result = rows(given)
+    result = cache_rows(given, PROMPTS)
     assert (result[2]["num_failed"], result[1]["num_identical"]) == (3, 3)
-    assert mismatches(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
-    assert remarks(result, with_redis=True) == ["cache T=0 killed: 3 requests failed."]
-    assert remarks([], with_redis=False) == ["No redis-server is installed: the phases through Redis are left out."]
-
-
-def test_outputs_that_repeat_themselves_are_said() -> None:
-    loop = answer(0, 3, tokens=(1, 2) * 6)
-    [note] = remarks(rows(Samples([off(), *samples(("cold", 0, [loop]))], PROMPTS))[1:], with_redis=True)
-    assert note.startswith("Outputs at T=0 loop")
+    assert wrong_outputs(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
+    assert cache_remarks(result, with_redis=True) == ["cache T=0 killed: 3 requests failed."]
+    assert cache_remarks([], with_redis=False) == [
+        "No redis-server is installed: the phases through Redis are left out."
+    ]

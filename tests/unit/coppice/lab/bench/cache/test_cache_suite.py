@@ -8,23 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.cli.topology import TopologySpec
 from coppice.lab.bench.cache import services as services_module
-from coppice.lab.bench.cache.measure import CachePlan, measure, settings
-from coppice.lab.bench.cache.phases import phases
-from coppice.lab.bench.cache.plot import plot_cache
 from coppice.lab.bench.cache.services import Instance, Services
-from coppice.lab.bench.cache.suite import CacheSuite
-from coppice.lab.bench.cache.table import print_cache
-from coppice.lab.bench.cache.workload import make_workload
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.cache.suite import CachePlan, CacheSuite, measure, settings
+from coppice.lab.bench.cache.workload import make_workload, phases
 from coppice.lab.bench.prompts import Prompt
 from orchestrator.prefix_cache.store import CacheCounts
-from tests.unit.coppice.lab.bench.conftest import CONTEXT
+from tests.unit.coppice.lab.bench.schema import lost_fields
 
 PROMPTS = [Prompt(f"f{number}(x)", "here") for number in range(20)]
 WORKLOAD = make_workload(PROMPTS, num_systems=1, num_endings=4)
@@ -90,7 +84,7 @@ async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_
     assert {one.counts.reads for one in taken[1:]} == {2}
 
 
-async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_target: Path, tmp_path: Path) -> None:
+async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_target: Path) -> None:
     report = await CacheSuite(tiny_target, WORKLOAD, plan(0.0, 1.0), threads=1).run(services(server, NotedRedis()))
     names = ("cold", "fill", "again", "shifted", "second", "killed")
     expected = []
@@ -107,13 +101,7 @@ async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_tar
     assert set(report["ratio_spread"]) == set(report["ratios"])
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert json.loads(json.dumps(report)) == report
-    plot_cache(report, tmp_path / "plots" / "cache.png")
-    assert (tmp_path / "plots" / "cache.png").is_file()
-    console = Console(record=True, width=200)
-    print_cache(report, console)
-    text = console.export_text()
-    assert "small-lm+cache T=1 killed" in text
-    assert "warm-second/cold.tau" in text
+    assert lost_fields(report, "cache.json") == set()
 
 
 async def test_without_a_redis_its_phases_are_left_out_and_that_is_said(server: str, tiny_target: Path) -> None:
@@ -121,22 +109,6 @@ async def test_without_a_redis_its_phases_are_left_out_and_that_is_said(server: 
     assert {row["phase"] for row in report["rows"]} == {"off", "cold", "fill", "again", "shifted"}
     assert "warm-second/cold.tau" not in report["ratios"]
     assert any("No redis-server" in note for note in report["notes"])
-
-
-async def test_changed_tokens_are_mismatches(corrupting_server: str, tiny_target: Path) -> None:
-    report = await CacheSuite(tiny_target, WORKLOAD, plan(), threads=1).run(services(corrupting_server))
-    assert [row["identical"] for row in report["rows"]] == [row["phase"] == "off" for row in report["rows"]]
-    assert "cache T=0 again: 4 of 4 outputs differ" in report["mismatches"]
-
-
-async def test_a_server_that_refuses_everything_ends_the_benchmark(server: str, tiny_target: Path) -> None:
-    with pytest.raises(BenchmarkError, match="without speculation to compare with: INVALID_ARGUMENT: too hot"):
-        await CacheSuite(tiny_target, WORKLOAD, plan(2.0), threads=1).run(services(server))
-
-
-async def test_prompts_that_do_not_fit_are_refused_whole(server: str, tiny_target: Path) -> None:
-    with pytest.raises(BenchmarkError, match=f"--max-tokens 80 do not fit a context of {CONTEXT}"):
-        await CacheSuite(tiny_target, WORKLOAD, plan(max_tokens=80), threads=1).run(services(server))
 
 
 def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
@@ -173,17 +145,6 @@ def test_the_command_writes_json_and_plot_and_prints_a_table(
     assert "failed-requests" in result.output
 
 
-def test_without_a_drafter_the_cache_is_alone(
-    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = serve(monkeypatch, services(server))
-    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path, "--drafter", "none"))
-    assert result.exit_code == 0, result.output
-    assert specs[0].drafters == ()
-    rows = json.loads((tmp_path / "out" / "cache.json").read_text())["rows"]
-    assert {row["setting"] for row in rows} == {"off", "cache"}
-
-
 def test_changed_tokens_fail_the_command_and_are_still_written(
     tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,24 +153,3 @@ def test_changed_tokens_fail_the_command_and_are_still_written(
     assert result.exit_code == 1
     assert "MISMATCH: cache T=0 cold" in result.output
     assert (tmp_path / "out" / "cache.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--systems", "9", "--prompts: 9 system prompts x 2 endings are made of 45"),
-        ("--systems", "0", "--systems"),
-        ("--endings", "0", "--endings"),
-        ("--temperature", "-1", "--temperature: "),
-        ("--drafter", "=x", "--drafter: "),
-        ("--target", "missing-target", "--target: no checkpoint"),
-    ],
-)
-def test_a_bad_option_is_named_before_anything_starts(
-    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str
-) -> None:
-    specs = serve(monkeypatch, services("nowhere"))
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, _arguments(tiny_target, tmp_path, option, value))
-    assert result.exit_code == 2
-    assert message in result.output
-    assert not specs

@@ -6,19 +6,23 @@ import keyword
 
 import pytest
 
-from coppice.lab.bench.cache.phases import AGAIN, COLD, FILL, KILLED, SECOND, SHIFTED, phases
 from coppice.lab.bench.cache.workload import (
+    AGAIN,
+    COLD,
     EDITED,
-    MAX_ENDING_CHARS,
+    FILL,
+    KILLED,
     NEW,
     REPEATED,
+    SECOND,
+    SHIFTED,
     CachePrompt,
     edited,
-    ending_of,
     make_workload,
     num_pieces,
+    phases,
 )
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.prompts import Prompt
 
 PROMPTS = [Prompt(f"def name_{number}(value):\n    return value", f"file:{number}") for number in range(40)]
@@ -83,16 +87,6 @@ def test_a_workload_takes_the_prompts_that_it_says_and_no_fewer() -> None:
 def test_an_edit_changes_one_name_everywhere(text: str, expected: str) -> None:
     assert not any(keyword.iskeyword(name) for name in ("total", "key"))
     assert edited(text) == expected
-
-
-def test_an_ending_is_made_of_whole_lines_and_short() -> None:
-    lines = "".join(f"line number {number}\n" for number in range(100)).rstrip()
-    ending = ending_of(lines)
-    assert lines.endswith(f"\n{ending}")
-    assert ending.startswith("line number ")
-    assert MAX_ENDING_CHARS - len("line number 99\n") < len(ending) <= MAX_ENDING_CHARS
-    assert ending_of("short\ntext") == "short\ntext"
-    assert ending_of("x" * 1000) == "x" * MAX_ENDING_CHARS
 
 
 def test_phases_find_what_they_are_named_after() -> None:

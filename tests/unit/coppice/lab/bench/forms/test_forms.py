@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from rich.console import Console
-from typer.testing import CliRunner
 
-from coppice.cli import bench
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from coppice.lab.bench import summary
-from coppice.lab.bench.contenders import BenchmarkError, Completion, OriginCounts, Speculation
-from coppice.lab.bench.forms import deployment
-from coppice.lab.bench.forms.form import Form, Kind, parse_forms
-from coppice.lab.bench.forms.plot import lines, plot_forms
-from coppice.lab.bench.forms.ratios import form_ratios, form_remarks
-from coppice.lab.bench.forms.table import print_forms
-from coppice.lab.bench.latency import Plan, Sample
-from coppice.lab.bench.latency_suite import LatencySuite
+from coppice.completion import OriginCounts, Speculation
+from coppice.lab.bench import form_services as deployment
+from coppice.lab.bench.contenders import OFF, Completion
+from coppice.lab.bench.forms import (
+    Form,
+    Kind,
+    form_lines,
+    form_panels,
+    form_ratios,
+    form_remarks,
+    parse_forms,
+    with_forms,
+)
+from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples
+from coppice.lab.bench.harness.plots import draw
+from coppice.lab.bench.latency import SHOWN, LatencySuite, Plan, Sample, figure_by_run, latency_rows, speed_ratios
 from coppice.lab.bench.prompts import Prompt
 from tests.stream_server import stream_server
+from tests.unit.coppice.lab.bench.named_contender import NamedContender
 
 ASYNC, SYNC, COLOCATED = Form(Kind.ASYNCHRONOUS), Form(Kind.SYNCHRONOUS), Form(Kind.COLOCATED)
 AHEAD = Form(Kind.DRAFT_AHEAD)
@@ -35,8 +39,19 @@ SPEC = TopologySpec("the-target", (DrafterSpec("small-lm", "the-lm"),), threads=
 
 
 def sample(name: str, wall_s: float, run: int = 0, origins: dict[str, OriginCounts] | None = None) -> Sample:
-    speculation = Speculation(9, 6, 0, 0, origins=origins or {})
+    speculation = Speculation(0, 9, 6, 0, 0, origins=origins or {})
     return Sample(name, 0.0, run, 0, Completion((1, 2, 3, 4, 5), wall_s, 0.1, 4, wall_s / 2, speculation=speculation))
+
+
+def ratios_of(samples: Sequence[Sample], forms: Sequence[Form]) -> Ratios:
+    every = Samples(samples)
+    return Ratios.of(form_ratios([0.0], forms, partial(speed_ratios, every), partial(figure_by_run, every)))
+
+
+def remarks_of(samples: Sequence[Sample], forms: Sequence[Form]) -> list[str]:
+    every = Samples(samples)
+    rows = latency_rows(every, [NamedContender(name) for name in every.each("contender")])
+    return form_remarks(ratios_of(samples, forms).values, rows, forms)
 
 
 def test_every_form_but_the_co_located_one_has_every_delay() -> None:
@@ -53,35 +68,15 @@ def test_every_form_but_the_co_located_one_has_every_delay() -> None:
 
 @pytest.mark.parametrize(
     ("names", "delays", "message"),
-    [("quick", "0", "'quick' is none of"), ("asynchronous", "5,x", "--delays"), ("synchronous", "-1", "--delays")],
+    [
+        ("quick", "0", "'quick' has one that is none of"),
+        ("asynchronous", "5,x", "--delays"),
+        ("synchronous", "-1", "--delays"),
+    ],
 )
 def test_what_is_no_form_is_refused(names: str, delays: str, message: str) -> None:
     with pytest.raises(BenchmarkError, match=message):
         parse_forms(names, delays)
-
-
-def test_an_option_that_coppice_up_does_not_have_is_named_before_anything_starts() -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def up(rounds: str = "asynchronous") -> None: ...
-
-    @app.command()
-    def other() -> None: ...
-
-    deployment.require_options([ASYNC, SYNC], app)
-    with pytest.raises(BenchmarkError, match="`coppice up` has no --colocated"):
-        deployment.require_options([ASYNC, COLOCATED], app)
-
-
-def test_what_a_form_is_started_with() -> None:
-    common = ["up", "--port", "0", "--target", "the-target", "--drafter", "small-lm=the-lm", "--threads", "2"]
-    assert deployment.up_arguments(COLOCATED, SPEC) == [*common, "--colocated"]
-    assert deployment.up_arguments(SYNC, SPEC) == [*common, "--rounds", "synchronous"]
-    assert deployment.up_arguments(ASYNC, SPEC) == common
-    settings = deployment.orchestrator_settings(SYNC, ("a:1", "b:2"))
-    assert settings == {"CACHE_DRAFTER": "false", "ROUNDS": "synchronous", "DRAFTER_ADDRESSES": "a:1,b:2"}
-    assert "ROUNDS" not in deployment.orchestrator_settings(ASYNC, ())
 
 
 async def test_a_wire_takes_its_delay_each_way() -> None:
@@ -190,31 +185,22 @@ async def test_each_form_is_an_address_of_its_own(
     assert topology.settings[far.name]["DRAFTER_ADDRESSES"].startswith("127.0.0.1:")
 
 
-async def test_a_form_that_dies_ends_the_measurement(
-    topologies: list[FakeTopology], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeChild, "is_mortal", True)
-    monkeypatch.setattr(LatencySuite, "run", lambda suite, address: time.sleep(0.5) or {})
-    suite = LatencySuite(Path("t"), Path("s"), (), Plan(1, 4, (0.0,), 0), threads=1)
-    with pytest.raises(ChildError, match="it ended"):
-        await deployment.measure_with_forms(suite, SPEC, [COLOCATED])
-
-
 def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
     far_async, far_sync = Form(Kind.ASYNCHRONOUS, 20), Form(Kind.SYNCHRONOUS, 20)
     forms = [ASYNC, AHEAD, SYNC, far_async, far_sync, COLOCATED]
-    early = {"fresh": OriginCounts(1, 1), "left_over": OriginCounts(1, 1), "rerooted": OriginCounts(1, 2)}
-    walls = {summary.OFF: 6.0, ASYNC.name: 2.0, SYNC.name: 3.0, far_async.name: 5.0, far_sync.name: 20.0}
+    early = {"fresh": OriginCounts(1, 0, 1), "left_over": OriginCounts(1, 0, 1), "rerooted": OriginCounts(1, 0, 2)}
+    walls = {OFF: 6.0, ASYNC.name: 2.0, SYNC.name: 3.0, far_async.name: 5.0, far_sync.name: 20.0}
     samples = [sample(name, wall_s * (1 + run), run) for name, wall_s in walls.items() for run in range(3)]
     samples += [sample(COLOCATED.name, 1.0 * (1 + run), run) for run in range(3)]
-    samples += [sample(AHEAD.name, 1.6 * (1 + run), run, {"ahead": OriginCounts(3, 6)}) for run in range(3)]
+    samples += [sample(AHEAD.name, 1.6 * (1 + run), run, {"ahead": OriginCounts(3, 0, 6)}) for run in range(3)]
     samples = [
         Sample(one.contender, 0.0, one.run, 0, sample("", one.completion.wall_s, origins=early).completion)
         if one.contender in (ASYNC.name, far_async.name)
         else one
         for one in samples
     ]
-    values, spread = form_ratios(summary.Samples(samples), forms)
+    found = ratios_of(samples, forms)
+    values, spread = found.values, found.spread
     assert values == {
         "async/sync": 1.5,
         "async/off": 3.0,
@@ -238,19 +224,19 @@ def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
         "rerooted-tokens@20ms": 0.4,
     }
     assert spread["async/off"] == [3.0, 3.0]
-    assert form_ratios(summary.Samples(samples), []) == ({}, {})
+    assert ratios_of(samples, []).values == {}
 
 
 def test_what_must_not_be_is_remarked_on() -> None:
-    late = {"rerooted": OriginCounts(1, 1)}
-    slow = [sample(summary.OFF, 1.0), sample(ASYNC.name, 1.25), sample(SYNC.name, 1.5, origins=late)]
-    texts = form_remarks(summary.Samples(slow), [ASYNC, SYNC])
+    late = {"rerooted": OriginCounts(1, 0, 1)}
+    slow = [sample(OFF, 1.0), sample(ASYNC.name, 1.25), sample(SYNC.name, 1.5, origins=late)]
+    texts = remarks_of(slow, [ASYNC, SYNC])
     assert any("async/off is 0.800" in text for text in texts)
     assert any("is not synchronous" in text for text in texts)
-    fine = [sample(summary.OFF, 1.0), sample(ASYNC.name, 0.8), sample(SYNC.name, 1.5)]
-    texts = form_remarks(summary.Samples(fine), [ASYNC, SYNC])
+    fine = [sample(OFF, 1.0), sample(ASYNC.name, 0.8), sample(SYNC.name, 1.5)]
+    texts = remarks_of(fine, [ASYNC, SYNC])
     assert not any("slower than plain" in text or "not synchronous" in text for text in texts)
-    assert form_remarks(summary.Samples(fine), []) == []
+    assert remarks_of(fine, []) == []
 
 
 def test_the_suite_measures_forms_beside_all_others(tiny_target: Path, server: str, tmp_path: Path) -> None:
@@ -268,37 +254,10 @@ def test_the_suite_measures_forms_beside_all_others(tiny_target: Path, server: s
     assert "async/sync@5ms" not in report["ratios"]
     assert report["mismatches"] == []
     assert any("each way" in note for note in report["notes"])
-    assert lines(report, 0.0) == {
+    assert form_lines(report, 0.0) == {
         "asynchronous": [(0, rows[ASYNC.name]["speed_over_off"]), (5, rows[far.name]["speed_over_off"])],
         "synchronous": [(0, rows[SYNC.name]["speed_over_off"])],
     }
-    plot_forms(report, tmp_path / "out" / "forms.png")
+    draw(report, form_panels(report), tmp_path / "out" / "forms.png")
     assert (tmp_path / "out" / "forms.png").read_bytes().startswith(b"\x89PNG")
-    output = io.StringIO()
-    print_forms(report, Console(file=output))
-    assert "coppice-on asynchronous 5 ms" in output.getvalue()
-    assert "coppice-off" in output.getvalue()
-    assert "transformers" not in output.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--forms", "quick"], "'quick' is none of"),
-        (["--delays", "5"], "--delays"),
-        (["--forms", "asynchronous", "--delays", "x"], "--delays"),
-    ],
-)
-def test_a_bad_option_is_named(tiny_target: Path, tmp_path: Path, options: list[str], message: str) -> None:
-    arguments = [
-        "latency",
-        "--target",
-        str(tiny_target),
-        "--drafter",
-        f"small-lm={tiny_target}",
-        "--out",
-        str(tmp_path),
-    ]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, [*arguments, "--num-prompts", "1", *options])
-    assert result.exit_code == 2
-    assert message in result.output
+    assert [table.title for table in with_forms(SHOWN, report).tables][-1].startswith("Forms")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from coppice.cli.topology import DrafterSpec
 from coppice.completion import Completion, OriginCounts, Speculation, Timing, Usage
-from coppice.lab.bench.in_pass.batch import BatchOutcome
-from coppice.lab.bench.in_pass.measure import BatchSample, Measured
-from coppice.lab.bench.in_pass.passes import (
+from coppice.lab.bench.counters import Counters
+from coppice.lab.bench.harness.experiment import Samples
+from coppice.lab.bench.in_pass.suite import (
     NODES,
     PASS_S,
     PASSES,
@@ -19,7 +19,9 @@ from coppice.lab.bench.in_pass.passes import (
     PRUNED_PASSES,
     ROW_PASSES,
     ROWS,
-    PassCounts,
+    BatchOutcome,
+    BatchSample,
+    Measured,
 )
 from coppice.lab.bench.in_pass.variants import Group, InPass
 
@@ -36,23 +38,23 @@ class MadeUp:
     speed: float = 100.0
     token: int = 1
     redraft_rounds: int = 0
-    passes: PassCounts = field(default_factory=PassCounts)
+    passes: Counters = field(default_factory=Counters)
 
 
 def counts(
     passes: float, pass_s: float, rows: float, nodes: float = 0, removed: float = 0, pruned: float = 0
-) -> PassCounts:
+) -> Counters:
     """What a verifier counted."""
     values = {PASSES: passes, PASS_S: pass_s, ROWS: rows, ROW_PASSES: passes}
     values |= {NODES: nodes, PRUNED_NODES: removed, PRUNED_PASSES: pruned}
-    return PassCounts({(name, ()): value for name, value in values.items()})
+    return Counters({(name, ()): value for name, value in values.items()})
 
 
-def compared(rows: float, whole_s: float, pruned_s: float) -> PassCounts:
+def compared(rows: float, whole_s: float, pruned_s: float) -> Counters:
     """What a verifier counted that ran passes of so many rows both ways."""
     values = {(PRUNABLE_ROWS, "no"): rows, (PRUNABLE_ROWS, "yes"): rows}
     values |= {(PRUNABLE_S, "no"): whole_s, (PRUNABLE_S, "yes"): pruned_s}
-    return PassCounts({(name, (("pruned", pruned),)): value for (name, pruned), value in values.items()})
+    return Counters({(name, (("pruned", pruned),)): value for (name, pruned), value in values.items()})
 
 
 def measured(group: Group, batches: Mapping[str, Sequence[MadeUp]], temperatures: Sequence[float] = (0.0,)) -> Measured:
@@ -65,7 +67,7 @@ def measured(group: Group, batches: Mapping[str, Sequence[MadeUp]], temperatures
         for variant in group.variants
         for done in [batches.get(variant.contender, [MadeUp()] * num_runs)[run]]
     ]
-    return Measured(group, tuple(samples), ("",) * len(group.variants))
+    return Measured(group, Samples(samples), ("",) * len(group.variants))
 
 
 def _outcome(done: MadeUp, batch_size: int) -> BatchOutcome:

@@ -6,17 +6,21 @@ import itertools
 
 import pytest
 
-from coppice.lab.bench.counters import parse_counters
-from coppice.lab.bench.in_pass import passes
-from coppice.lab.bench.in_pass.measure import Measured, batches_of, num_requests
-from coppice.lab.bench.in_pass.passes import PassCounts
-from coppice.lab.bench.in_pass.ratios import best_space, ratios
-from coppice.lab.bench.in_pass.remarks import uneven_trees
-from coppice.lab.bench.in_pass.rows import mismatches, rows
-from coppice.lab.bench.in_pass.services import front_of
-from coppice.lab.bench.in_pass.variants import PLAIN, InPass, make_groups, pruning_name
-from coppice.lab.bench.latency import Plan
-from coppice.lab.bench.summary import OFF, ON
+from coppice.lab.bench.contenders import OFF, ON
+from coppice.lab.bench.counters import Counters, parse_counters
+from coppice.lab.bench.harness.experiment import Ratios
+from coppice.lab.bench.in_pass import suite
+from coppice.lab.bench.in_pass.suite import (
+    Measured,
+    batches_of,
+    best_space,
+    front_of,
+    in_pass_ratios,
+    in_pass_rows,
+    pass_fields,
+    wrong_outputs,
+)
+from coppice.lab.bench.in_pass.variants import InPass, make_groups, pruning_name
 from orchestrator.request.rounds import REDRAFT
 from tests.unit.coppice.lab.bench.in_pass.made_up import EVERYTHING, SMALL_LM, MadeUp, compared, counts, measured
 
@@ -25,31 +29,6 @@ DRAFTING, PRUNING_1, PRUNING_4 = make_groups(EVERYTHING)
 
 def pruned(size: int, switch: str, source: str = REDRAFT) -> str:
     return f"{ON} {pruning_name(source, size, switch)}"
-
-
-def test_every_group_begins_with_plain_decoding_on_a_plain_verifier() -> None:
-    for group in make_groups(EVERYTHING):
-        first = group.variants[0]
-        assert (first.contender, first.verifier, first.sources) == (OFF, PLAIN, ())
-        assert sum(variant.contender == OFF for variant in group.variants) == 1
-
-
-def test_masks_beyond_the_adapters_are_left_out_and_every_shape_is_a_verifier_of_its_own() -> None:
-    alone = [variant for variant in DRAFTING.variants if variant.sources == ("redraft",)]
-    grid = [f"space k={masks} g={groups}" for masks in (1, 2, 3) for groups in (1, 2)]
-    assert [one.name for one in alone] == ["space", *grid]
-    assert len({one.verifier for one in alone}) == len(alone)
-    settings = dict(alone[-1].verifier.settings)
-    assert (settings["REDRAFT_TOKENS"], settings["REDRAFT_GROUPS"], settings["SPACE_ADAPTER"]) == ("3", "2", "/a")
-    assert all(one.drafter is None for one in alone)
-
-
-def test_merged_drafts_come_from_the_same_drafter_and_the_adapter_as_it_serves() -> None:
-    by_name = {variant.name: variant for variant in DRAFTING.variants}
-    merged, alone = by_name["space+small-lm"], by_name["small-lm"]
-    assert merged.sources == ("redraft", "small-lm")
-    assert merged.drafter == alone.drafter
-    assert (merged.verifier, alone.verifier) == (by_name["space"].verifier, PLAIN)
 
 
 def test_trees_that_are_pruned_differ_in_the_switch_alone_and_those_of_drafters_are_waited_for() -> None:
@@ -84,28 +63,19 @@ def test_batches_share_the_prompts_and_there_is_always_a_whole_one() -> None:
     assert batches_of(5, 1) == [range(at, at + 1) for at in range(5)]
     assert batches_of(5, 2) == [range(2), range(2, 4)]
     assert batches_of(5, 16) == [range(16)]
-    plan = Plan(2, 8, (0.0, 1.0), 0)
-    expected = len(DRAFTING.variants) * 5 + len(PRUNING_1.variants) * 5 + len(PRUNING_4.variants) * 4
-    assert num_requests(make_groups(EVERYTHING), 5, plan) == expected * 2 * 2
 
 
 def test_counts_are_read_per_pass_and_those_of_an_older_verifier_have_no_pruning() -> None:
     reading = counts(4, 0.02, 40, nodes=36, removed=9, pruned=3)
-    assert (reading.num_passes, reading.ms_per_pass, reading.rows_per_pass) == (4, 5.0, 10.0)
-    assert (reading.rows_left, reading.removed_share, reading.num_pruned_passes) == (7.75, 0.25, 3)
-    nothing = reading.plus(reading, -1)
-    assert (nothing.ms_per_pass, nothing.rows_left, nothing.removed_share) == (None, None, None)
-    names = (passes.PASSES, passes.ROWS, passes.ROW_PASSES)
-    older = PassCounts(
-        parse_counters("".join(f"{name} {n}\n" for name, n in zip(names, (2, 8, 2), strict=True)), names)
-    )
-    assert (older.rows_per_pass, older.rows_left, older.num_pruned_passes) == (4.0, 4.0, 0)
-
-
-def test_a_pass_that_ends_while_the_page_is_made_does_not_change_the_rows_of_a_pass() -> None:
-    values = {passes.PASSES: 123, passes.ROWS: 124, passes.ROW_PASSES: 124}
-    reading = PassCounts({(name, ()): value for name, value in values.items()})
-    assert reading.rows_per_pass == 1
+    row = pass_fields(reading)
+    assert (row["passes"], row["ms_per_pass"], row["rows_per_pass"]) == (4, 5.0, 10.0)
+    assert (row["rows_left_per_pass"], row["removed_share"], row["pruned_passes"]) == (7.75, 0.25, 3)
+    nothing = pass_fields(reading.plus(reading, -1))
+    assert (nothing["ms_per_pass"], nothing["rows_left_per_pass"], nothing["removed_share"]) == (None, None, None)
+    names = (suite.PASSES, suite.ROWS, suite.ROW_PASSES)
+    page = "".join(f"{name} {n}\n" for name, n in zip(names, (2, 8, 2), strict=True))
+    older = pass_fields(Counters(parse_counters(page, names)))
+    assert (older["rows_per_pass"], older["rows_left_per_pass"], older["pruned_passes"]) == (4.0, 4.0, 0)
 
 
 def test_those_that_draft_for_themselves_are_compared_within_each_run() -> None:
@@ -114,7 +84,8 @@ def test_those_that_draft_for_themselves_are_compared_within_each_run() -> None:
     batches[f"{ON} space"] = [MadeUp(1.5, 110), MadeUp(2.5, 130)]
     one = measured(DRAFTING, batches)
     assert best_space(one, EVERYTHING, 0.0) == "space k=2 g=1"
-    values, spread = ratios([one], EVERYTHING)
+    found = Ratios.of(in_pass_ratios([one], EVERYTHING))
+    values, spread = found.values, found.spread
     assert spread["space/off"] == [1.1, 1.3]
     assert spread["space.best/off"] == [1.2, 1.8]
     assert values["space.tau"] == 2.0
@@ -136,7 +107,8 @@ def test_pruning_is_on_over_off_with_sizes_of_trees_together() -> None:
         pruned(8, "compare"): [MadeUp(4.0, passes=compared(20, 0.020, 0.016))],
         pruned(16, "compare"): [MadeUp(4.0, passes=compared(36, 0.018, 0.0144))],
     }
-    values, _ = ratios(group(measured(PRUNING_4, batches, (0.0, 1.0))), EVERYTHING)
+    found = Ratios.of(in_pass_ratios(group(measured(PRUNING_4, batches, (0.0, 1.0))), EVERYTHING))
+    values, _spread = found.values, found.spread
     assert values["rows-saved"] == values["rows-saved@T1"] == 0.5
     # 240 tokens in 60 rounds, and in 70.
     assert values["tau-kept"] == pytest.approx(6 / 7, abs=1e-4)
@@ -149,11 +121,13 @@ def test_pruning_is_on_over_off_with_sizes_of_trees_together() -> None:
         pruned(8, "on", "small-lm"): [MadeUp(4.0, passes=counts(2, 0.02, 20, nodes=16, removed=4, pruned=2))],
         pruned(8, "off", "small-lm"): [MadeUp(5.0, passes=counts(2, 0.02, 20, nodes=16))],
     }
-    beside, _ = ratios(group(measured(PRUNING_4, batches | drafters)), EVERYTHING)
+    beside = Ratios.of(in_pass_ratios(group(measured(PRUNING_4, batches | drafters)), EVERYTHING)).values
     assert (beside["rows-saved"], beside["rows-saved.small-lm"]) == (0.5, 0.25)
     # A size whose requests had no pass together makes no gain.
     batches[pruned(8, "compare")] = [MadeUp(4.0)]
-    assert "pruning.time-gain.b4" not in ratios(group(measured(PRUNING_4, batches)), EVERYTHING)[0]
+    assert (
+        "pruning.time-gain.b4" not in Ratios.of(in_pass_ratios(group(measured(PRUNING_4, batches)), EVERYTHING)).values
+    )
 
 
 def test_rows_say_what_passes_were_and_where_drafts_came_from() -> None:
@@ -161,7 +135,7 @@ def test_rows_say_what_passes_were_and_where_drafts_came_from() -> None:
         f"{ON} space": [MadeUp(2.0, 150.0, redraft_rounds=40, passes=counts(10, 0.1, 60))],
         OFF: [MadeUp(passes=counts(10, 0.05, 10))],
     }
-    found = {row["name"]: row for row in rows([measured(DRAFTING, batches)])}
+    found = {row["name"]: row for row in in_pass_rows([measured(DRAFTING, batches)])}
     space = found["drafting: coppice-on space T=0"]
     assert (space["redraft_rounds"], space["rounds"], space["rows_per_pass"], space["ms_per_pass"]) == (40, 60, 6, 10)
     assert (space["speed_over_off"], space["mean_acceptance_length"], space["identical"]) == (1.5, 2.0, True)
@@ -171,21 +145,13 @@ def test_rows_say_what_passes_were_and_where_drafts_came_from() -> None:
 
 def test_every_other_token_is_a_mismatch_in_any_group_and_run() -> None:
     same = measured(DRAFTING, {f"{ON} space": [MadeUp(), MadeUp()]})
-    assert mismatches([same]) == []
+    assert wrong_outputs([same]) == []
     changed = measured(PRUNING_4, {pruned(8, "on"): [MadeUp(), MadeUp(token=7)]})
-    found = mismatches([same, changed])
+    found = wrong_outputs([same, changed])
     assert [(one.contender, one.run, one.prompt) for one in found] == [
         (pruned(8, "on"), 1, number) for number in range(4)
     ]
     other_off = measured(PRUNING_1, {OFF: [MadeUp(token=7)]})
-    assert {one.contender for one in mismatches([same, other_off])} == {OFF}
-    row = {row["name"]: row for row in rows([changed])}[f"pruning b=4: {pruned(8, 'on')} T=0"]
+    assert {one.contender for one in wrong_outputs([same, other_off])} == {OFF}
+    row = {row["name"]: row for row in in_pass_rows([changed])}[f"pruning b=4: {pruned(8, 'on')} T=0"]
     assert (row["identical"], row["num_identical"], row["num_requests"]) == (False, 4, 8)
-
-
-def test_passes_that_begin_with_other_rows_are_said_to() -> None:
-    batches = {pruned(8, switch): [MadeUp(passes=counts(2, 0.02, 200, nodes=160))] for switch in ("off", "on", "auto")}
-    assert list(uneven_trees(rows([measured(PRUNING_4, batches)]))) == []
-    batches[pruned(8, "auto")] = [MadeUp(passes=counts(2, 0.02, 240, nodes=200))]
-    [text] = uneven_trees(rows([measured(PRUNING_4, batches)]))
-    assert text.startswith("pruning b=4: coppice-on redraft n=8 pruning auto T=0: passes begin with 120.0 rows")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.lab.bench.load.arrivals import Arrival, TraceError, poisson_arrivals, read_trace, trace_beginning
+from coppice.lab.bench.load.loads import Arrival, TraceError, poisson_arrivals, read_trace, trace_beginning
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 LINES = (

@@ -12,14 +12,6 @@ from tests.unit.coppice.lab.bench.load.answers import answer
 WHOLE = Span(0.0, 10.0)
 
 
-def test_percentiles_lie_between_their_neighbours() -> None:
-    values = [4.0, 1.0, 3.0, 2.0]
-    assert figures.percentile(values, 50) == 2.5
-    assert figures.percentile(values, 100) == 4.0
-    assert figures.percentile(values, 99) == pytest.approx(3.97)
-    assert figures.percentile([], 50) is None
-
-
 def test_tokens_count_when_they_come_whether_their_request_ends_or_not() -> None:
     answers = [answer([(0.5, 1), (1.0, 4), (2.0, 8)]), answer([(1.5, 16), (3.0, 32)], Fate.CUT)]
     # The span has its beginning and not its end.
@@ -49,34 +41,6 @@ def test_goodput_counts_completed_requests_that_meet_both_targets() -> None:
     refused = answer([], Fate.REFUSED)
     assert figures.num_good([good, single], targets) == 2
     assert figures.num_good([late_first, slow, cut, refused], targets) == 0
-
-
-def test_rounds_are_summed_before_they_are_divided() -> None:
-    answers = [
-        answer([(1.0, 6)], rounds=2, draft_tokens=10, passes=[(4, 3), (100, 1)]),
-        answer([(1.0, 3)], rounds=4, draft_tokens=2, passes=[(4, 1)]),
-        answer([(1.0, 50)], Fate.CUT),
-    ]
-    assert figures.mean_acceptance_length(answers) == 9 / 6
-    assert figures.nodes_per_round(answers) == 12 / 6
-    assert figures.rows_per_pass(answers) == (4 * 4 + 100) / 5
-    nothing = answers[2:]
-    assert figures.mean_acceptance_length(nothing) is None
-    assert figures.nodes_per_round(nothing) is None
-    assert figures.rows_per_pass(nothing) is None
-
-
-def test_bins_hold_what_came_in_them() -> None:
-    answers = [
-        answer([(1.0, 1), (1.3, 2), (1.45, 3)], rounds=2, draft_tokens=8),
-        answer([(1.49, 10), (2.0, 100)], Fate.CUT),
-        answer([(0.99, 7), (1.25, 4)], rounds=2, draft_tokens=4),
-    ]
-    # 1.0 to 1.25, to 1.5, to 1.75 and, being no whole bin, not to 1.9.
-    span = Span(1.0, 1.9)
-    assert figures.token_bins(answers, span) == [4.0, 76.0, 0.0]
-    assert figures.node_bins(answers, span) == [4.0, pytest.approx((4 + 4 + 2) / 3), None]
-    assert len(figures.token_bins(answers, Span(0.3, 0.3 + 12 * 0.25))) == 12
 
 
 def level(*parts: tuple[float, float]) -> list[float]:
@@ -141,19 +105,3 @@ def test_lumps_within_a_second_do_not_keep_a_level_from_settling() -> None:
 )
 def test_the_beginning_of_a_level_costs_what_it_is_behind_the_rest(bins: list[float], expected: float | None) -> None:
     assert figures.lost_s(bins) == expected
-
-
-@pytest.mark.parametrize(
-    ("bins", "expected"),
-    [
-        ([1.0] * 8 + [100.0] * 8, 0.0),
-        # The first half has nothing to say.
-        ([100.0] * 8 + [70.0] * 4 + [130.0] * 4, 0.3),
-        ([0.0] * 8, 0.0),
-        # Not a second long.
-        ([100.0, 50.0, 150.0], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_how_far_seconds_stray_from_the_lasting_speed(bins: list[float], expected: float) -> None:
-    assert figures.strays(bins) == pytest.approx(expected)

@@ -9,16 +9,12 @@ import pytest
 
 from coppice.client import Client
 from coppice.core.errors import OverloadedError, UnavailableError
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.load.arrivals import Arrival
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.load.figures import Span
-from coppice.lab.bench.load.loads import ClosedLoad, PoissonLoad, StepLoad
-from coppice.lab.bench.load.loops import closed_loop, open_loop
-from coppice.lab.bench.load.manner import Manner
-from coppice.lab.bench.load.measure import measure_loads, reference_outputs
-from coppice.lab.bench.load.policies import OFF, PLANNER, Mode, Policy, policies
-from coppice.lab.bench.load.window import Answer, Fate, Window
-from coppice.lab.bench.load.workload import Workload
+from coppice.lab.bench.load.loads import Arrival, ClosedLoad, PoissonLoad, StepLoad, closed_loop, open_loop
+from coppice.lab.bench.load.suite import measure_loads, reference_outputs
+from coppice.lab.bench.load.window import OFF, PLANNER, Answer, Fate, Mode, Policy, Window, policies
+from coppice.lab.bench.load.workload import Manner, Workload
 from coppice.v1 import inference_pb2
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy
@@ -167,24 +163,6 @@ async def test_a_refused_worker_pauses_before_it_comes_again() -> None:
     assert 2 <= len(toy.heard) <= 12
 
 
-async def test_every_policy_asks_for_the_same_requests_in_its_own_way() -> None:
-    toy = Toy()
-    contenders = policies(MAX_NODES)
-    async with serving_toy(toy) as address, Client(address) as client:
-        for policy in contenders:
-            window = Window(client, policy)
-            await open_loop(window, WORKLOAD, [Arrival(0.0)], drain_s=30)
-    asked = [(one.speculation.mode, one.speculation.max_nodes) for one in toy.heard]
-    # A large budget is cut to what the server allows.
-    assert asked == [(Mode.MODE_OFF, 0), (Mode.MODE_FORCED, 4), (Mode.MODE_FORCED, MAX_NODES), (Mode.MODE_AUTO, 0)]
-    assert not toy.heard[3].speculation.HasField("max_nodes")
-    assert len({one.cache_salt for one in toy.heard}) == len(contenders)
-    task = WORKLOAD.request(0).task
-    for one in toy.heard:
-        assert (tuple(one.token_ids.ids), one.sampling.seed) == (task.prompt_ids, task.seed)
-        assert (one.stopping.max_tokens, one.stopping.ignore_eos) == (task.max_tokens, True)
-
-
 async def test_outputs_of_every_length_begin_the_reference() -> None:
     workload = Workload(WORKLOAD.prompts, 3, 9, temperature=1.0, seed=5)
     async with serving_toy(Toy()) as address, Client(address) as client:
@@ -204,15 +182,6 @@ async def test_a_server_that_fails_everything_ends_the_benchmark() -> None:
             await reference_outputs(client, WORKLOAD, policies(MAX_NODES)[0])
         with pytest.raises(BenchmarkError, match="planner c1: no request was completed: UNAVAILABLE: gone"):
             await measure_loads(client, WORKLOAD, [ClosedLoad(1, 0.2)], [POLICY], num_runs=1, seed=0)
-
-
-async def test_a_server_that_is_gone_ends_the_benchmark() -> None:
-    async with serving_toy(Toy()) as address:
-        pass
-    async with Client(address) as client:
-        for load in (ClosedLoad(1, 0.3), PoissonLoad(0.5, 50.0, 0.3, seed=0)):
-            with pytest.raises(BenchmarkError, match="no request was completed: UNAVAILABLE"):
-                await measure_loads(client, WORKLOAD, [load], [POLICY], num_runs=1, seed=0)
 
 
 async def test_policies_take_turns_and_each_begins_as_often() -> None:

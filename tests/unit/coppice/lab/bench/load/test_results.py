@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 import pytest
 
-from coppice.lab.bench.batch_contenders import BatchCompletion
 from coppice.lab.bench.contenders import Task
-from coppice.lab.bench.load.arrivals import Arrival
-from coppice.lab.bench.load.baselines import Baselines
+from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.load.figures import Span, Targets
-from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
-from coppice.lab.bench.load.measure import Sample
-from coppice.lab.bench.load.policies import policies
-from coppice.lab.bench.load.ratios import ratios
-from coppice.lab.bench.load.rows import MAX_LAG_MS, mismatches, remarks, rows, series
-from coppice.lab.bench.load.samples import Samples, saturating_load, saturation
-from coppice.lab.bench.load.window import Answer, Fate
+from coppice.lab.bench.load.loads import Arrival, ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
+from coppice.lab.bench.load.suite import (
+    Baselines,
+    Results,
+    Sample,
+    load_ratios,
+    load_remarks,
+    load_rows,
+    saturating_load,
+    saturation,
+    series,
+    wrong_outputs,
+)
+from coppice.lab.bench.load.window import Answer, Fate, policies
 from coppice.lab.bench.load.workload import Workload
+from coppice.lab.bench.throughput import BatchCompletion
 from tests.unit.coppice.lab.bench.load.answers import answer
 
 POLICIES = policies(20)
@@ -43,8 +49,9 @@ def _everywhere(load: Load, span: Span, by_policy: dict[str, Sequence[Answer]]) 
 def test_ratios_are_medians_within_runs_and_the_least_over_concurrencies() -> None:
     two = _closed(2, {"off": [10, 20], "fixed-small": [20, 20], "fixed-large": [10, 40], "planner": [30, 40]})
     eight = _closed(8, {"off": [40, 50], "fixed-small": [50, 60], "fixed-large": [30, 30], "planner": [40, 60]})
-    samples = Samples(two + eight, POLICIES, TARGETS)
-    values, spread = ratios(samples)
+    samples = Results(Samples(two + eight), POLICIES, TARGETS)
+    found = load_ratios(samples)
+    values, spread = found.values, found.spread
     assert values["planner/off.c2"] == 2.5
     assert spread["planner/off.c2"] == [2.0, 3.0]
     assert values["fixed-small/off.c2"] == 1.5
@@ -65,7 +72,7 @@ def test_a_closed_row_has_the_median_speed_and_percentiles_over_all_runs() -> No
     cut = answer([(4.0, 4)], Fate.CUT, intended_s=3.7, max_tokens=9)
     runs = [(first,), (second,), (second, cut)]
     taken = [Sample(load, policy.name, run, span, answers) for policy in POLICIES for run, answers in enumerate(runs)]
-    row = rows(Samples(taken, POLICIES, TARGETS), REFERENCES)[3]
+    row = load_rows(Results(Samples(taken), POLICIES, TARGETS), REFERENCES)[3]
     assert (row["name"], row["policy"], row["part"], row["concurrency"]) == ("planner c2", "planner", "closed", 2)
     assert (row["tokens_per_s"], row["tokens_per_s_min"], row["tokens_per_s_max"]) == (2.0, 1.0, 2.0)
     # 500, 100, 100 and 300 milliseconds.
@@ -89,17 +96,17 @@ def test_open_rows_count_what_was_refused_and_what_was_good_of_all_that_was_offe
         "fixed-large": [good, good, failed, failed],
         "planner": [good, good, good, bad],
     }
-    samples = Samples(_everywhere(load, span, by_policy), POLICIES, TARGETS)
-    result = rows(samples, REFERENCES)
+    samples = Results(Samples(_everywhere(load, span, by_policy)), POLICIES, TARGETS)
+    result = load_rows(samples, REFERENCES)
     assert [row["goodput_per_s"] for row in result] == [0.5, 0.0, 1.0, 1.5]
     assert [row["good_share"] for row in result] == [0.25, 0.0, 0.5, 0.75]
     assert [(row["rate"], row["offered_per_s"]) for row in result] == [(0.6, 2.0)] * 4
     assert [(row["num_refused"], row["num_failed"]) for row in result] == [(1, 0), (0, 0), (0, 2), (0, 0)]
-    assert remarks(result) == [
+    assert load_remarks(result) == [
         "off r0.6: 1 requests were refused and 0 failed.",
         "fixed-large r0.6: 0 requests were refused and 2 failed.",
     ]
-    assert ratios(samples)[0] == {
+    assert load_ratios(samples).values == {
         "fixed-small/off.goodput.r0.6": 0.0,
         "fixed-large/off.goodput.r0.6": 2.0,
         "planner/off.goodput.r0.6": 3.0,
@@ -109,16 +116,9 @@ def test_open_rows_count_what_was_refused_and_what_was_good_of_all_that_was_offe
 def test_nothing_is_divided_by_a_goodput_of_nothing() -> None:
     load = TraceLoad((Arrival(0.0, 3),), 1.0)
     by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"off": [answer([], Fate.REFUSED)]}
-    samples = Samples(_everywhere(load, Span(0.0, 1.0), by_policy), POLICIES, TARGETS)
-    assert ratios(samples) == ({}, {})
-    assert rows(samples, REFERENCES)[0]["load"] == "trace"
-
-
-def test_a_late_generator_is_said() -> None:
-    result = [{"name": "off r1", "num_refused": 0, "num_failed": 0, "lag_ms_p99": lag} for lag in (MAX_LAG_MS, 80.0)]
-    assert remarks(result) == [
-        "off r1: the load generator itself was late by up to 80 ms (p99); that is in the latencies."
-    ]
+    samples = Results(Samples(_everywhere(load, Span(0.0, 1.0), by_policy)), POLICIES, TARGETS)
+    assert load_ratios(samples).values == {}
+    assert load_rows(samples, REFERENCES)[0]["load"] == "trace"
 
 
 def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
@@ -126,17 +126,17 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     # Bins of 250 ms: eight for the first and the last level, sixteen for the one between; tokens come in the middle.
     tokens = [10] * 8 + [2, 20] + [40] * 14 + [10, 10, 10, 10, 10, 10, 10, 14]
     given = answer([(0.125 + 0.25 * index, count) for index, count in enumerate(tokens)], draft_tokens=64)
-    samples = Samples(
-        _everywhere(load, Span(0.0, 8.0), {policy.name: [given] for policy in POLICIES}), POLICIES, TARGETS
+    samples = Results(
+        Samples(_everywhere(load, Span(0.0, 8.0), {policy.name: [given] for policy in POLICIES})), POLICIES, TARGETS
     )
-    row = rows(samples, ((7,) * 1000,))[3]
+    row = load_rows(samples, ((7,) * 1000,))[3]
     assert [row[f"tokens_per_s_{name}"] for name in ("before", "at", "after")] == [40.0, 145.5, 42.0]
     # The second that begins with the second bin has 140 of 160 tokens/s.
     assert (row["settle_up_s"], row["settle_down_s"]) == (0.25, 0.0)
     # In the middle level, the first eight bins lack 58 of 320 tokens; in the last one, the first four lack 4 of 44.
     assert (row["lost_up_s"], row["lost_down_s"]) == (0.363, 0.091)
     assert row["lowest_tokens_per_s_at"] == 131.0
-    assert ratios(samples)[0] == {
+    assert load_ratios(samples).values == {
         "step.settle_up_s": 0.25,
         "step.settle_down_s": 0.0,
         "step.settle_s": 0.25,
@@ -153,26 +153,6 @@ def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:
     assert item["nodes_per_round"] == [2.0] * 32
 
 
-def test_settle_times_of_planner_and_off_stand_beside_each_other_and_who_never_settles_takes_the_level() -> None:
-    load = StepLoad(4, 3.0)
-    # In bins of 250 ms: off needs a second after the step up, where the planner never settles, and no time after the
-    # one down, where the planner needs a second.
-    before, up, down = [10] * 12, [5] * 4 + [40] * 20, [10] * 12
-    swings, late = [10] * 6 + [70] * 6 + [10] * 6 + [70] * 6, [1] * 4 + [10] * 8
-    by_policy: dict[str, Sequence[Answer]] = {policy.name: [_given(before + up + down)] for policy in POLICIES}
-    by_policy["planner"] = [_given(before + swings + late)]
-    found = ratios(Samples(_everywhere(load, Span(0.0, 12.0), by_policy), POLICIES, TARGETS))[0]
-    assert {name.removeprefix("step.settle_"): value for name, value in found.items() if "settle" in name} == {
-        "up_s": 6.0,
-        "down_s": 1.0,
-        "s": 6.0,
-        "up_s.off": 1.0,
-        "down_s.off": 0.0,
-        "s.off": 1.0,
-        "beyond_off_s": 5.0,
-    }
-
-
 @pytest.mark.parametrize(("swing", "settles"), [(0.2, True), (0.4, False)])
 def test_what_speculation_off_strays_by_is_no_unrest_and_more_is(swing: float, settles: bool) -> None:
     load = StepLoad(4, 4.0)
@@ -183,11 +163,11 @@ def test_what_speculation_off_strays_by_is_no_unrest_and_more_is(swing: float, s
 
     by_policy: dict[str, Sequence[Answer]] = {policy.name: [swinging(swing)] for policy in POLICIES}
     by_policy["off"] = [swinging(0.25)]
-    samples = Samples(_everywhere(load, Span(0.0, 16.0), by_policy), POLICIES, TARGETS)
-    found = ratios(samples)[0]
+    samples = Results(Samples(_everywhere(load, Span(0.0, 16.0), by_policy)), POLICIES, TARGETS)
+    found = load_ratios(samples).values
     assert found["step.settle_up_s"] == (0.0 if settles else 8.0)
     assert found["step.settle_up_s.off"] == 0.0
-    row = rows(samples, ((7,) * 10_000,))[3]
+    row = load_rows(samples, ((7,) * 10_000,))[3]
     assert (row["settle_tolerance_up"], row["settle_tolerance_down"]) == (0.25, 0.15)
 
 
@@ -217,10 +197,11 @@ async def test_plain_decoding_is_compared_with_the_better_of_transformers_ways_i
         await baselines.measure(load, run)
         await baselines.measure(StepLoad(2, 1.0), run)
     taken = _closed(2, {policy.name: [80, 60] for policy in POLICIES})
-    beside = baselines.ratios(Samples(taken, POLICIES, TARGETS))
+    beside = baselines.ratios(Results(Samples(taken), POLICIES, TARGETS))
     # 20 tokens in half a second and in two, and in one second each time.
     assert beside == {"off/batched.c2": [2.0, 6.0], "off/continuous.c2": [4.0, 3.0], "off/transformers.c2": [2.0, 3.0]}
-    values, spread = ratios(Samples(taken, POLICIES, TARGETS), beside)
+    found = load_ratios(Results(Samples(taken), POLICIES, TARGETS), beside)
+    values, spread = found.values, found.spread
     assert (values["off/transformers.c2"], spread["off/transformers.c2"]) == (2.5, [2.0, 3.0])
     assert values["off/transformers.min"] == 2.5
     row = baselines.rows(REFERENCES)[0]
@@ -247,7 +228,7 @@ async def test_plain_decoding_is_compared_with_the_better_of_transformers_ways_i
 def test_every_token_that_came_is_compared(given: Answer, num_compared: int, num_identical: int) -> None:
     load = ClosedLoad(1, 1.0)
     by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"planner": [given]}
-    result = rows(Samples(_everywhere(load, Span(0.0, 1.0), by_policy), POLICIES, TARGETS), REFERENCES)
+    result = load_rows(Results(Samples(_everywhere(load, Span(0.0, 1.0), by_policy)), POLICIES, TARGETS), REFERENCES)
     assert (result[3]["num_compared"], result[3]["num_identical"]) == (num_compared, num_identical)
     expected = [] if num_identical == num_compared else ["planner c1: 1 of 1 outputs differ"]
-    assert mismatches(result) == expected
+    assert wrong_outputs(result) == expected

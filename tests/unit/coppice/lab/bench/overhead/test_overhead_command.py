@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
-from coppice.lab.bench.contenders import BenchmarkError
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.overhead.rounds import Peers
+from tests.unit.coppice.lab.bench.schema import lost_fields
 
 
 def test_rounds_cost_two_small_messages_per_peer_and_everything_is_written(tmp_path: Path) -> None:
@@ -21,6 +22,7 @@ def test_rounds_cost_two_small_messages_per_peer_and_everything_is_written(tmp_p
     assert "rounds x3 cache" in result.output
     report = json.loads((tmp_path / "overhead.json").read_text())
     assert report["settings"]["requests"] == [1, 3]
+    assert lost_fields(report, "overhead.json") == set()
     planner = [row for row in report["rows"] if row["kind"] == "planner"]
     assert [(row["requests"], row["sources"]) for row in planner] == [(1, 1), (1, 2), (3, 1), (3, 2)]
     assert all(row["passes"] == 20 and 0 < row["us_p50"] <= row["us_p99"] for row in planner)
@@ -40,15 +42,6 @@ def test_rounds_cost_two_small_messages_per_peer_and_everything_is_written(tmp_p
     # What the prefix cache adds to drafts shows in their size.
     way = "orchestrator to verifier"
     assert rounds[1]["largest_message"][way] > rounds[0]["largest_message"][way]
-
-
-@pytest.mark.parametrize(("option", "value"), [("--requests", "0"), ("--requests", ""), ("--nodes", "3")])
-def test_a_bad_option_is_named_before_anything_starts(tmp_path: Path, option: str, value: str) -> None:
-    arguments = ["overhead", "--out", str(tmp_path), option, value]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(bench.app, arguments)
-    assert result.exit_code == 2
-    assert option in result.output
-    assert not list(tmp_path.iterdir())
 
 
 async def test_peers_that_end_are_said_to_have() -> None:

@@ -9,11 +9,10 @@ import random
 import pytest
 
 from coppice.core.tree import ROOT
-from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
+from coppice.lab.bench.overhead.draft_trees import PERIOD, ScriptedText, best_first_tree, drawn_path
 from coppice.lab.bench.overhead.planner_cost import planner_cost
-from coppice.lab.bench.overhead.scripted_text import PERIOD, ScriptedText
+from coppice.lab.bench.overhead.scripted_peers import Traffic
 from coppice.lab.bench.overhead.suite import quantile
-from coppice.lab.bench.overhead.traffic import Traffic
 from coppice.v1 import verifier_pb2
 
 

@@ -16,8 +16,8 @@ from coppice.lab.bench.overhead.scripted_peers import (
     Script,
     ScriptedDrafter,
     ScriptedVerifier,
+    Traffic,
 )
-from coppice.lab.bench.overhead.traffic import Traffic
 from coppice.net.rpc import Server
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from orchestrator.app import running

@@ -7,14 +7,23 @@ from dataclasses import replace
 import pytest
 
 from coppice.completion import Timing
+from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.load.figures import Targets
-from coppice.lab.bench.load.manner import Manner
 from coppice.lab.bench.load.window import Answer, Fate
-from coppice.lab.bench.overload.crowd_watch import Crowd
-from coppice.lab.bench.overload.figures import recovery_s
-from coppice.lab.bench.overload.first_tokens import PARTS
-from coppice.lab.bench.overload.measure import CALM, OverloadSample
-from coppice.lab.bench.overload.rows import problems, ratios, remarks, rows, slowest_first_tokens
+from coppice.lab.bench.load.workload import Manner
+from coppice.lab.bench.overload import (
+    CALM,
+    PARTS,
+    Crowd,
+    OverloadSample,
+    by_load,
+    overload_ratios,
+    overload_remarks,
+    overload_rows,
+    problems,
+    recovery_s,
+    slowest,
+)
 from tests.unit.coppice.lab.bench.load.answers import answer
 
 REFERENCES = ((7,) * 400,)
@@ -41,7 +50,8 @@ def test_a_ratio_is_of_attentive_clients_that_came_during_the_load() -> None:
     after = [served(10.5 + number, token_s=5.0) for number in range(3)]
     calm = sample(CALM, [served(1.0)] * 9)
     loaded = sample(4.0, [served(1.0, 0.3, 0.15)] * 9 + [slow, gone, refused(3.0), *after])
-    values, spread = ratios([calm, loaded], TARGETS)
+    found = overload_ratios(Samples([calm, loaded]), TARGETS)
+    values, spread = found.values, found.spread
     # 1.65 seconds for ten tokens instead of 1.0.
     assert values["overload.p99.x4/x0.7"] == pytest.approx(1.65)
     assert values["overload.p99.x4/x0.7.ttft"] == pytest.approx(3.0)
@@ -51,12 +61,12 @@ def test_a_ratio_is_of_attentive_clients_that_came_during_the_load() -> None:
     # Those that came after it were slow for as long as was looked.
     assert values["overload.recovery_s.x4"] == 2.5
     assert set(spread) == set(values)
-    row = rows([calm, loaded], TARGETS, REFERENCES)[1]
+    row = overload_rows(Samples([calm, loaded]), TARGETS, REFERENCES)[1]
     assert (row["name"], row["num_measured"], row["offered_per_s"]) == ("x4", 9, 1.2)
     assert (row["num_refused"], row["num_left"], row["num_completed"]) == (1, 1, 13)
     assert (row["most_waiting"], row["most_running"]) == (2, 4)
     assert row["token_ms_p99"] == 165.0
-    assert problems([row]) == remarks([row]) == []
+    assert problems([row]) == overload_remarks([row]) == []
 
 
 def test_percentiles_are_over_all_runs_and_the_spread_is_of_each() -> None:
@@ -64,7 +74,8 @@ def test_percentiles_are_over_all_runs_and_the_spread_is_of_each() -> None:
         *(sample(CALM, [served(1.0)], run) for run in range(2)),
         *(sample(2.0, [served(1.0, token_s=0.1 * (1 + run))], run) for run in range(2)),
     ]
-    values, spread = ratios(samples, TARGETS)
+    found = overload_ratios(Samples(samples), TARGETS)
+    values, spread = found.values, found.spread
     assert spread["overload.p50.x2/x0.7.tpot"] == pytest.approx([1.0, 2.0])
     assert values["overload.p50.x2/x0.7.tpot"] == pytest.approx(1.5)
 
@@ -77,30 +88,17 @@ def test_recovery_is_when_five_in_a_row_are_served_as_in_calm_times() -> None:
     assert recovery_s(sample(4.0, [*early, *quick[:4]]), [served(0.0)]) is None
 
 
-def test_refusals_between_are_those_of_calm_times_unless_they_are_most() -> None:
-    quick = [served(12.0 + 0.5 * number) for number in range(5)]
-    few = [refused(11.9), *(refused(12.1 + 0.1 * number) for number in range(3))]
-    assert recovery_s(sample(4.0, [*quick, *few]), [served(0.0)]) == 2.0
-    many = [refused(12.1 + 0.01 * number) for number in range(6)]
-    assert recovery_s(sample(4.0, [*quick, *many]), [served(0.0)]) is None
-    failed = answer([], Fate.FAILED, intended_s=12.2)
-    assert recovery_s(sample(4.0, [*quick[:4], failed]), [served(0.0)]) is None
-
-
 def test_other_errors_rude_refusals_and_other_tokens_are_problems() -> None:
     failed = replace(answer([], Fate.FAILED), error="UNAVAILABLE: gone")
     wrong = answer([(1.0, 3)], token=8)
-    [row] = rows([sample(CALM, [served(1.0), refused(1.0, None), failed, wrong])], TARGETS, REFERENCES)
+    [row] = overload_rows(
+        Samples([sample(CALM, [served(1.0), refused(1.0, None), failed, wrong])]), TARGETS, REFERENCES
+    )
     assert problems([row]) == [
         "x0.7: 1 of 2 outputs differ",
         "x0.7: 1 requests failed: UNAVAILABLE: gone",
         "x0.7: 1 refusals had no RetryInfo",
     ]
-
-
-def test_what_never_ends_is_said() -> None:
-    [row] = rows([sample(2.0, [served(1.0), answer([], Fate.CUT)])], TARGETS, REFERENCES)
-    assert remarks([row]) == ["x2: 1 requests had not ended a minute after the last arrival."]
 
 
 def test_the_slowest_first_tokens_say_where_they_waited_and_when_they_came() -> None:
@@ -110,7 +108,8 @@ def test_the_slowest_first_tokens_say_where_they_waited_and_when_they_came() -> 
     slow = replace(slow, completion=replace(slow.completion, timing=timing))
     resting = replace(served(2.0, ttft_s=9.0), manner=Manner(pause_s=1.0))
     quick = [served(1.0)] * 90
-    found = slowest_first_tokens([sample(CALM, quick), sample(4.0, [*quick, slow, resting]), sample(4.0, quick, run=1)])
+    samples = Samples([sample(CALM, quick), sample(4.0, [*quick, slow, resting]), sample(4.0, quick, run=1)])
+    found = [one for group in by_load(samples) for one in slowest(group)]
     assert [(one["name"], one["ttft_ms"]) for one in found] == [("x0.7", 100.0), ("x4", 500.0), ("x4", 100.0)]
     worst = found[1]
     assert (worst["run"], worst["at_s"]) == (0, 3.0)

@@ -7,10 +7,9 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.load.manner import ATTENTIVE
-from coppice.lab.bench.overload.crowd_watch import Crowd, CrowdWatch, read_crowd
-from coppice.lab.bench.overload.visitors import LEAVE_WITHIN_S, Visitors, visits
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.load.workload import ATTENTIVE
+from coppice.lab.bench.overload import LEAVE_WITHIN_S, Crowd, CrowdWatch, Visitors, read_crowd, visits
 from coppice.obs.metric import Metric, Prefix
 from coppice.obs.telemetry import MetricsServer
 from tests.fakes import eventually

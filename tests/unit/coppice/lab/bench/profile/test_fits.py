@@ -8,12 +8,17 @@ import random
 import numpy as np
 import pytest
 
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.profile.calibration import Calibration, work_of
-from coppice.lab.bench.profile.draft_fits import fit_drafts
-from coppice.lab.bench.profile.message_fits import fit_messages
-from coppice.lab.bench.profile.nonnegative import Floats, nonnegative
-from coppice.lab.bench.profile.pass_fits import fit_passes
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.profile.fits import (
+    Calibration,
+    Floats,
+    Timeline,
+    fit_drafts,
+    fit_messages,
+    fit_passes,
+    nonnegative,
+    work_of,
+)
 from coppice.lab.bench.profile.records import (
     CpuRecord,
     DraftRecord,
@@ -23,7 +28,6 @@ from coppice.lab.bench.profile.records import (
     RoundRecord,
     TreeRecord,
 )
-from coppice.lab.bench.profile.timeline import Timeline
 from coppice.lab.simulator.machine import Curve, VerifierCosts
 
 COSTS = VerifierCosts(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.profile.plan import ProfilePlan
+from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.profile.records import (
     DRAFTER_FILE,
     ORCHESTRATOR_FILE,
@@ -22,7 +21,7 @@ from coppice.lab.bench.profile.records import (
     read_records,
     write_records,
 )
-from coppice.lab.bench.profile.seen import seen
+from coppice.lab.bench.profile.suite import ProfilePlan, seen
 
 RECORDS = Records(
     (

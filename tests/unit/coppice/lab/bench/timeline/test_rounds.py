@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from coppice.lab.bench.contenders import BenchmarkError
-from coppice.lab.bench.timeline.figures import HOPS, hop_rows, ratios, shown_rounds
-from coppice.lab.bench.timeline.plot import bars, messages, plot_timeline
-from coppice.lab.bench.timeline.rounds import Round, Watched, rounds_of
-from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds
-from coppice.lab.bench.timeline.table import print_timeline
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.lab.bench.harness.plots import draw
+from coppice.lab.bench.harness.report import Report
+from coppice.lab.bench.timeline.rounds import HOPS, Watched, hop_rows, ratios, rounds_of, shown_rounds
+from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds, bars, messages, shown
 from coppice.obs.timeline import TimelineEvent as Event
 
 # How long each hop of a made up round takes, microseconds: all different, so that none can stand for another.
@@ -102,16 +99,6 @@ def test_requests_are_told_apart_and_numbers_of_sequences_may_come_again() -> No
     assert shown_rounds(requests, 9) == requests[1]
 
 
-def test_a_pass_that_did_not_wait_for_its_draft_is_no_wait_and_no_negative_hop() -> None:
-    [rounds] = rounds_of(request(0.0, 3))
-    early = replace(rounds[1], pass_began=rounds[1].outcome_left - 5, pass_ended=rounds[1].outcome_left + 295)
-    assert (early.waited_us, early.has_draft) == (0.0, False)
-    assert rounds[1].has_draft
-    until = next(row for row in hop_rows([early, rounds[0]]) if row["name"] == "verifier, until the pass")
-    assert (until["rounds"], until["us_p50"]) == (1, TOOK["verifier, until the pass"])
-    assert ratios([[rounds[0], early]])["drafted-share"] == 0.5
-
-
 def test_a_round_without_a_draft_waits_until_its_pass() -> None:
     watched = request(0.0, 2)
     plain = replace(
@@ -131,14 +118,11 @@ def test_the_report_leaves_the_warm_up_out_and_says_where_there_is_nothing() -> 
     watched = request(0.0, 2)
     for number in range(1, NUM_WARM_UP_REQUESTS + 1):
         watched = both(watched, request(number * 1e6, 3 + number, verified=VERIFIED + number))
-    report: dict[str, object] = {"notes": ["a note"]}
+    report: Report = {}
     [rounds] = add_rounds(report, watched)
     assert len(rounds) == 3 + NUM_WARM_UP_REQUESTS
-    console = Console(file=io.StringIO(), width=120)
-    print_timeline(report, console)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(name in printed for name, _, _ in HOPS)
-    assert "forward-share 0.490" in printed
+    assert [row["name"] for row in report["rows"]] == [name for name, _, _ in HOPS]
+    assert report["ratios"]["forward-share"] == pytest.approx(300 / ROUND_US)
     with pytest.raises(BenchmarkError, match="two rounds"):
         add_rounds({}, request(0.0, 3))
 
@@ -163,11 +147,5 @@ def test_the_picture_has_everything_that_happened_and_nothing_of_before(tmp_path
         "tree"
     ] * 2
     assert all(rounds[1].outcome_left <= start <= end <= rounds[2].ended for _, _, start, _, end in sent)
-    plot_timeline(rounds, ahead, tmp_path / "timeline.png")
+    draw({}, shown([rounds], ahead, 2).panels, tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_rounds_are_plain_data() -> None:
-    [rounds] = rounds_of(request(0.0, 1))
-    assert isinstance(rounds[0], Round)
-    assert rounds[0].ended - rounds[0].outcome_left == ROUND_US

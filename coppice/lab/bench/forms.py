@@ -1,0 +1,238 @@
+"""Forms of one deployment next to each other: how rounds and drafters go together, and how far apart the two are.
+
+`async/sync`, `async/off`, `sync/off`, `ahead/off`, `ahead/async` and `colocated/async` are ratios of tokens/s;
+`forward-share-async`, `-sync` and `-ahead` shares of the wall time inside the target's forward; `early-drafts` of the
+asynchronous rounds, those that began with a draft that was there when the outcome before was known, and
+`early-drafts-ahead` the same where drafters draft ahead; `draft-ahead-hits` of the rounds that those were told to
+expect, the ones with a draft for their outcome before it was known; `rerooted-tokens` of the asynchronous tokens,
+those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from coppice.lab.bench import figures
+from coppice.lab.bench.contenders import OFF, ON, Mode
+from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, at_temperature, known
+from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.report import Report, Row, Shown
+from coppice.lab.bench.harness.tables import Table
+
+MAX_DELAY_MS = 10_000
+# Less than this is slower than plain decoding beyond what runs differ by.
+NEVER_SLOWER = 0.97
+ORIGINS = ("fresh", "left_over", "rerooted", "ahead", "redraft")
+NOTES = (
+    "Forms take turns with all others on the same prompts, and have no prefix cache. A delay is added to every message "
+    "between orchestrator and drafter, each way, so that a draft takes twice that longer. Synchronous rounds always "
+    "draft (FORCED); all other forms leave it to the planner (AUTO). In the form draft-ahead drafters draft for "
+    "likely outcomes while the verifier is busy; in the others only where DRAFT_AHEAD=auto says so.",
+    "early-drafts: rounds whose draft was there when the outcome before was known (left over from the last tree, late "
+    "and re-rooted, or made ahead), of all rounds. draft-ahead-hits: rounds with a draft for their outcome before "
+    "it was known, of those whose tree a drafter was told to expect; 0 where none was. bubble: time per round between "
+    "two passes.",
+)
+
+
+class Kind(enum.Enum):
+    """How rounds and drafters go together."""
+
+    # Passes never wait for a drafter beyond the linger.
+    ASYNCHRONOUS = "asynchronous"
+    # Asynchronous, and the drafters draft ahead, whatever that costs on cores that they share with the verifier.
+    DRAFT_AHEAD = "draft-ahead"
+    # Draft, verify, draft, verify: each round waits for its draft.
+    SYNCHRONOUS = "synchronous"
+    # Asynchronous, all services in one process.
+    COLOCATED = "colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One contender's deployment; `delay_ms` is added to each message between orchestrator and drafter, each way.
+
+    Raises:
+        BenchmarkError: the delay is out of range, or there is no wire that it could be on.
+    """
+
+    kind: Kind
+    delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay_ms <= MAX_DELAY_MS:
+            raise BenchmarkError(f"--delays: {self.delay_ms} is not in [0, {MAX_DELAY_MS}]")
+        if self.kind is Kind.COLOCATED and self.delay_ms:
+            raise BenchmarkError("--delays: a co-located form has no wire to delay")
+
+    @property
+    def name(self) -> str:
+        """The contender's."""
+        return f"{ON} {self.kind.value}" + (f" {self.delay_ms} ms" if self.delay_ms else "")
+
+    @property
+    def setting(self) -> str:
+        """How it is set up, for the reader of the result."""
+        rounds = "one process" if self.kind is Kind.COLOCATED else f"{self.kind.value} rounds"
+        delay = f"{self.delay_ms} ms each way between orchestrator and drafter" if self.delay_ms else ""
+        return ", ".join(filter(None, (rounds, delay, "no prefix cache")))
+
+    @property
+    def mode(self) -> Mode:
+        """What requests ask for: the planner as it is, which synchronous rounds have none of."""
+        return Mode.MODE_FORCED if self.kind is Kind.SYNCHRONOUS else Mode.MODE_AUTO
+
+    @property
+    def up_option(self) -> str:
+        """The option of `coppice up` that this form needs; empty where it is the default."""
+        return {Kind.SYNCHRONOUS: "--rounds", Kind.COLOCATED: "--colocated"}.get(self.kind, "")
+
+
+def parse_forms(names: str, delays: str) -> tuple[Form, ...]:
+    """The forms that are named, each but the co-located one with every delay in milliseconds; commas between.
+
+    Raises:
+        BenchmarkError: a name is none, or a delay is no number in range.
+    """
+    try:
+        kinds = list(dict.fromkeys(Kind(name.strip()) for name in names.split(",") if name.strip()))
+    except ValueError as error:
+        known_kinds = ", ".join(kind.value for kind in Kind)
+        raise BenchmarkError(f"--forms: {names!r} has one that is none of {known_kinds}") from error
+    try:
+        times = list(dict.fromkeys(int(part) for part in delays.split(",") if part.strip())) or [0]
+    except ValueError as error:
+        raise BenchmarkError(f"--delays: needs milliseconds such as 0,5,20, got {delays!r}") from error
+    wired = [Form(kind, delay) for delay in times for kind in kinds if kind is not Kind.COLOCATED]
+    return (*wired, *(Form(kind) for kind in kinds if kind is Kind.COLOCATED))
+
+
+Speeds = Callable[[str, str, float], list[float]]
+FigureByRun = Callable[[str, float, figures.Figure], list[float | None]]
+SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
+    "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),
+    "forward-share-sync": (Kind.SYNCHRONOUS, figures.forward_share),
+    "forward-share-ahead": (Kind.DRAFT_AHEAD, figures.forward_share),
+    "draft-ahead-hits": (Kind.DRAFT_AHEAD, figures.draft_ahead_hits),
+    "early-drafts-ahead": (Kind.DRAFT_AHEAD, figures.early_drafts),
+    "early-drafts": (Kind.ASYNCHRONOUS, figures.early_drafts),
+    "rerooted-tokens": (Kind.ASYNCHRONOUS, figures.rerooted_tokens),
+}
+
+
+def form_ratios(temperatures: Sequence[float], forms: Iterable[Form], speeds: Speeds, by_run: FigureByRun) -> ByRun:
+    """The named ratios of each run.
+
+    `speeds` is the ratio of two contenders' tokens/s at a temperature, `by_run` a figure of a contender at one.
+    """
+    return {
+        at_temperature(f"{name}@{delay}ms" if delay else name, temperature): values
+        for temperature in temperatures
+        for delay in dict.fromkeys(form.delay_ms for form in forms)
+        for name, values in _at(delay, temperature, speeds, by_run)
+    }
+
+
+def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Sequence[Form]) -> list[str]:
+    """Notes on the forms, and what must not be."""
+    if not forms:
+        return []
+    slower = [
+        f"{name} is {value:.3f}: asynchronous rounds are slower than plain decoding."
+        for name, value in values.items()
+        if name.startswith("async/off") and value < NEVER_SLOWER
+    ]
+    early = {row["contender"] for row in rows if row["early_drafts"]}
+    return [
+        *NOTES,
+        *slower,
+        *(
+            f"{form.name} began rounds with drafts that were there already: it is not synchronous."
+            for form in forms
+            if form.kind is Kind.SYNCHRONOUS and form.name in early
+        ),
+    ]
+
+
+def _at(delay_ms: int, temperature: float, speeds: Speeds, by_run: FigureByRun) -> Iterator[tuple[str, list[float]]]:
+    wired = (Kind.ASYNCHRONOUS, Kind.SYNCHRONOUS, Kind.DRAFT_AHEAD)
+    on, sync, ahead = (Form(kind, delay_ms).name for kind in wired)
+    pairs = {
+        "async/sync": (on, sync),
+        "async/off": (on, OFF),
+        "sync/off": (sync, OFF),
+        "ahead/off": (ahead, OFF),
+        "ahead/async": (ahead, on),
+    }
+    if not delay_ms:
+        pairs["colocated/async"] = (Form(Kind.COLOCATED).name, on)
+    for name, pair in pairs.items():
+        yield name, speeds(*pair, temperature)
+    for name, (kind, figure) in SHARES.items():
+        yield name, known(by_run(Form(kind, delay_ms).name, temperature, figure))
+
+
+def with_forms(shown: Shown, report: Report) -> Shown:
+    """The latency suite's report shown with a table and a picture of the forms, where it has some."""
+    names = {OFF, *(form["contender"] for form in report["settings"]["forms"])}
+    if len(names) == 1:
+        return shown
+    table = Table(
+        "Forms: rounds (accepted tokens) by when their draft was made",
+        {
+            "tokens/s": "{tokens_per_s:.1f}",
+            "x off": "{speed_over_off:.2f}",
+            "τ": "{mean_acceptance_length:.2f}",
+            "forward": "{forward_share:.0%}",
+            "bubble ms": "{bubble_ms:.2f}",
+            "early": "{early_drafts:.0%}",
+            "hits": "{draft_ahead_hits:.0%}",
+            **{origin: _origin_cell(origin) for origin in ORIGINS},
+        },
+        where=lambda row: row["contender"] in names,
+    )
+    return replace(shown, tables=(*shown.tables, table))
+
+
+def form_panels(report: Report) -> list[Panel]:
+    """Speed of each form against the delay, a panel per temperature; plain decoding is 1."""
+
+    def panel(temperature: float) -> Panel:
+        def custom(axes: Axes, report: Mapping[str, Any]) -> None:
+            for form, points in form_lines(report, temperature).items():
+                axes.plot([delay for delay, _ in points], [speed for _, speed in points], marker="o", label=form)
+            axes.set_ylim(bottom=0)
+            axes.legend()
+
+        return Panel(
+            f"One stream, T={temperature:g}",
+            xlabel="ms more, each way, between orchestrator and drafter",
+            ylabel="tokens/s, plain decoding = 1",
+            has_base=True,
+            custom=custom,
+        )
+
+    return [panel(temperature) for temperature in dict.fromkeys(row["temperature"] for row in report["rows"])]
+
+
+def form_lines(report: Mapping[str, Any], temperature: float) -> dict[str, list[tuple[int, float]]]:
+    """By form: delays in milliseconds, and tokens/s over those of plain decoding."""
+    speeds = {row["contender"]: row["speed_over_off"] for row in report["rows"] if row["temperature"] == temperature}
+    found: dict[str, list[tuple[int, float]]] = {}
+    for form in report["settings"]["forms"]:
+        if (speed := speeds.get(form["contender"])) is not None:
+            found.setdefault(form["form"], []).append((form["delay_ms"], speed))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def _origin_cell(origin: str) -> Callable[[Mapping[str, Any]], str]:
+    def cell(row: Mapping[str, Any]) -> str:
+        counts = row.get("origins", {}).get(origin, {"rounds": 0, "accepted": 0})
+        return f"{counts['rounds']} ({counts['accepted']})"
+
+    return cell

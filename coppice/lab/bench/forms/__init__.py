@@ -1,1 +1,0 @@
-"""The forms that one deployment can have, side by side: what shows whether asynchronous rounds pay."""

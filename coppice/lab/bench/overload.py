@@ -1,0 +1,678 @@
+"""Overload: more requests than the server can do, which wait for no answer.
+
+Latencies are those of completed requests of attentive clients. `RATIO_NOTE` says what each named ratio is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from coppice.client import Client
+from coppice.completion import Timing
+from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.frozen_heap import frozen_heap
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import (
+    BenchmarkError,
+    Ratios,
+    Samples,
+    milliseconds,
+    percentile,
+    progress,
+)
+from coppice.lab.bench.harness.plots import Panel, stacked
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.load import figures as load_figures
+from coppice.lab.bench.load.figures import Targets, num_good
+from coppice.lab.bench.load.loads import DRAIN_S, Arrival, ClosedLoad, open_loop, poisson_arrivals
+from coppice.lab.bench.load.suite import MAX_LAG_MS, References, is_identical, reference_outputs, require_completed
+from coppice.lab.bench.load.window import OFF, PLANNER, Answer, Fate, Mode, Policy, Window
+from coppice.lab.bench.load.workload import ATTENTIVE, Manner, Workload, lognormal_length
+from coppice.lab.bench.prompts import Prompt, fit_context, model_info
+
+RATIO_NOTE = (
+    "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
+    "times saturation at the 99th percentile, over that at 0.7 times; .ttft, .tpot, .e2e: the same of time to first "
+    "token, inter-token latency and request latency; percentiles over all runs, next to them the least and most of one "
+    "run; recovery_s.xF: seconds after the overload until five requests in a row that get in, of ten that come at "
+    "most, are served within the 99th percentiles of 0.7, the longest of the runs; goodput.xF: goodput over that at 0.7"
+)
+
+# Those who leave do so at any moment up to this long after they have asked.
+LEAVE_WITHIN_S = 2.0
+# How long a slow reader rests after each delta.
+SLOW_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Visitors:
+    """Shares of requests whose clients leave early, and of those whose clients read slowly."""
+
+    leaving: float = 0.05
+    slow: float = 0.05
+
+    def manner(self, rng: random.Random) -> Manner:
+        """What the next client is like."""
+        chance = rng.random()
+        if chance < self.leaving:
+            return Manner(leave_after_s=rng.uniform(0.0, LEAVE_WITHIN_S))
+        return Manner(pause_s=SLOW_PAUSE_S) if chance < self.leaving + self.slow else ATTENTIVE
+
+
+def visits(visitors: Visitors, rate_per_s: float, begin_s: float, duration_s: float, seed: str) -> list[Arrival]:
+    """Poisson arrivals of such clients for so long from `begin_s` on."""
+    rng = random.Random(f"{seed} manners")
+    return [
+        replace(arrival, at_s=begin_s + arrival.at_s, manner=visitors.manner(rng))
+        for arrival in poisson_arrivals(rate_per_s, duration_s, seed)
+    ]
+
+
+# A shorter prompt says too little to go on with.
+MIN_PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Prompts in a target's tokens, and how long outputs are."""
+
+    target: Path
+    prompts: tuple[Prompt, ...]
+    min_tokens: int = 16
+    max_tokens: int = 128
+    seed: int = 0
+
+    def workload(self, max_context_tokens: int) -> Workload:
+        """Requests that fit the context: each prompt is the end of one that was given.
+
+        Raises:
+            BenchmarkError: outputs leave no room for a prompt.
+        """
+        if self.max_tokens + MIN_PROMPT_TOKENS > max_context_tokens:
+            raise BenchmarkError(
+                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
+            )
+        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
+        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
+        fitting, _ = fit_context(encoded, self.max_tokens, max_context_tokens)
+        longest = max(map(len, fitting))
+        rng = random.Random(self.seed)
+        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
+        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
+        return Workload(cut, self.min_tokens, self.max_tokens, 0.0, self.seed, lognormal=True)
+
+
+INTERVAL_S = 0.2
+TIMEOUT_S = 5.0
+RUNNING = "coppice_orchestrator_num_requests_running"
+WAITING = "coppice_orchestrator_num_requests_waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Outputs that run and that wait."""
+
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True)
+class CrowdWatch:
+    """The metrics at a URL; without one nothing is looked at."""
+
+    url: str | None
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[list[Crowd]]:
+        """What is seen every 200 ms while the context is open, in order.
+
+        Raises:
+            BenchmarkError: the metrics cannot be had.
+        """
+        seen: list[Crowd] = []
+        task = asyncio.create_task(self._watch(seen))
+        try:
+            yield seen
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()):
+            raise BenchmarkError(f"no metrics at {self.url}: {error}") from error
+
+    async def _watch(self, seen: list[Crowd]) -> None:
+        while self.url is not None:
+            seen.append(await asyncio.to_thread(read_crowd, self.url))
+            await asyncio.sleep(INTERVAL_S)
+
+
+def read_crowd(url: str) -> Crowd:
+    """What an orchestrator's metrics say now.
+
+    Raises:
+        OSError: they cannot be read.
+        ValueError: they are those of something else.
+    """
+    # Only ever of our own orchestrator on this machine.
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        lines = response.read().decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith((RUNNING, WAITING)))
+    if RUNNING not in values or WAITING not in values:
+        raise ValueError("they are not an orchestrator's")
+    return Crowd(int(float(values[RUNNING])), int(float(values[WAITING])))
+
+
+# What the server itself chooses is what its users get.
+POLICY = Policy(PLANNER, Mode.MODE_AUTO)
+# The load beside which all others are looked at, as a share of saturation.
+CALM = 0.7
+# It lasts longer: its percentiles are in every ratio.
+CALM_WINDOWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan:
+    """What is measured: `num_runs` times the calm load, then each of `factors` times saturation for `duration_s`.
+
+    After each overload the calm load goes on for `recovery_s`.
+    """
+
+    factors: tuple[float, ...] = (1.0, 2.0, 4.0)
+    num_runs: int = 2
+    duration_s: float = 20.0
+    recovery_s: float = 10.0
+    # Requests at once that find out what saturates the server.
+    concurrency: int = 32
+    visitors: Visitors = field(default_factory=Visitors)
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadSample:
+    """One window: arrivals at `factor` times saturation until `end_s`, and calm ones after it."""
+
+    factor: float
+    run: int
+    end_s: float
+    answers: tuple[Answer, ...]
+    crowds: tuple[Crowd, ...]
+
+    @property
+    def during(self) -> list[Answer]:
+        """Of requests that were to be sent before the end."""
+        return [answer for answer in self.answers if answer.intended_s < self.end_s]
+
+    @property
+    def after(self) -> list[Answer]:
+        """Of those that came when it was over, in order."""
+        return sorted(
+            (answer for answer in self.answers if answer.intended_s >= self.end_s), key=lambda one: one.intended_s
+        )
+
+
+async def saturating_rate(client: Client, workload: Workload, plan: OverloadPlan) -> float:
+    """Requests per second that the server does with so many at once.
+
+    Raises:
+        BenchmarkError: it did none.
+    """
+    window = Window(client, POLICY)
+    span = await ClosedLoad(plan.concurrency, plan.duration_s).drive(window, workload, 0)
+    rate_per_s = load_figures.tokens_per_s(window.answers(), span) / workload.mean_tokens
+    if not rate_per_s:
+        error = next((answer.error for answer in window.answers() if answer.error), f"within {plan.duration_s:g} s")
+        raise BenchmarkError(f"no token came with {plan.concurrency} requests at once: {error}")
+    return rate_per_s
+
+
+async def measure_overload(
+    client: Client,
+    workload: Workload,
+    plan: OverloadPlan,
+    rate_per_s: float,
+    watch: CrowdWatch,
+    on_sample: Callable[[], None] = lambda: None,
+) -> Samples[OverloadSample]:
+    """Every load in every run, the calm one first; `rate_per_s` is what saturates the server.
+
+    Raises:
+        BenchmarkError: requests failed, and none was completed, or the metrics could not be had.
+    """
+    taken = []
+    for run in range(plan.num_runs):
+        for factor in (CALM, *plan.factors):
+            taken.append(await _measure(client, workload, plan, rate_per_s, watch, factor, run))
+            on_sample()
+    return Samples(taken)
+
+
+async def _measure(
+    client: Client,
+    workload: Workload,
+    plan: OverloadPlan,
+    rate_per_s: float,
+    watch: CrowdWatch,
+    factor: float,
+    run: int,
+) -> OverloadSample:
+    seed, visitors = f"{workload.seed} {factor:g} {run}", plan.visitors
+    end_s = plan.duration_s * (CALM_WINDOWS if factor == CALM else 1)
+    arrivals = visits(visitors, factor * rate_per_s, 0.0, end_s, seed)
+    if factor != CALM:
+        arrivals += visits(visitors, CALM * rate_per_s, end_s, plan.recovery_s, f"{seed} after")
+    window = Window(client, POLICY)
+    async with watch.watching() as crowds:
+        await open_loop(window, workload, arrivals, DRAIN_S)
+    answers = window.answers()
+    require_completed(answers, f"x{factor:g}")
+    return OverloadSample(factor, run, end_s, answers, tuple(crowds))
+
+
+# So many requests in a row as quick as those of the calm load are no luck, when they are among so many that come: a
+# server with bounds refuses some in calm times, too.
+NUM_QUICK = 5
+NUM_LOOKED_AT = 10
+
+# By name, what is measured of one answer, seconds.
+LATENCIES: dict[str, Callable[[Answer], float | None]] = {
+    "ttft": lambda answer: answer.ttft_s,
+    "tpot": lambda answer: answer.tpot_s,
+    "e2e": lambda answer: answer.e2e_s,
+    "token": lambda answer: answer.e2e_s / len(answer.token_ids) if answer.token_ids else None,
+}
+
+
+def accepted(samples: Iterable[OverloadSample]) -> list[Answer]:
+    """What came during the load and was completed, for clients that kept nobody waiting but themselves."""
+    return [
+        answer
+        for sample in samples
+        for answer in sample.during
+        if answer.fate is Fate.COMPLETED and answer.manner == ATTENTIVE
+    ]
+
+
+def latency(answers: Iterable[Answer], name: str, percent: float) -> float | None:
+    """A percentile of one of LATENCIES, seconds; None of nothing."""
+    return percentile((LATENCIES[name](answer) for answer in answers), percent)
+
+
+def recovery_s(sample: OverloadSample, reference: Sequence[Answer]) -> float | None:
+    """How long after the overload a request has to come to be served as in calm times.
+
+    The first that gets in from which on NUM_QUICK in a row do, of NUM_LOOKED_AT that come at most, all with first
+    tokens and a time per token within the reference's 99th percentiles. None where there are none.
+    """
+    limits = {name: latency(reference, name, 99) or 0.0 for name in ("ttft", "token")}
+
+    def is_quick(answer: Answer) -> bool:
+        values = {name: LATENCIES[name](answer) for name in limits}
+        return all(value is not None and value <= limits[name] for name, value in values.items())
+
+    came = [answer for answer in sample.after if answer.manner == ATTENTIVE]
+    for number, first in enumerate(came):
+        served = [one for one in came[number : number + NUM_LOOKED_AT] if one.fate is Fate.COMPLETED][:NUM_QUICK]
+        if first.fate is Fate.COMPLETED and len(served) == NUM_QUICK and all(map(is_quick, served)):
+            return first.intended_s - sample.end_s
+    return None
+
+
+# So large a share of a load's requests, the slowest to their first token, is looked at one by one.
+SHARE = 0.01
+# What the time to a first token consists of, in order; `outside` is what the client saw and the server did not.
+PARTS = ("door", "before_verifier", "verifier_queue", "other_passes", "first_pass", "outside")
+
+
+def slowest(samples: Samples[OverloadSample]) -> list[Row]:
+    """One object for each of the slowest first tokens of a load, the slowest first; all of its samples are given.
+
+    When they came says whether they had one cause: `at_s` is the intended arrival in its run.
+    """
+    found = [(answer, sample.run) for sample in samples for answer in accepted([sample]) if answer.ttft_s is not None]
+    found.sort(key=lambda one: -(one[0].ttft_s or 0.0))
+    return [
+        {
+            "name": f"x{samples[0].factor:g}",
+            "run": run,
+            "at_s": round(answer.intended_s, 3),
+            "prompt_tokens": len(answer.request.task.prompt_ids),
+            "ttft_ms": round(1000 * (answer.ttft_s or 0.0), 1),
+            **{f"{part}_ms": round(value, 1) for part, value in parts(answer).items()},
+        }
+        for answer, run in found[: math.ceil(SHARE * len(found))]
+    ]
+
+
+def parts(answer: Answer) -> dict[str, float]:
+    """PARTS of the time to an answer's first token, in milliseconds; together they are that time."""
+    timing = answer.completion.timing if answer.completion is not None else Timing()
+    return dict(
+        zip(
+            PARTS,
+            (
+                timing.door_ms,
+                timing.ttft_ms - timing.queue_ms - timing.prompt_ms,
+                timing.queue_ms - timing.door_ms,
+                timing.prompt_ms - timing.first_pass_ms,
+                timing.first_pass_ms,
+                1000 * (answer.ttft_s or 0.0) - timing.ttft_ms,
+            ),
+            strict=True,
+        )
+    )
+
+
+PERCENTS = (50, 90, 99)
+
+
+def overload_rows(samples: Samples[OverloadSample], targets: Targets, references: References) -> list[Row]:
+    """One flat object per load, the calm one first."""
+    return [_row(group, targets, references) for group in by_load(samples)]
+
+
+def overload_ratios(samples: Samples[OverloadSample], targets: Targets) -> Ratios:
+    """The named ratios over all runs, and the least and most of one run."""
+    values, by_run = _ratios(samples, targets), [_ratios(run, targets) for run in samples.runs()]
+    each = {name: [one[name] for one in by_run if name in one] for name in values}
+    return Ratios(values, {name: [min(found), max(found)] for name, found in each.items() if found})
+
+
+def problems(result: Sequence[Row]) -> list[str]:
+    """What no overload excuses: other tokens, other errors, refusals that do not say when to come again."""
+    found = []
+    for row in result:
+        if differ := row["num_compared"] - row["num_identical"]:
+            found.append(f"{row['name']}: {differ} of {row['num_compared']} outputs differ")
+        if row["num_failed"]:
+            found.append(f"{row['name']}: {row['num_failed']} requests failed: {row['first_error']}")
+        if row["num_refused_without_delay"]:
+            found.append(f"{row['name']}: {row['num_refused_without_delay']} refusals had no RetryInfo")
+    return found
+
+
+def overload_remarks(result: Sequence[Row]) -> list[str]:
+    """What has to be said beside the"""
+    late = [row for row in result if (row["lag_ms_p99"] or 0) > MAX_LAG_MS]
+    cut = [row for row in result if row["num_cut"]]
+    return [
+        f"{row['name']}: the load generator itself was {row['lag_ms_p99']:.0f} ms late (p99); latencies contain that."
+        for row in late
+    ] + [f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut]
+
+
+def _row(group: Samples[OverloadSample], targets: Targets, references: References) -> Row:
+    during = [answer for sample in group for answer in sample.during]
+    length_s = sum(sample.end_s for sample in group)
+    taken = accepted(group)
+    good = num_good(during, targets)
+    tokens = sum(delta.num_tokens for sample in group for one in sample.during for delta in one.deltas)
+    return {
+        "name": f"x{group[0].factor:g}",
+        "factor": group[0].factor,
+        "offered_per_s": round(len(during) / length_s, 3),
+        "completed_per_s": round(len([one for one in during if one.fate is Fate.COMPLETED]) / length_s, 3),
+        "tokens_per_s": round(tokens / length_s, 3),
+        "goodput_per_s": round(good / length_s, 3),
+        "num_measured": len(taken),
+        **{
+            f"{name}_ms_p{percent}": milliseconds(latency(taken, name, percent))
+            for name in LATENCIES
+            for percent in PERCENTS
+        },
+        "lag_ms_p99": milliseconds(percentile((one.sent_s - one.intended_s for one in during), 99)),
+        "most_waiting": max((crowd.num_waiting for sample in group for crowd in sample.crowds), default=None),
+        "most_running": max((crowd.num_running for sample in group for crowd in sample.crowds), default=None),
+        **_counts([answer for sample in group for answer in sample.answers], references),
+    }
+
+
+def _counts(answers: Sequence[Answer], references: References) -> Row:
+    """Of all requests, those after an overload too."""
+    fates = Counter(answer.fate for answer in answers)
+    refused = [answer for answer in answers if answer.fate is Fate.REFUSED]
+    compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
+    return {
+        "num_requests": len(answers),
+        **{f"num_{fate.value}": fates[fate] for fate in Fate},
+        "num_refused_without_delay": sum(answer.retry_after_s is None for answer in refused),
+        "first_error": next((answer.error for answer in answers if answer.fate is Fate.FAILED), ""),
+        "num_compared": len(compared),
+        "num_identical": sum(is_identical(answer, references) for answer in compared),
+    }
+
+
+def _ratios(samples: Samples[OverloadSample], targets: Targets) -> dict[str, float]:
+    calm, *loaded = by_load(samples)
+    found: dict[str, float] = {}
+    for group in loaded:
+        name = f"x{group[0].factor:g}"
+        for kind in LATENCIES:
+            suffix = "" if kind == "token" else f".{kind}"
+            for percent in (50, 99):
+                mine, theirs = (latency(accepted(one), kind, percent) for one in (group, calm))
+                if mine is not None and theirs:
+                    found[f"overload.p{percent}.{name}/x{CALM:g}{suffix}"] = round(mine / theirs, 4)
+        found[f"overload.recovery_s.{name}"] = round(max(_recoveries(group, calm)), 3)
+        if calm_good := _goodput(calm, targets):
+            found[f"overload.goodput.{name}/x{CALM:g}"] = round(_goodput(group, targets) / calm_good, 4)
+    return found
+
+
+def _recoveries(group: Samples[OverloadSample], calm: Samples[OverloadSample]) -> list[float]:
+    """By run; one that never recovers counts as long as it was looked at."""
+    reference = accepted(calm)
+    times = [recovery_s(sample, reference) for sample in group]
+    return [
+        max((one.intended_s - sample.end_s for one in sample.after), default=0.0) if time is None else time
+        for sample, time in zip(group, times, strict=True)
+    ]
+
+
+def _goodput(group: Samples[OverloadSample], targets: Targets) -> float:
+    return sum(num_good(sample.during, targets) for sample in group) / sum(sample.end_s for sample in group)
+
+
+def by_load(samples: Samples[OverloadSample]) -> list[Samples[OverloadSample]]:
+    """The samples of each load in the order measured, the calm one first."""
+    return [samples.where(factor=factor) for factor in samples.each("factor")]
+
+
+@dataclass(frozen=True, slots=True)
+class AloneSuite:
+    """One request at a time, for `duration_s` after the first."""
+
+    sizes: Sizes
+    duration_s: float
+
+    def run(self, address: str) -> Report:
+        """The median time per token, milliseconds, and of how many requests it is.
+
+        Raises:
+            BenchmarkError: the server failed, or no request ended.
+        """
+        return asyncio.run(self._run(address))
+
+    async def _run(self, address: str) -> Report:
+        async with Client(address) as client:
+            info = await model_info(address)
+            window = Window(client, POLICY)
+            load = ClosedLoad(1, self.duration_s)
+            span = await load.drive(window, self.sizes.workload(info.max_context_tokens), 0)
+        # The first was the warm-up.
+        ended = [one for one in window.answers() if one.fate is Fate.COMPLETED and one.ended_s in span]
+        token_s = latency(ended, "token", 50)
+        if token_s is None:
+            why = next((one.error for one in window.answers() if one.error), f"within {self.duration_s:g} s")
+            raise BenchmarkError(f"no request alone was completed: {why}")
+        return {"token_ms": round(1000 * token_s, 3), "num_requests": len(ended)}
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadSuite:
+    """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
+
+    sizes: Sizes
+    plan: OverloadPlan
+    threads: int
+    max_token_ms: float
+    max_queue_wait_s: float
+    # What one request alone took on this machine, where that gave the bound.
+    alone_token_ms: float | None = None
+    # Of the orchestrator; without it, nobody sees how many wait.
+    metrics_url: str | None = None
+    targets: Targets = field(default_factory=Targets)
+
+    def run(self, address: str) -> Report:
+        """Measure and return the report.
+
+        Raises:
+            BenchmarkError: the server failed.
+        """
+        # The generator must not be late because it looks for garbage.
+        with frozen_heap():
+            return asyncio.run(self._run(address))
+
+    async def _run(self, address: str) -> Report:
+        machine = describe_machine()
+        async with Client(address) as client:
+            workload = self.sizes.workload((await model_info(address)).max_context_tokens)
+            references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
+            rate_per_s = await saturating_rate(client, workload, self.plan)
+            with progress("overload", self.plan.num_runs * (1 + len(self.plan.factors))) as advance:
+                watch = CrowdWatch(self.metrics_url)
+                samples = await measure_overload(client, workload, self.plan, rate_per_s, watch, advance)
+        rows = overload_rows(samples, self.targets, references)
+        return document(
+            "overload",
+            machine,
+            self._settings(workload, rate_per_s),
+            rows,
+            overload_ratios(samples, self.targets),
+            RATIO_NOTE,
+            overload_remarks(rows),
+            problems(rows),
+            slowest_first_tokens=[one for group in by_load(samples) for one in slowest(group)],
+            course=_course(samples),
+        )
+
+    def _settings(self, workload: Workload, rate_per_s: float) -> Row:
+        plan = self.plan
+        return {
+            "target": shown_path(self.sizes.target),
+            "threads": self.threads,
+            "factors": list(plan.factors),
+            "num_runs": plan.num_runs,
+            "duration_s": plan.duration_s,
+            "recovery_s": plan.recovery_s,
+            "concurrency": plan.concurrency,
+            "share_leaving": plan.visitors.leaving,
+            "share_slow": plan.visitors.slow,
+            "max_token_ms": self.max_token_ms,
+            "alone_token_ms": self.alone_token_ms,
+            "max_queue_wait_s": self.max_queue_wait_s,
+            "saturation_requests_per_s": round(rate_per_s, 3),
+            "ttft_target_ms": 1000 * self.targets.ttft_s,
+            "tpot_target_ms": 1000 * self.targets.tpot_s,
+            "output_tokens": [self.sizes.min_tokens, self.sizes.max_tokens],
+            "mean_output_tokens": round(workload.mean_tokens, 1),
+            "prompt_tokens": [len(prompt) for prompt in workload.prompts],
+            "seed": self.sizes.seed,
+        }
+
+
+def _course(samples: Samples[OverloadSample]) -> Row:
+    """Time per token over the time of the first run of the largest load, of those who got in, then and after."""
+    sample = max((one for one in samples if one.run == 0), key=lambda one: one.factor)
+    whole = replace(sample, end_s=math.inf)
+    points = [(answer.intended_s, LATENCIES["token"](answer)) for answer in accepted([whole])]
+    return {
+        "load": f"x{sample.factor:g}",
+        "end_s": sample.end_s,
+        "at_s": [round(at_s, 3) for at_s, token_s in points if token_s is not None],
+        "token_ms": [round(1000 * token_s, 3) for _, token_s in points if token_s is not None],
+    }
+
+
+def _draw_course(axes: Axes, report: Mapping[str, Any]) -> None:
+    """One point per accepted request; the line is where the overload ends."""
+    course = report["course"]
+    axes.plot(course["at_s"], course["token_ms"], ".", markersize=4)
+    axes.axvline(course["end_s"], linestyle=":", color="black")
+    axes.set(ylim=(0, None), title=f"During and after {course['load']}")
+
+
+def _draw_latency(name: str) -> Callable[[Axes, Mapping[str, Any]], None]:
+    def draw(axes: Axes, report: Mapping[str, Any]) -> None:
+        for percent in (50, 99):
+            values = [row[f"{name}_ms_p{percent}"] or math.nan for row in report["rows"]]
+            axes.plot([row["name"] for row in report["rows"]], values, marker="o", label=f"p{percent}")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    return draw
+
+
+_LOAD = "load, of saturation"
+SHOWN = Shown(
+    tables=(
+        Table(
+            "Requests by load, in multiples of what saturates the server",
+            {
+                "offered/s": "{offered_per_s:.1f}",
+                "completed/s": "{completed_per_s:.1f}",
+                "goodput/s": "{goodput_per_s:.1f}",
+                "refused": "{num_refused}",
+                "failed": "{num_failed}",
+                "left": "{num_left}",
+                "most running": "{most_running}",
+                "most waiting": "{most_waiting}",
+            },
+        ),
+        Table(
+            "Milliseconds of accepted requests, p50 / p99",
+            {
+                heading: f"{{{name}_ms_p50:.1f}} / {{{name}_ms_p99:.1f}}"
+                for name, heading in (("ttft", "TTFT"), ("tpot", "ITL"), ("e2e", "end to end"), ("token", "per token"))
+            },
+        ),
+        Table(
+            f"The slowest {100 * SHARE:g} % of first tokens: when they came, and milliseconds where they waited",
+            {
+                "run": "{run}",
+                "at s": "{at_s:.1f}",
+                "prompt tokens": "{prompt_tokens}",
+                "ttft": "{ttft_ms:.1f}",
+                **{part.replace("_", " "): f"{{{part}_ms:.1f}}" for part in PARTS},
+            },
+            source="slowest_first_tokens",
+        ),
+    ),
+    panels=(
+        Panel("Time per token of accepted requests", xlabel=_LOAD, ylabel="ms", custom=_draw_latency("token")),
+        Panel("Time to first token", xlabel=_LOAD, ylabel="ms", custom=_draw_latency("ttft")),
+        Panel(
+            "What became of requests",
+            stacked,
+            x="{name}",
+            y=",".join(f"num_{fate}" for fate in ("completed", "refused", "left", "failed", "cut")),
+            xlabel=_LOAD,
+            ylabel="requests",
+        ),
+        Panel("", xlabel="s, when the request came", ylabel="ms per token", custom=_draw_course),
+    ),
+    line="Saturated by {saturation_requests_per_s:.2f} requests/s; MAX_TOKEN_MS={max_token_ms:g} "
+    "MAX_QUEUE_WAIT_S={max_queue_wait_s:g}; {num_runs} runs of {duration_s:g} s.",
+    panels_per_row=2,
+    has_page=True,
+    ratio_title="Over all runs, and the least and most of one run; recovery in seconds",
+)

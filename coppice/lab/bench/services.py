@@ -1,0 +1,84 @@
+"""Services that a suite measures: started for it, watched while it measures, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from coppice.cli.child import Child, ChildError
+from coppice.cli.topology import LOCAL, Topology, TopologySpec
+
+Result = TypeVar("Result")
+Started = TypeVar("Started")
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """A service, and where its metrics are."""
+
+    address: str
+    metrics_url: str
+
+
+async def start_metered(add: Callable[[dict[str, str]], Awaitable[str]], env: Mapping[str, str]) -> Metered:
+    """Start a service with metrics on a port of its own; `add` starts it with an environment."""
+    port = await free_port()
+    address = await add({**env, "METRICS_PORT": str(port)})
+    return Metered(address, f"http://{LOCAL}:{port}/metrics")
+
+
+async def measure_on(
+    spec: TopologySpec, start: Callable[[Topology], Awaitable[Started]], measure: Callable[[Started], Result]
+) -> Result:
+    """Start services, measure in a thread, and stop everything; a service that dies ends the measurement.
+
+    Raises:
+        BenchmarkError: the measurement cannot go on.
+        ChildError: a service did not start, or ended.
+    """
+    topology = Topology(spec)
+    try:
+        started = await start(topology)
+        return await unless_one_fails(topology, asyncio.to_thread(measure, started))
+    finally:
+        await topology.stop()
+
+
+async def start_all(topology: Topology) -> str:
+    """Start what the topology's specification says; returns the orchestrator's address."""
+    await topology.start()
+    return topology.address
+
+
+async def unless_one_fails(
+    topology: Topology, measuring: Coroutine[Any, Any, Result], children: Sequence[Child] = ()
+) -> Result:
+    """The result of a measurement, unless a service of the topology, or one of `children`, ends before.
+
+    Raises:
+        ChildError: of the first that ended.
+    """
+    measured = asyncio.create_task(measuring)
+    failed: list[asyncio.Task[ChildError]] = [asyncio.create_task(topology.failed())]
+    failed += [asyncio.create_task(child.ended()) for child in children]
+    try:
+        await asyncio.wait([measured, *failed], return_when=asyncio.FIRST_COMPLETED)
+        for wait in failed:
+            if wait.done():
+                raise wait.result()
+        return measured.result()
+    finally:
+        # One that measures in a thread ends with its first call to a server that is gone.
+        for task in (measured, *failed):
+            task.cancel()
+        await asyncio.gather(measured, *failed, return_exceptions=True)
+
+
+async def free_port() -> int:
+    """A port of this machine that no process listens on."""
+    probe = await asyncio.start_server(lambda _reader, _writer: None, LOCAL, 0)
+    async with probe:
+        port: int = probe.sockets[0].getsockname()[1]
+        return port

@@ -1,0 +1,112 @@
+"""The harness: turns, groups of samples, ratios, and what is written and drawn of a made-up report."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.harness.experiment import Experiment, Ratios, Samples, over, percentile, spread
+from coppice.lab.bench.harness.plots import Panel, bars, stacked
+from coppice.lab.bench.harness.report import Shown, document, machine_remarks, write_report
+from coppice.lab.bench.harness.tables import Table, print_tables
+
+
+@dataclass(frozen=True)
+class Speed:
+    arm: str
+    load: int
+    run: int
+    tokens_per_s: float
+
+
+def test_arms_take_turns_and_the_first_place_rotates() -> None:
+    experiment = Experiment(["a", "b", "c"], [1, 2], num_runs=2)
+    turns = [(turn.run, turn.load, turn.arm) for turn in experiment.turns()]
+    assert len(turns) == len(experiment) == 12
+    assert "".join(arm for _, _, arm in turns) == "abcbcabcacab"
+    assert [(run, load) for run, load, _ in turns[::3]] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    by_load = Experiment(["a"], [1, 2], num_runs=2, by_load=True)
+    assert [(turn.run, turn.load) for turn in by_load.turns()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_a_seed_is_an_order_of_arms() -> None:
+    orders = {"".join(turn.arm for turn in Experiment("abcd", [0], 1, seed).turns()) for seed in range(20)}
+    assert len(orders) > 5
+    assert all(sorted(order) == list("abcd") for order in orders)
+
+
+def test_a_ratio_is_the_median_of_the_runs_own_ratios() -> None:
+    # The machine is twice as slow in run 1, for both arms: medians of speeds alone would mix runs up.
+    samples = Samples(
+        Speed(arm, 1, run, value)
+        for arm, values in {"off": (2.0, 1.0, 2.0), "on": (4.0, 2.0, 8.0)}.items()
+        for run, value in enumerate(values)
+    )
+    on, off = (samples.where(arm=arm).by_run(lambda run: run[0].tokens_per_s) for arm in ("on", "off"))
+    ratios = Ratios.of({"on/off": over(on, off), "nothing": [None]})
+    assert (ratios.values, ratios.spread) == ({"on/off": 2.0}, {"on/off": [2.0, 4.0]})
+    assert spread("speed", off) == {"speed": 2.0, "speed_min": 1.0, "speed_max": 2.0}
+    assert samples.each("arm") == ["off", "on"]
+
+
+def test_what_there_is_nothing_of_is_none() -> None:
+    assert spread("x", [None]) == {"x": None, "x_min": None, "x_max": None}
+    assert over([1.0, None, 2.0], [0.0, 1.0, 4.0]) == [0.5]
+    assert percentile([None], 50) is None
+    assert percentile([1.0, 2.0, None, 4.0], 50) == 2.0
+
+
+def test_a_report_is_written_drawn_and_printed_from_what_a_suite_declares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"name": f"{arm} x{load}", "arm": arm, "load": load, **spread("speed", [1.0 * load, 3.0 * load]), "num_a": load}
+        for arm in ("off", "on")
+        for load in (1, 2)
+    ]
+    report = document(
+        *("made-up", describe_machine(), {"num_runs": 2}, rows),
+        Ratios({"on/off": 1.0}, {"on/off": [0.5, 2.0]}),
+        notes=["A note with <angles>."],
+        mismatches=["on differs"],
+    )
+    cells = {"speed": "{speed:.1f} ({speed_min:.1f})", "missing": "{nothing:.0f}"}
+    shown = Shown(
+        tables=(Table("Flat, {num_runs} runs", cells), Table("Pivot", cells, label="{arm}", across="load")),
+        panels=(
+            Panel("Lines", x="load", y="speed", series="{arm}", log_x=True),
+            Panel("Bars", bars, x="{arm}", y="speed", series="{load}", has_base=True),
+            Panel("Of {}", stacked, x="{name}", y="num_a", by="arm"),
+        ),
+        line="{num_runs} runs.",
+        has_page=True,
+    )
+    said = write_report(report, shown, tmp_path)
+    assert json.loads((tmp_path / "made-up.json").read_text()) == report
+    assert (tmp_path / "made-up.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "made-up.html").read_text()
+    assert "A note with &lt;angles&gt;." in page
+    assert "data:image/png;base64,iVBOR" in page
+    assert all(str(tmp_path / f"made-up.{kind}") in said for kind in ("json", "png", "html"))
+    printed = capsys.readouterr().out
+    for expected in ("Flat, 2 runs", "on x2", "4.0 (2.0)", "2: speed · missing", "on/off", "MISMATCH: on differs"):
+        assert expected in printed
+
+
+def test_a_table_without_rows_is_left_out() -> None:
+    out = io.StringIO()
+    report = {"rows": [], "ratios": {}, "ratio_spread": {}, "notes": [], "mismatches": [], "settings": {}}
+    print_tables(report, [Table("Empty", {"a": "{a}"})], "", "Ratios", Console(file=out))
+    assert out.getvalue() == ""
+
+
+def test_a_busy_machine_is_remarked_on() -> None:
+    assert machine_remarks({"load_average_1m": 0.4, "usable_cores": 2}) == []
+    [text] = machine_remarks({"load_average_1m": 2.1, "usable_cores": 2})
+    assert "load average 2.10 on 2 cores" in text
