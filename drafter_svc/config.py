@@ -9,7 +9,7 @@ from pydantic import Field
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.net.service_settings import ServiceSettings
 from coppice.settings import Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
-from drafter_svc.drafters.registry import KINDS
+from drafter_svc.drafters.kinds import KINDS
 from drafter_svc.model.draft_context import LEAST_CONTEXT
 
 ON = "on"

@@ -2,58 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from types import TracebackType
 
-from coppice.core.errors import (
-    DeadlineError,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-    UnreadError,
-    UnsupportedError,
-)
-from coppice.v1 import sampling_pb2
-from orchestrator.admission.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
-from orchestrator.api.tenancy import TenantLimitError
 from orchestrator.planner.source_records import SourceRecords
+from orchestrator.request.ends import ENDS, INTERNAL, REFUSALS, finish_name, reason_of
 from orchestrator.request.generation import Generation
 from orchestrator.request.latencies import Latencies
 from orchestrator.request.outputs import Outputs
-from orchestrator.request.rounds import Finish
 from orchestrator.request.statistics import Statistics
 
 logger = logging.getLogger(__name__)
-
-# Why a request was refused, or an output came to no end of its own; the first that fits. Anything else is our fault.
-_REASONS: tuple[tuple[type[BaseException], str], ...] = (
-    (QueueFullError, "queue_full"),
-    (NoTimeError, "no_time"),
-    (LongWaitError, "long_wait"),
-    (CrowdedOutError, "crowded_out"),
-    (TenantLimitError, "tenant_limit"),
-    (OverloadedError, "verifier_full"),
-    (DeadlineError, "deadline"),
-    (UnreadError, "unread"),
-    (InvalidRequestError, "invalid"),
-    (UnsupportedError, "unsupported"),
-    (UnavailableError, "unavailable"),
-    (asyncio.CancelledError, "cancelled"),
-    (GeneratorExit, "cancelled"),
-)
-INTERNAL = "internal"
-FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
-# What happens before an output begins, and what cannot.
-_AT_THE_DOOR = ("queue_full", "no_time", "long_wait", "crowded_out", "tenant_limit")
-REFUSALS = tuple(reason for reason in FAILURES if reason not in ("verifier_full", "unread"))
-FINISHES = tuple(
-    name.removeprefix("FINISH_REASON_").lower()
-    for name, number in sampling_pb2.FinishReason.items()
-    if number != sampling_pb2.FINISH_REASON_UNSPECIFIED
-)
-ENDS = (*FINISHES, *(reason for reason in FAILURES if reason not in _AT_THE_DOOR))
 
 
 class Tally:
@@ -154,16 +114,6 @@ class CountedRequest:
             reason = reason_of(error)
             self._tally.refused[reason] += 1
             logger.debug("request refused: %s", reason)
-
-
-def finish_name(finish: Finish) -> str:
-    """Why an output finished, as the API names it."""
-    return sampling_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a request was refused or an output ended that came to no end of its own, one of FAILURES."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), INTERNAL)
 
 
 def _end(generation: Generation, error: BaseException | None) -> str:

@@ -172,7 +172,7 @@ def boost(
     threads: Threads = 0,
 ) -> None:
     """Train small LMs that add to each other, each on what those before it miss."""
-    from drafter_svc.drafters.registry import MAX_BOOSTED
+    from drafter_svc.drafters.kinds import MAX_BOOSTED
 
     if num > MAX_BOOSTED:
         raise typer.BadParameter(f"--num: a request has at most {MAX_BOOSTED} of them, got {num}")

@@ -1,27 +1,14 @@
-"""Which drafter kinds there are. A kind is a module with `load(config) -> Drafter`, imported only when asked for."""
+"""Builds the drafter of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from coppice.core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from drafter_svc.config import DrafterConfig
-    from drafter_svc.drafters.base import Drafter
-
-# A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
-# it can have all of them; so are the two forms of semi-autoregressive drafters.
-MAX_BOOSTED = 4
-SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
-KINDS = {
-    **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm.drafter"),
-    "semi-ar": "drafter_svc.drafters.block.semi_ar",
-    "semi-ar-features": "drafter_svc.drafters.features.semi_ar_features",
-    "diffusion": "drafter_svc.drafters.block.diffusion",
-}
+from drafter_svc.config import DrafterConfig
+from drafter_svc.drafters.base import Drafter
+from drafter_svc.drafters.kinds import KINDS
 
 
 def load_drafter(config: DrafterConfig) -> Drafter:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import FixedPlanner, Planner
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.planner.usual_gains import UsualGains
 from orchestrator.planner.value_model import ValueModel
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from coppice.core.errors import CoppiceError, UnavailableError
 from coppice.core.tree import TokenTree
@@ -26,10 +25,8 @@ from orchestrator.request.drafting import Drafting
 from orchestrator.request.output import Delta, Output
 from orchestrator.request.rounds import Finish, Opening, Outcome
 from orchestrator.request.statistics import Clock, Statistics
+from orchestrator.request.trace import OutputTrace
 from orchestrator.request.transcript import Transcript
-
-if TYPE_CHECKING:
-    from orchestrator.request.trace import OutputTrace
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from coppice.obs.tracing import TRACEPARENT, Attributes, Span, Tracing
 from orchestrator.api.validation import GenerationRequest
+from orchestrator.request.ends import finish_name, reason_of
 from orchestrator.request.rounds import Finish, Outcome
 from orchestrator.request.statistics import Clock, Statistics
-from orchestrator.tally import finish_name, reason_of
 
 # Ends that are no fault of the client's and none of its wishes.
 _FAULTS = frozenset({"deadline", "unavailable", "internal"})

@@ -15,7 +15,7 @@ from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import inference_pb2
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
-from orchestrator.planner.request import AdaptiveRequest
+from orchestrator.planner.adaptive import AdaptiveRequest
 from orchestrator.request.drafting import BUDGETS_SENT
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, serving, wrong

@@ -218,7 +218,7 @@ def _form(rounds: str) -> str:
 
 def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
     """One drafter of each kind; raises typer.BadParameter where there is none, or two of a kind."""
-    from drafter_svc.drafters.registry import KINDS
+    from drafter_svc.drafters.kinds import KINDS
 
     if texts is None:
         found = tuple(DrafterSpec(kind, str(MODELS / kind)) for kind in KINDS if has_checkpoint(MODELS / kind))

@@ -68,7 +68,7 @@ from coppice.lab.bench.latency import (
 )
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
 from coppice.lab.bench.services import Metered, start_metered
-from drafter_svc.drafters.registry import SMALL_LMS
+from drafter_svc.drafters.kinds import SMALL_LMS
 
 _PREFIX = "coppice_drafter_"
 _DRAFTS = f"{_PREFIX}draft_seconds_count"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coppice.cli.topology import DrafterSpec
 from coppice.core.denoising import LEFT_TO_DRAFTER, MAX_DENOISING_STEPS, Denoising
 from coppice.lab.bench.contenders import ON
-from drafter_svc.drafters.registry import SMALL_LMS
+from drafter_svc.drafters.kinds import SMALL_LMS
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 
 SEMI_AR = "semi-ar"

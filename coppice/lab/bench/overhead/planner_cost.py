@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from coppice.core.tree import TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Load, RoundPlan, Situation
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Load, RoundPlan, Situation
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 

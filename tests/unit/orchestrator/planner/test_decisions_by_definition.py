@@ -9,10 +9,9 @@ import pytest
 
 from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundPlan, Situation
 from orchestrator.planner.draft_plans import SPARE_NODES, STEPS_PER_GAIN, DraftPlans
-from orchestrator.planner.request import FLOOR_SHARE, AdaptiveRequest
 from orchestrator.planner.stance import CLEARLY, Stance
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome

@@ -7,10 +7,9 @@ import itertools
 import pytest
 
 from coppice.core.tree import TokenTree, chain
-from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner
+from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Situation
 from orchestrator.planner.fleet import FleetPlanner
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.request.rounds import Outcome
 
 NEAR, FAR = "near:1", "far:2"

@@ -8,9 +8,8 @@ import pytest
 
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.texts import Predictability
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import DraftGain, Planner
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.planner.stance import Stance
 from orchestrator.request.rounds import Outcome
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad

@@ -9,10 +9,9 @@ import pytest
 from coppice.core.tree import chain
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 from coppice.lab.simulator.texts import Predictability
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Planner, Situation
 from orchestrator.planner.latency_class import class_weight
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.planner.stance import Stance
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from coppice.core.tree import TokenTree
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Situation
-from orchestrator.planner.request import AdaptiveRequest
 from orchestrator.request.rounds import Outcome
 
 NUM_REQUESTS, NUM_NODES = 64, 32

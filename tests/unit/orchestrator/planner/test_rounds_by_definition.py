@@ -11,10 +11,9 @@ import pytest
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
-from orchestrator.planner.adaptive import AdaptivePlanner
+from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import UNKNOWN_LOAD, Load, RoundPlan, Situation
 from orchestrator.planner.draft_plans import DraftPlans
-from orchestrator.planner.request import FLOOR_SHARE, AdaptiveRequest
 from orchestrator.planner.stance import CLEARLY
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome

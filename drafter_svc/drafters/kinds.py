@@ -1,0 +1,14 @@
+"""The drafter kinds, and the module of each: it has `load(config) -> Drafter`, and is imported on use."""
+
+from __future__ import annotations
+
+# A request has one drafter of a kind. Small LMs that were boosted to add to each other are kinds of their own, so that
+# it can have all of them; so are the two forms of semi-autoregressive drafters.
+MAX_BOOSTED = 4
+SMALL_LMS = ("small-lm", *(f"boost-{number}" for number in range(1, MAX_BOOSTED + 1)))
+KINDS = {
+    **dict.fromkeys(SMALL_LMS, "drafter_svc.drafters.small_lm.drafter"),
+    "semi-ar": "drafter_svc.drafters.block.semi_ar",
+    "semi-ar-features": "drafter_svc.drafters.features.semi_ar_features",
+    "diffusion": "drafter_svc.drafters.block.diffusion",
+}

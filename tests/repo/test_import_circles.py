@@ -1,0 +1,38 @@
+"""No module imports, by way of others, itself; imports for type checkers count."""
+
+from __future__ import annotations
+
+import grimp
+
+PACKAGES = ("coppice", "orchestrator", "verifier_svc", "drafter_svc")
+# Imports that would close a circle, and are known to: each names the importer and what it imports.
+KNOWN = (
+    ("coppice.cli.bench.latency", "coppice.cli.__main__"),
+    ("coppice.obs.otel", "coppice.obs.tracing"),
+)
+
+
+def circles(graph: grimp.ImportGraph) -> list[tuple[str, ...]]:
+    """A shortest circle through each import that is part of one."""
+    found = set()
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            back = graph.find_shortest_chain(importer=imported, imported=module)
+            if back is not None:
+                found.add(tuple(sorted(back)))
+    return sorted(found)
+
+
+def test_a_circle_is_found() -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        graph.add_import(importer=importer, imported=imported)
+    assert circles(graph) == [("a", "b", "c")]
+
+
+def test_the_four_packages_have_no_import_circles() -> None:
+    graph = grimp.build_graph(*PACKAGES)
+    for importer, imported in KNOWN:
+        if {importer, imported} <= graph.modules:
+            graph.remove_import(importer=importer, imported=imported)
+    assert circles(graph) == []
