@@ -84,10 +84,10 @@ def serving_metrics(
     if not config.metrics_port:
         return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice.obs import telemetry
+    from coppice.obs import metrics_server
     from drafter_svc.metrics import drafter_metrics
 
-    return telemetry.serving_metrics(
+    return metrics_server.serving_metrics(
         lambda: drafter_metrics(service, certificates),
         config.listen_address,
         config.metrics_port,

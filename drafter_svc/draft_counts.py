@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.obs.histogram import Histogram
+from coppice.obs.metrics import histogram
 
 SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
@@ -21,10 +21,12 @@ class DraftCounts:
         self.failed = dict.fromkeys(USUAL_FAILURES, 0)
         # Expectations for sequences that were gone.
         self.num_gone = 0
-        # The model thread's: what a draft waited for its turn and what it took, reading the prompt included; its nodes.
-        self.queue_s = Histogram(SECONDS)
-        self.draft_s = Histogram(SECONDS)
-        self.nodes = Histogram(NODES)
+        # The model thread's.
+        self.queue_s = histogram("coppice_drafter_queue_seconds", "Time that a draft waited for the model.", SECONDS)
+        self.draft_s = histogram(
+            "coppice_drafter_draft_seconds", "Time of a draft, from its turn on, the reading included.", SECONDS
+        )
+        self.nodes = histogram("coppice_drafter_draft_nodes", "Nodes of a draft.", NODES)
         # Expectations that were drafted ahead for, and those that were not: more was committed, or it is switched off.
         self.num_expected = 0
         self.num_dropped = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from coppice.net.certificates import Certificates, certificate_metrics
-from coppice.obs.metric import Metric, Prefix
+from prometheus_client.metrics_core import Metric
+
+from coppice.net.certificates import Certificates
+from coppice.obs.metrics import Prefix
 from drafter_svc.acceptance_map import TEMPERATURE_CLASSES, AcceptanceMap
 from drafter_svc.service import DrafterService
 
@@ -18,7 +20,7 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
     yield _OWN.gauge("info", "1 beside the kind of the drafter.", 1, kind=service.drafter.info.kind)
     yield _OWN.gauge("sequences", "Sequences that are open.", service.num_sequences)
     yield _OWN.counter("opened_sequences", "Sequences opened.", counts.num_opened)
-    yield from _OWN.counters(
+    yield _OWN.counters(
         "failed_sequences", "Sequences refused, or failed later, by status.", "code", counts.failed.copy()
     )
     prefixes = service.drafter.prefixes
@@ -33,16 +35,15 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
         "forgotten_sequences", "Sequences whose tokens have to be read again, for want of room.", caches.num_forgotten
     )
     yield _OWN.gauge("waiting_jobs", "Drafts and other jobs that wait for the model.", service.thread.num_waiting)
-    yield _OWN.histogram("queue_seconds", "Time that a draft waited for the model.", counts.queue_s)
-    yield _OWN.histogram("draft_seconds", "Time of a draft, from its turn on, the reading included.", counts.draft_s)
-    yield _OWN.histogram("draft_nodes", "Nodes of a draft.", counts.nodes)
+    for distribution in (counts.queue_s, counts.draft_s, counts.nodes):
+        yield from distribution.collect()
     joint = service.turns.num_joint_passes
     yield _OWN.counter("joint_passes", "Passes of the model that were made for drafts of several sequences.", joint)
     expected = {"drafted_for": counts.num_expected, "dropped": counts.num_dropped + counts.num_gone}
-    yield from _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
+    yield _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
     yield _OWN.counter("ahead_drafts", "Trees sent behind likely outcomes.", counts.num_ahead)
     yield from _acceptance_metrics(service.acceptance)
-    yield from certificate_metrics(_OWN, server=certificates)
+    yield from _OWN.certificates(server=certificates)
 
 
 def _acceptance_metrics(acceptance: AcceptanceMap) -> Iterator[Metric]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coppice.core.tokenizer import TargetTokenizer
-from coppice.net.certificates import Certificates, certificate_metrics, read_certificates
+from coppice.net.certificates import Certificates, read_certificates
 from coppice.net.rpc import Server, is_loopback
-from coppice.obs.metric import Metric, Prefix, Read
 from coppice.obs.timeline import StreamTimeline, Timeline
 from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2_grpc
@@ -39,7 +39,9 @@ from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.prefix_cache.keys import Realm, knowledge_key
 from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
 from orchestrator.prefix_cache.store import CacheCounts
-from orchestrator.request.latencies import Latencies
+
+if TYPE_CHECKING:
+    from orchestrator.request.latencies import Latencies
 
 logger = logging.getLogger(__name__)
 
@@ -117,15 +119,14 @@ async def running(
                 synchronous=config.is_synchronous,
             ),
             cache=cache,
-            latencies=Latencies() if config.metrics_port else None,
+            latencies=_latencies(config),
             tenancy=Tenancy(config.cache_secret, admission.retry_after_s),
             authentication=authentication,
             tracing=tracing,
             timeline=timeline,
         )
         if config.metrics_port:
-            seen = partial(_certificates_seen, certificates, to_back_ends)
-            await _serve_metrics(stack, config, service, certificates, seen)
+            await _serve_metrics(stack, config, service, certificates, to_back_ends)
         max_context = verifiers.info.max_context_tokens
         sizes = SizeChecks({f"/{SERVICE_NAME}/Generate": request_sizes(max_context)})
         server = Server(
@@ -211,8 +212,14 @@ def _watch(timeline: Timeline, verifiers: VerifierPool, drafters: DrafterPool) -
         drafter.stream.observer = StreamTimeline(timeline, "drafter")
 
 
-def _certificates_seen(server: Certificates | None, client: Certificates | None) -> Iterator[Metric]:
-    return certificate_metrics(Prefix("coppice_orchestrator_"), server=server, client=client)
+def _latencies(config: Config) -> Latencies | None:
+    """What keeps times for operators; None where nobody reads them."""
+    if not config.metrics_port:
+        return None
+    # Here, so that nothing else pays for loading it.
+    from orchestrator.request.latencies import Latencies
+
+    return Latencies()
 
 
 async def _serve_metrics(
@@ -220,13 +227,15 @@ async def _serve_metrics(
     config: Config,
     service: InferenceService,
     certificates: Certificates | None,
-    others: Read,
+    to_back_ends: Certificates | None,
 ) -> None:
     # Here, so that nothing else pays for loading it.
-    from coppice.obs.telemetry import MetricsServer, on_event_loop
+    from coppice.obs.metrics import Prefix
+    from coppice.obs.metrics_server import MetricsServer, on_event_loop
 
+    own = Prefix("coppice_orchestrator_")
     host = config.listen_address.rpartition(":")[0].strip("[]")
-    read = on_event_loop(lambda: [*service.metrics(), *others()])
+    read = on_event_loop(lambda: [*service.metrics(), *own.certificates(server=certificates, client=to_back_ends)])
     server = MetricsServer(read, host, config.metrics_port, certificates, config.metrics_tls)
     # It waits for its thread, which may have a question to the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)

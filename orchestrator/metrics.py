@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from coppice.obs.metric import Metric, Prefix
+from prometheus_client.metrics_core import Metric
+
+from coppice.obs.metrics import Prefix
 from orchestrator.admission.admission import Admission
 from orchestrator.api.authentication import Authentication
 from orchestrator.peers.drafter_client import DrafterClient
@@ -28,8 +30,8 @@ def request_metrics(tally: Tally, admission: Admission) -> Iterator[Metric]:
     yield _OWN.gauge("num_requests_paused", "Those of them that have begun, and go on later.", admission.num_paused)
     yield _OWN.gauge("num_places", "Outputs that may run at once now.", admission.num_places)
     yield _OWN.counter("requests", "Calls of Generate.", tally.num_requests)
-    yield from _OWN.counters("requests_refused", "Calls that got no place, by reason.", "reason", tally.refused)
-    yield from _OWN.counters("requests_finished", "Outputs that have ended, by reason.", "reason", tally.finished)
+    yield _OWN.counters("requests_refused", "Calls that got no place, by reason.", "reason", tally.refused)
+    yield _OWN.counters("requests_finished", "Outputs that have ended, by reason.", "reason", tally.finished)
     yield _OWN.counter("prompt_tokens", "Tokens of prompts of requests that got a place.", tally.num_prompt_tokens)
     yield _OWN.counter("generation_tokens", "Tokens generated.", tally.num_generated())
 
@@ -42,17 +44,15 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
     yield _OWN.counter("spec_decode_num_drafts", "Rounds that verified a draft.", drafted[0] if drafted else 0)
     yield _OWN.counter("spec_decode_num_draft_tokens", "Draft nodes verified.", total.draft_tokens)
     yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", total.accepted_tokens)
-    for depth in range(MOST_POSITIONS):
-        count = accepted[depth] if depth < len(accepted) else 0
-        yield _OWN.counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted nodes by depth, from 0.", count, position=str(depth)
-        )
+    by_depth = {str(depth): accepted[depth] if depth < len(accepted) else 0 for depth in range(MOST_POSITIONS)}
+    text = "Accepted nodes by depth, from 0."
+    yield _OWN.counters("spec_decode_num_accepted_tokens_per_pos", text, "position", by_depth)
     proposed = {source: counts.proposed for source, counts in total.sources.items()}
-    yield from _OWN.counters("source_proposed_tokens", "Verified nodes that a source proposed.", "source", proposed)
+    yield _OWN.counters("source_proposed_tokens", "Verified nodes that a source proposed.", "source", proposed)
     right = {source: counts.accepted for source, counts in total.sources.items()}
-    yield from _OWN.counters("source_accepted_tokens", "Accepted nodes that a source proposed.", "source", right)
+    yield _OWN.counters("source_accepted_tokens", "Accepted nodes that a source proposed.", "source", right)
     stale = {**dict.fromkeys(STALE, 0), **tally.stale()}
-    yield from _OWN.counters("stale_drafts", "Drafts that came too late to be of use, by reason.", "reason", stale)
+    yield _OWN.counters("stale_drafts", "Drafts that came too late to be of use, by reason.", "reason", stale)
     waits = sum(records.num_waits for records in tally.records.values())
     yield _OWN.counter("better_tree_waits", "Times that a round's trees waited for another drafter's.", waits)
     yield _OWN.counter("expected_outcomes", "Rounds whose tree a drafter was told to expect.", total.ahead.expected)
@@ -60,7 +60,7 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
     for rank, count in enumerate(total.ahead.hits_by_rank):
         hits[str(min(rank, MOST_POSITIONS - 1))] += count
     text = "Those of them whose outcome left that tree and was drafted for, by its rank from 0; the last: and beyond."
-    yield from _OWN.counters("draft_ahead_hits", text, "rank", hits)
+    yield _OWN.counters("draft_ahead_hits", text, "rank", hits)
     text = "Those of them that verified another tree and ended inside the expected one, where it goes on."
     yield _OWN.counter("outcomes_inside_expected", text, total.ahead.inside)
     yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", total.linger_us / 1e6)
@@ -72,17 +72,8 @@ def speculation_metrics(tally: Tally) -> Iterator[Metric]:
 
 def latency_metrics(latencies: Latencies) -> Iterator[Metric]:
     """What clients wait for."""
-    yield _OWN.histogram(
-        "time_to_first_token_seconds", "From a request's arrival to an output's first token.", latencies.to_first_token
-    )
-    yield _OWN.histogram(
-        "inter_token_latency_seconds", "From a round's tokens to the next round's.", latencies.between_tokens
-    )
-    yield _OWN.histogram(
-        "request_time_per_output_token_seconds", "Mean time per token behind an output's first.", latencies.per_token
-    )
-    yield _OWN.histogram("e2e_request_latency_seconds", "From arrival to an output's end.", latencies.to_end)
-    yield _OWN.histogram("request_queue_time_seconds", "Part of it spent in queues.", latencies.in_queues)
+    for distribution in latencies.all:
+        yield from distribution.collect()
 
 
 def peer_metrics(verifiers: VerifierPool, drafters: Sequence[DrafterClient]) -> Iterator[Metric]:

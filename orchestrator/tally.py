@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from orchestrator.planner.source_records import SourceRecords
 from orchestrator.request.ends import ENDS, INTERNAL, REFUSALS, finish_name, reason_of
 from orchestrator.request.generation import Generation
-from orchestrator.request.latencies import Latencies
 from orchestrator.request.outputs import Outputs
 from orchestrator.request.statistics import Statistics
+
+if TYPE_CHECKING:
+    from orchestrator.request.latencies import Latencies
 
 logger = logging.getLogger(__name__)
 

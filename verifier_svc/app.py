@@ -131,10 +131,10 @@ def serving_metrics(
     if not config.metrics_port:
         return contextlib.nullcontext()
     # Here, so that nothing else pays for loading it.
-    from coppice.obs import telemetry
+    from coppice.obs import metrics_server
     from verifier_svc.metrics import verifier_metrics
 
-    return telemetry.serving_metrics(
+    return metrics_server.serving_metrics(
         lambda: verifier_metrics(engine, info, certificates),
         config.listen_address,
         config.metrics_port,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coppice.net.certificates import Certificates, certificate_metrics
-from coppice.obs.metric import Metric, Prefix
+from prometheus_client.metrics_core import Metric
+
+from coppice.net.certificates import Certificates
+from coppice.obs.metrics import Prefix
 from verifier_svc.engine.engine import Engine
 from verifier_svc.model.target_model import TargetInfo
 
@@ -28,16 +30,13 @@ def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificate
     yield from _sequences(engine)
     yield from _cache(engine)
     yield from _grammars(engine)
-    yield from certificate_metrics(_OWN, server=certificates)
+    yield from _OWN.certificates(server=certificates)
 
 
 def _passes(engine: Engine) -> Iterator[Metric]:
     counts = engine.counts
-    yield _OWN.histogram("pass_seconds", "Time of a forward pass.", counts.pass_s)
-    yield _OWN.histogram("pass_rows", "Rows of a pass over all sequences, without padding.", counts.pass_rows)
-    yield _OWN.histogram(
-        "bubble_seconds", "Time between two passes while sequences run, waiting for drafts included.", counts.bubble_s
-    )
+    for distribution in (counts.pass_s, counts.pass_rows, counts.bubble_s):
+        yield from distribution.collect()
     yield _OWN.counter("failed_passes", "Passes that had no result.", counts.num_failed_passes)
     yield _OWN.counter("rounds", "Rounds of all sequences, parts of prompts left out.", counts.num_rounds)
     yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", counts.linger_s)
@@ -51,9 +50,9 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", counts.num_accepted_nodes)
     rounds = {origin.value: count for origin, count in counts.rounds_by_origin.items()}
     accepted = {origin.value: count for origin, count in counts.accepted_by_origin.items()}
-    yield from _OWN.counters("origin_drafts", "Rounds that verified a draft, by when it was made.", "origin", rounds)
+    yield _OWN.counters("origin_drafts", "Rounds that verified a draft, by when it was made.", "origin", rounds)
     text = "Accepted nodes, by when the draft was made."
-    yield from _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
+    yield _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
     yield _OWN.counter("masks", "Rows of masks computed for re-drafts.", counts.num_masks)
     yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
     text = "Passes that left nodes out behind the layer of the early head."
@@ -61,10 +60,10 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counter("early_pruned_nodes", "Draft nodes that these passes left out.", counts.num_pruned_nodes)
     yield from _pruning_times(engine)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
-    yield from _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
+    yield _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
     ahead = {"hit": drafts.ahead_hits, "miss": drafts.ahead_misses}
     text = "Outcomes that there were drafts ahead for, by whether for this very one."
-    yield from _OWN.counters("ahead_outcomes", text, "result", ahead)
+    yield _OWN.counters("ahead_outcomes", text, "result", ahead)
     stale = {
         "left": drafts.stale_left,
         "worse": drafts.stale_worse,
@@ -72,14 +71,14 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
         "sampled": drafts.stale_sampled,
         "missed": drafts.stale_missed,
     }
-    yield from _OWN.counters("stale_drafts", "Drafts of no use, by reason.", "reason", stale)
+    yield _OWN.counters("stale_drafts", "Drafts of no use, by reason.", "reason", stale)
     pruned = {
         "output": drafts.pruned_output,
         "grammar": drafts.pruned_grammar,
         "budget": drafts.pruned_budget,
         "room": drafts.pruned_room,
     }
-    yield from _OWN.counters("pruned_nodes", "Nodes at hand that a round did not verify, by reason.", "reason", pruned)
+    yield _OWN.counters("pruned_nodes", "Nodes at hand that a round did not verify, by reason.", "reason", pruned)
 
 
 def _pruning_times(engine: Engine) -> Iterator[Metric]:
@@ -94,7 +93,7 @@ def _pruning_times(engine: Engine) -> Iterator[Metric]:
         ("prunable_pass_rows", "Rows that these passes began with", {k: v.num_rows for k, v in times.items()}),
         ("prunable_pass_seconds", "Time of these passes", {k: v.seconds for k, v in times.items()}),
     ):
-        yield from _OWN.counters(name, f"{text}, by whether they were.", "pruned", values)
+        yield _OWN.counters(name, f"{text}, by whether they were.", "pruned", values)
 
 
 def _sequences(engine: Engine) -> Iterator[Metric]:
@@ -102,8 +101,8 @@ def _sequences(engine: Engine) -> Iterator[Metric]:
     yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.num_running)
     # The engine's thread may come to know another status meanwhile.
     finished, failed = engine.counts.finished.copy(), engine.counts.failed.copy()
-    yield from _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
-    yield from _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
+    yield _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
+    yield _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
     yield _OWN.counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
     yield _OWN.counter(
         "recomputed_tokens",
@@ -125,8 +124,8 @@ def _cache(engine: Engine) -> Iterator[Metric]:
 def _grammars(engine: Engine) -> Iterator[Metric]:
     grammars = engine.grammars
     results = grammars.counts.results.copy()
-    yield from _OWN.counters("grammars", "Grammars looked at, by what became of them.", "result", results)
+    yield _OWN.counters("grammars", "Grammars looked at, by what became of them.", "result", results)
     yield _OWN.counter("grammar_trials", "Grammars tried in another process first.", grammars.counts.num_trials)
     yield _OWN.gauge("waiting_grammars", "Grammars that wait to be compiled.", grammars.num_waiting)
-    yield _OWN.histogram("grammar_queue_seconds", "Time that a grammar waited.", grammars.counts.queue_s)
+    yield from grammars.counts.queue_s.collect()
     yield _OWN.gauge("grammar_cache_bytes", "Memory of grammars that are remembered.", grammars.cache_bytes)

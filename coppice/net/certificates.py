@@ -7,7 +7,6 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, TypeAlias
 import grpc
 
 from coppice.net.tls import ChannelTls, ServerTls, TlsError, settings_named
-from coppice.obs.metric import Metric, Prefix
 
 logger = logging.getLogger(__name__)
 
@@ -141,15 +139,6 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 def channel_credentials(pems: Pems) -> grpc.ChannelCredentials:
     """Credentials of a channel, which has them until it is closed."""
     return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
-
-
-def certificate_metrics(own: Prefix, **certificates: Certificates | None) -> Iterator[Metric]:
-    """When the certificates of a service end, by what they are used as; nothing where there are none."""
-    for use, one in certificates.items():
-        if one is not None and math.isfinite(end_s := one.current().not_after_s):
-            yield own.gauge(
-                "certificate_expiry_timestamp_seconds", "When the certificate ends, in Unix time.", end_s, use=use
-            )
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:

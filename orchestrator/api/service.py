@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_status import rpc_status
@@ -19,7 +19,6 @@ from coppice.core.output_seed import output_seed
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.rpc import error_status, streaming, unary
 from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id
-from coppice.obs.metric import Metric
 from coppice.obs.timeline import Timeline
 from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
@@ -29,15 +28,6 @@ from orchestrator.admission.fair_queue import Claim
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
 from orchestrator.api.tenancy import Tenancy, keep_limits
 from orchestrator.api.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
-from orchestrator.metrics import (
-    authentication_metrics,
-    cache_metrics,
-    latency_metrics,
-    peer_metrics,
-    planner_metrics,
-    request_metrics,
-    speculation_metrics,
-)
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.base import Planner
@@ -48,7 +38,6 @@ from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.request.delivery import Delivery, Undelivered, UnreadWatch
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.generation import Generation
-from orchestrator.request.latencies import Latencies
 from orchestrator.request.output import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
@@ -57,6 +46,11 @@ from orchestrator.request.statistics import Clock
 from orchestrator.request.trace import OutputTrace, RequestTrace
 from orchestrator.request.transcript import Transcript
 from orchestrator.tally import Tally
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from orchestrator.request.latencies import Latencies
 
 logger = logging.getLogger(__name__)
 
@@ -183,16 +177,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def metrics(self) -> Iterator[Metric]:
         """What operators see of this service and its back ends. On the event loop."""
-        yield from request_metrics(self.tally, self.admission)
-        yield from speculation_metrics(self.tally)
+        # Here, so that nothing else pays for loading it.
+        from orchestrator import metrics as own
+
+        yield from own.request_metrics(self.tally, self.admission)
+        yield from own.speculation_metrics(self.tally)
         if self.tally.latencies is not None:
-            yield from latency_metrics(self.tally.latencies)
-        yield from peer_metrics(self._verifiers, self._drafters.clients)
-        yield from planner_metrics(adaptive_planners(self._planner, [one.address for one in self._verifiers.clients]))
+            yield from own.latency_metrics(self.tally.latencies)
+        yield from own.peer_metrics(self._verifiers, self._drafters.clients)
+        planners = adaptive_planners(self._planner, [one.address for one in self._verifiers.clients])
+        yield from own.planner_metrics(planners)
         if self._cache is not None:
-            yield from cache_metrics(self._cache.counts)
+            yield from own.cache_metrics(self._cache.counts)
         if self.authentication is not None:
-            yield from authentication_metrics(self.authentication)
+            yield from own.authentication_metrics(self.authentication)
 
     @unary
     async def GetModelInfo(

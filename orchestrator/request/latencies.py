@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from coppice.obs.histogram import Histogram
+from prometheus_client import Histogram
+
+from coppice.obs.metrics import histogram
 
 # From a fast local drafter's round to a request that waits for a place at the longest deadline.
 GAPS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
@@ -13,13 +15,31 @@ class Latencies:
     """One observation per output, and of `between_tokens` one per round but the first."""
 
     def __init__(self) -> None:
-        # From the request's arrival to the output's first token, to its end, and the part of it spent in queues.
-        self.to_first_token = Histogram(WAITS)
-        self.to_end = Histogram(WAITS)
-        self.in_queues = Histogram(WAITS)
-        # From tokens to those of the next round, however many a round has; and an output's mean per token.
-        self.between_tokens = Histogram(GAPS)
-        self.per_token = Histogram(GAPS)
+        self.to_first_token = histogram(
+            "coppice_orchestrator_time_to_first_token_seconds",
+            "From a request's arrival to an output's first token.",
+            WAITS,
+        )
+        # However many tokens a round has.
+        self.between_tokens = histogram(
+            "coppice_orchestrator_inter_token_latency_seconds", "From a round's tokens to the next round's.", GAPS
+        )
+        self.per_token = histogram(
+            "coppice_orchestrator_request_time_per_output_token_seconds",
+            "Mean time per token behind an output's first.",
+            GAPS,
+        )
+        self.to_end = histogram(
+            "coppice_orchestrator_e2e_request_latency_seconds", "From arrival to an output's end.", WAITS
+        )
+        self.in_queues = histogram(
+            "coppice_orchestrator_request_queue_time_seconds", "Part of it spent in queues.", WAITS
+        )
+
+    @property
+    def all(self) -> tuple[Histogram, ...]:
+        """In the order in which they are told."""
+        return self.to_first_token, self.between_tokens, self.per_token, self.to_end, self.in_queues
 
     def output_ended(self, num_tokens: int, queue_ms: float, ttft_ms: float, total_ms: float) -> None:
         """An output has come to its end."""

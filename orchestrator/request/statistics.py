@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from coppice.core.tree import ROOT, TokenTree
 from coppice.v1 import tree_pb2
 from orchestrator.request.ahead import AheadCounts
-from orchestrator.request.latencies import Latencies
 from orchestrator.request.rounds import Outcome
+
+if TYPE_CHECKING:
+    from orchestrator.request.latencies import Latencies
 
 
 @dataclass

@@ -12,7 +12,6 @@ from coppice.core.errors import InvalidRequestError
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from coppice.net import rpc
-from coppice.obs.histogram import Distribution
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc
 from coppice.wire.convert import tree_to_proto
@@ -23,6 +22,7 @@ from drafter_svc.model.prefix_blocks import PrefixBlocks
 from drafter_svc.service import SERVICE_NAME, DrafterService
 from tests.fakes import eventually
 from tests.integration.draft_peer import PROMPT, Peer
+from tests.metrics import values
 
 INFO = DrafterInfo("chain", "none", "", vocab_size=50, max_length=64)
 
@@ -75,12 +75,8 @@ async def service() -> AsyncIterator[DrafterService]:
     await asyncio.to_thread(thread.stop)
 
 
-def read(service: DrafterService) -> dict[str, float | Distribution]:
-    """Values by name and label."""
-    return {
-        ",".join([metric.name.removeprefix("coppice_drafter_"), *metric.labels.values()]): metric.value
-        for metric in drafter_metrics(service)
-    }
+def read(service: DrafterService) -> dict[str, float]:
+    return values(drafter_metrics(service), "coppice_drafter_")
 
 
 async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> None:
@@ -110,22 +106,18 @@ async def test_counts_are_those_of_what_was_sent(service: DrafterService) -> Non
         await eventually(lambda: read(service)["sequences"] == 1)
         await peer.finish()
     await server.stop(0)
-    values = read(service)
-    assert values["info,chain"] == 1
-    assert values["prompt_tokens_total"] == 2 * len(PROMPT)
-    assert values["opened_sequences_total"] == 2
-    assert values["ahead_drafts_total"] == values["expectations_total,drafted_for"] == 1
-    assert values["expectations_total,dropped"] == 2
-    assert {key.partition(",")[2]: value for key, value in values.items() if key.startswith("failed") and value} == {
+    found = read(service)
+    assert found["info,kind=chain"] == 1
+    assert found["prompt_tokens_total"] == 2 * len(PROMPT)
+    assert found["opened_sequences_total"] == 2
+    assert found["ahead_drafts_total"] == found["expectations_total,result=drafted_for"] == 1
+    assert found["expectations_total,result=dropped"] == 2
+    assert {key.partition("=")[2]: value for key, value in found.items() if key.startswith("failed") and value} == {
         "resource_exhausted": 1,
         "invalid_argument": 1,
         "not_found": 1,
     }
-    assert values["sequences"] == values["waiting_jobs"] == 0
-    nodes, draft_s, queue_s = (values[name] for name in ("draft_nodes", "draft_seconds", "queue_seconds"))
-    assert isinstance(nodes, Distribution)
-    assert isinstance(draft_s, Distribution)
-    assert isinstance(queue_s, Distribution)
-    assert (nodes.count, nodes.sum) == (2, 6)
-    assert draft_s.count == queue_s.count == 2
-    assert 0 < queue_s.sum < 5
+    assert found["sequences"] == found["waiting_jobs"] == 0
+    assert (found["draft_nodes_count"], found["draft_nodes_sum"]) == (2, 6)
+    assert found["draft_seconds_count"] == found["queue_seconds_count"] == 2
+    assert 0 < found["queue_seconds_sum"] < 5

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import trustme
+from prometheus_client.metrics_core import Metric
 from transformers import PreTrainedModel
 
 from coppice.client import Client, Options
 from coppice.net.access_token import token_digest
-from coppice.net.certificates import Certificates, certificate_metrics
-from coppice.obs.metric import Metric, Prefix
+from coppice.net.certificates import Certificates
+from coppice.obs.metrics import Prefix
 from drafter_svc.metrics import drafter_metrics
 from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.service import DrafterService
@@ -37,11 +38,14 @@ NewModel = Callable[[str], PreTrainedModel]
 
 def rows(metrics: Iterable[Metric]) -> list[str]:
     """The lines of the table that describe these metrics, in the order in which they are served."""
-    lines = {
-        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels) or '-'} | {metric.description} |": None
-        for metric in metrics
-    }
-    return list(lines)
+    return list(dict.fromkeys(map(row, metrics)))
+
+
+def row(metric: Metric) -> str:
+    """A histogram's bounds are no label to a reader."""
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    labels = [label for label in metric.samples[0].labels if label != "le"]
+    return f"| `{name}` | {metric.type} | {', '.join(labels) or '-'} | {metric.documentation} |"
 
 
 def documented(service: str) -> list[str]:
@@ -69,7 +73,7 @@ async def test_the_orchestrator_s_table_is_what_it_serves(
         Client(orchestrator.address, token="a!") as client,
     ):
         await client.generate(PROMPT, Options(max_tokens=20, seed=1, ignore_eos=True))
-        ends = certificate_metrics(Prefix("coppice_orchestrator_"), server=certificates)
+        ends = Prefix("coppice_orchestrator_").certificates(server=certificates)
         assert documented("orchestrator") == rows([*orchestrator.service.metrics(), *ends])
 
 

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coppice.client import Client, Completion, Options, RequestFailedError
-from coppice.obs.histogram import Distribution
 from orchestrator.app import Orchestrator
+from tests import metrics
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, perfect, wrong
 
@@ -29,15 +29,7 @@ def free_port() -> int:
 
 
 def read(orchestrator: Orchestrator) -> dict[str, float]:
-    """Values by name and labels, of distributions their counts."""
-    values: dict[str, float] = {}
-    for metric in orchestrator.service.metrics():
-        labels = "".join(f",{name}={value}" for name, value in metric.labels.items())
-        value = metric.value.count if isinstance(metric.value, Distribution) else metric.value
-        key = metric.name.removeprefix("coppice_orchestrator_") + labels
-        assert key not in values
-        values[key] = value
-    return values
+    return metrics.values(orchestrator.service.metrics(), "coppice_orchestrator_")
 
 
 def total(completions: list[Completion], name: str) -> int:
@@ -77,8 +69,8 @@ async def test_counts_are_the_sums_of_what_requests_were_told(start_fakes: Start
             here = values[f"source_{count}_tokens_total,source={source}"]
             assert here == sum(getattr(one, count) for one in told if one is not None) > 0
     # Tokens of a round come together; of the gaps of an output there is one less than of its rounds.
-    assert values["time_to_first_token_seconds"] == values["e2e_request_latency_seconds"] == 5
-    assert values["inter_token_latency_seconds"] == values["rounds_total"] - 5
+    assert values["time_to_first_token_seconds_count"] == values["e2e_request_latency_seconds_count"] == 5
+    assert values["inter_token_latency_seconds_count"] == values["rounds_total"] - 5
     assert values["drafters_connected,kind=other"] == values["drafters_connected,kind=small-lm"] == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coppice.core.errors import CoppiceError
-from coppice.obs.histogram import Histogram
+from coppice.obs.metrics import histogram
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.engine.round_outcome import RoundOutcome
@@ -21,10 +21,16 @@ class EngineCounts:
     """Passes, what was between them, and the rounds that they were for."""
 
     def __init__(self) -> None:
-        self.pass_s = Histogram(SECONDS)
-        self.pass_rows = Histogram(ROWS)
-        # Between two passes while there were sequences to run all along.
-        self.bubble_s = Histogram(SECONDS)
+        self.pass_s = histogram("coppice_verifier_pass_seconds", "Time of a forward pass.", SECONDS)
+        self.pass_rows = histogram(
+            "coppice_verifier_pass_rows", "Rows of a pass over all sequences, without padding.", ROWS
+        )
+        # While there were sequences to run all along.
+        self.bubble_s = histogram(
+            "coppice_verifier_bubble_seconds",
+            "Time between two passes while sequences run, waiting for drafts included.",
+            SECONDS,
+        )
         self.num_failed_passes = 0
         self.num_rounds = 0
         # Rounds that had a draft; its nodes, and those accepted.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from coppice.core.errors import CoppiceError, InvalidRequestError, UnsupportedError
 from coppice.core.grammar import Grammar, GrammarKind
-from coppice.obs.histogram import Histogram
+from coppice.obs.metrics import histogram
 from verifier_svc.grammar.cache import GrammarCache, release_memory
 from verifier_svc.grammar.queue import Deliver, GrammarQueue, Job
 from verifier_svc.grammar.trial import NICENESS, GrammarTrial
@@ -46,7 +46,7 @@ class GrammarCounts:
     def __init__(self) -> None:
         # Grammars by what became of them. Those that were remembered count again in `remembered` alone.
         self.results = dict.fromkeys(("compiled", "refused", "failed", "remembered"), 0)
-        self.queue_s = Histogram(_SECONDS)
+        self.queue_s = histogram("coppice_verifier_grammar_queue_seconds", "Time that a grammar waited.", _SECONDS)
         self.num_trials = 0
         self._lock = threading.Lock()
 

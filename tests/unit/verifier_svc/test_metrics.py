@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree, chain
-from coppice.obs.histogram import Distribution
+from tests.metrics import values
 from tests.unit.verifier_svc.engine_harness import Harness
 from tests.unit.verifier_svc.test_preemption import INFO
 from verifier_svc.engine.engine import Engine
@@ -34,14 +34,13 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
     engine.stop()
     num_tokens = sum(len(result.token_ids) for result in results)
     assert num_tokens == 6 * 150
-    metrics = {metric.name.removeprefix("coppice_verifier_"): metric for metric in verifier_metrics(engine, info)}
-    assert dict(metrics["exactness"].labels) == {"mode": "strict" if info.exact else "fast"}
-    values = {name: metric.value for name, metric in metrics.items() if not metric.labels}
-    distributions = {name: value for name, value in values.items() if isinstance(value, Distribution)}
+    found = read(engine, info)
+    assert found["exactness,mode=" + ("strict" if info.exact else "fast")] == 1
     counted = {"near_tie_gap": 1e9, "near_ties_total": num_tokens} if info is FAST else {}
     assert engine.num_preemptions > 0
     # Without drafts a round is a token.
-    assert {name: value for name, value in values.items() if name not in distributions} == {
+    distributions = ("pass_", "bubble_", "grammar_queue_")
+    assert {name: value for name, value in found.items() if "," not in name and not name.startswith(distributions)} == {
         **counted,
         "bit_exact": info.bit_exact,
         "committed_tokens_total": num_tokens,
@@ -60,7 +59,7 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "prompt_tokens_total": 6 * 40,
         "cached_prompt_tokens_total": 0,
         "kv_blocks": 7,
-        "reusable_kv_blocks": values["reusable_kv_blocks"],
+        "reusable_kv_blocks": found["reusable_kv_blocks"],
         "free_kv_blocks": 7,
         "waiting_sequences": 0,
         "running_sequences": 0,
@@ -68,22 +67,23 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
         "waiting_grammars": 0,
         "grammar_cache_bytes": 0,
     }
-    assert distributions["pass_seconds"].count == distributions["pass_rows"].count
+    assert found["pass_seconds_count"] == found["pass_rows_count"]
     # A row per round, and those of prompts, some of them computed again.
-    assert distributions["pass_rows"].sum == num_tokens - 6 + 6 * 40 + engine.num_recomputed_tokens
+    assert found["pass_rows_sum"] == num_tokens - 6 + 6 * 40 + engine.num_recomputed_tokens
     # The first pass has none before it.
-    assert distributions["bubble_seconds"].count == distributions["pass_seconds"].count - 1
+    assert found["bubble_seconds_count"] == found["pass_seconds_count"] - 1
     assert by_label(engine, info, "finished_sequences_total") == {"eos": 0, "stop": 0, "length": 6, "context_length": 0}
     assert set(by_label(engine, info, "failed_sequences_total").values()) == {0}
 
 
-def by_label(engine: Engine, info: TargetInfo, name: str) -> dict[str, float | Distribution]:
+def read(engine: Engine, info: TargetInfo) -> dict[str, float]:
+    return values(verifier_metrics(engine, info), "coppice_verifier_")
+
+
+def by_label(engine: Engine, info: TargetInfo, name: str) -> dict[str, float]:
     """Values of a metric by those of its one label."""
-    return {
-        next(iter(metric.labels.values())): metric.value
-        for metric in verifier_metrics(engine, info)
-        if metric.name == f"coppice_verifier_{name}"
-    }
+    found = read(engine, info).items()
+    return {key.partition("=")[2]: value for key, value in found if key.startswith(f"{name},")}
 
 
 def test_drafts_are_counted_by_what_became_of_them(new_model: Callable[[str], PreTrainedModel]) -> None:
@@ -102,14 +102,14 @@ def test_drafts_are_counted_by_what_became_of_them(new_model: Callable[[str], Pr
     [drafted] = harness.generate([[5] * 20], SamplingParams(), stopping, drafter)
     engine.stop()
     assert drafted.token_ids == plain.token_ids
-    values = {metric.name: metric.value for metric in verifier_metrics(engine, STRICT) if not metric.labels}
+    found = read(engine, STRICT)
     rounds = engine.counts.num_rounds - before
     assert drafted.rounds == rounds < 40
-    drafted_rounds = values["coppice_verifier_spec_decode_num_drafts_total"]
+    drafted_rounds = found["spec_decode_num_drafts_total"]
     assert 0 < drafted_rounds <= rounds
-    accepted = values["coppice_verifier_spec_decode_num_accepted_tokens_total"]
+    accepted = found["spec_decode_num_accepted_tokens_total"]
     # Every token is a round's own or an accepted one, and these drafts are always right.
-    assert accepted == values["coppice_verifier_spec_decode_num_draft_tokens_total"] == 40 - rounds
+    assert accepted == found["spec_decode_num_draft_tokens_total"] == 40 - rounds
     pruned = by_label(engine, STRICT, "pruned_nodes_total")
     # Of three nodes a round verifies two, until the output has no room for them.
     assert pruned["budget"] >= drafted_rounds - 2

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from coppice.net.certificates import RETRY_S, Certificates, certificate_metrics, read_certificates
+from coppice.net.certificates import RETRY_S, Certificates, read_certificates
 from coppice.net.tls import ChannelTls, ServerTls, TlsError, server_tls
-from coppice.obs.metric import Prefix
+from coppice.obs.metrics import Prefix
 from tests.certificates import Directory, directory, issue
+from tests.metrics import values
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +169,8 @@ def test_the_metric_is_the_end_of_the_certificate(tmp_path: Path, authority: tru
     files.swap(authority.issue_cert("127.0.0.1", not_after=end), authority)
     server, caller = Certificates(files.mutual()), Certificates(files.anonymous())
     assert caller.current().not_after_s == math.inf
-    own = Prefix("coppice_verifier_")
-    [metric] = certificate_metrics(own, server=server, client=caller, nothing=None)
-    assert metric.name == "coppice_verifier_certificate_expiry_timestamp_seconds"
-    assert metric.labels == {"use": "server"}
-    assert metric.value == end.timestamp()
+    own, key = Prefix("coppice_verifier_"), "coppice_verifier_certificate_expiry_timestamp_seconds,use=server"
+    assert values(own.certificates(server=server, client=caller, nothing=None)) == {key: end.timestamp()}
     later = datetime(2069, 1, 1, tzinfo=UTC)
     files.swap(authority.issue_cert("127.0.0.1", not_after=later), authority)
-    [metric] = certificate_metrics(own, server=server)
-    assert metric.value == later.timestamp()
+    assert values(own.certificates(server=server)) == {key: later.timestamp()}

@@ -17,9 +17,9 @@ import trustme
 
 from coppice.net.certificates import Certificates
 from coppice.net.tls import ServerTls
-from coppice.obs.metric import Metric
+from coppice.obs.metrics import Prefix
+from coppice.obs.metrics_server import MetricsServer
 from coppice.obs.metrics_tls import MUTUAL, ON
-from coppice.obs.telemetry import MetricsServer
 from drafter_svc import app as drafter_app
 from drafter_svc.config import DrafterConfig
 from tests.certificates import Directory, directory, issue
@@ -45,7 +45,7 @@ def files(tmp_path: Path, authority: trustme.CA) -> Directory:
 @contextlib.contextmanager
 def serving(tls: ServerTls, mode: str = ON) -> Iterator[int]:
     """A port of metrics."""
-    server = MetricsServer(lambda: [Metric("mode", "Which.", 1.0)], HOST, 0, Certificates(tls), mode)
+    server = MetricsServer(lambda: [Prefix("").gauge("mode", "Which.", 1.0)], HOST, 0, Certificates(tls), mode)
     try:
         yield server.port
     finally:
@@ -127,7 +127,7 @@ def test_back_ends_serve_metrics_as_they_are_told(
     files: Directory, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("coppice.obs.telemetry.serving_metrics", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr("coppice.obs.metrics_server.serving_metrics", lambda *arguments: given.append(arguments))
     tls = {"tls_cert": files.cert, "tls_key": files.key, "tls_client_ca": files.ca}
     asked: dict[str, Any] = {"model": "m", "metrics_port": 9100, "metrics_tls": MUTUAL, **tls}
     certificates = Certificates(files.mutual())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from typer.testing import CliRunner
 
 from coppice.cli import bench
@@ -19,8 +20,8 @@ from coppice.lab.bench.harness.report import write_json
 from coppice.lab.bench.latency import Plan
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.bench.services import Metered
-from coppice.obs import telemetry
-from coppice.obs.metric import Metric, Prefix
+from coppice.obs import metrics_server
+from coppice.obs.metrics import Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.coppice.lab.bench.ablation.made_up import SMALL_LM
 from tests.unit.coppice.lab.bench.schema import lost_fields
@@ -42,7 +43,7 @@ def metrics_url() -> Iterator[str]:
             yield own.counter(name, "Made up.", value * num_reads, temperature="0", probability="0.5")
 
     port = free_port()
-    with telemetry.serving_metrics(read, "127.0.0.1:0", port):
+    with metrics_server.serving_metrics(read, "127.0.0.1:0", port):
         yield f"http://127.0.0.1:{port}/metrics"
 
 

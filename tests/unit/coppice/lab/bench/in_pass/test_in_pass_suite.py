@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client.metrics_core import Metric
 from typer.testing import CliRunner
 
 from coppice.cli import bench
@@ -32,8 +33,8 @@ from coppice.lab.bench.in_pass.variants import Group, InPass, make_groups
 from coppice.lab.bench.latency import Plan
 from coppice.lab.bench.prompts import Prompt
 from coppice.lab.bench.services import Metered
-from coppice.obs import telemetry
-from coppice.obs.metric import Metric, Prefix
+from coppice.obs import metrics_server
+from coppice.obs.metrics import Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.coppice.lab.bench.in_pass.made_up import SMALL_LM
 from tests.unit.coppice.lab.bench.schema import lost_fields
@@ -61,10 +62,10 @@ def metrics_url() -> Iterator[str]:
             yield metric(short.removesuffix("_total"), "Made up.", growth * num_reads)
         for name, (whole, pruned) in {"rows": (12.0, 12.0), "seconds": (0.01, 0.008)}.items():
             values = {"no": whole * num_reads, "yes": pruned * num_reads}
-            yield from own.counters(f"prunable_pass_{name}", "Made up.", "pruned", values)
+            yield own.counters(f"prunable_pass_{name}", "Made up.", "pruned", values)
 
     port = free_port()
-    with telemetry.serving_metrics(read, "127.0.0.1:0", port):
+    with metrics_server.serving_metrics(read, "127.0.0.1:0", port):
         yield f"http://127.0.0.1:{port}/metrics"
 
 

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import Metric
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.load.workload import ATTENTIVE
 from coppice.lab.bench.overload import LEAVE_WITHIN_S, Crowd, CrowdWatch, Visitors, read_crowd, visits
-from coppice.obs.metric import Metric, Prefix
-from coppice.obs.telemetry import MetricsServer
+from coppice.obs.metrics import Prefix
+from coppice.obs.metrics_server import MetricsServer
 from tests.fakes import eventually
 
 

@@ -1,11 +1,14 @@
-"""Metrics of a service over HTTP, in the format of Prometheus: read when they are asked for, free in between."""
+"""Metrics of a service over HTTP, in the format of Prometheus: read when they are asked for, free in between.
+
+`prometheus_client` writes the format. Its own server does handshakes of TLS on the thread that accepts, where a silent
+caller holds up all others, and never reads a renewed certificate; so sockets are served here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import math
 import socket
 import sys
 import threading
@@ -15,15 +18,13 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from coppice.core.errors import UnavailableError
 from coppice.net.certificates import Certificates
 from coppice.net.server_contexts import ServerContexts
-from coppice.obs.histogram import Distribution
-from coppice.obs.metric import Metric, Read
+from coppice.obs.metrics import Read
 from coppice.obs.metrics_tls import MUTUAL, OFF
 
 logger = logging.getLogger(__name__)
@@ -133,41 +134,16 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         logger.debug("a caller of metrics got no answer: %s", sys.exc_info()[1])
 
 
-class _Collector:
-    """Metrics as the library wants them."""
+class _Collector(Collector):
+    """What is read, metrics of one name together, as the format wants it."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
-    def collect(self) -> Iterable[Family]:
-        families: dict[str, Family] = {}
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
         for metric in self._read():
-            family = families.get(metric.name)
-            if family is None:
-                family = families[metric.name] = _family(metric)
-            _add(family, metric)
+            first = families.setdefault(metric.name, metric)
+            if first is not metric:
+                first.samples.extend(metric.samples)
         return families.values()
-
-
-def _family(metric: Metric) -> Family:
-    names = list(metric.labels)
-    if isinstance(metric.value, Distribution):
-        return HistogramMetricFamily(metric.name, metric.description, labels=names)
-    kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
-    return kind(metric.name, metric.description, labels=names)
-
-
-def _add(family: Family, metric: Metric) -> None:
-    values = list(metric.labels.values())
-    if isinstance(family, HistogramMetricFamily) and isinstance(metric.value, Distribution):
-        family.add_metric(values, list(_buckets(metric.value)), metric.value.sum)
-    elif isinstance(family, CounterMetricFamily | GaugeMetricFamily) and not isinstance(metric.value, Distribution):
-        family.add_metric(values, metric.value)
-
-
-def _buckets(distribution: Distribution) -> Iterator[tuple[str, float]]:
-    """For each upper bound, how many values were not above it."""
-    so_far = 0
-    for bound, count in zip((*distribution.bounds, math.inf), distribution.counts, strict=True):
-        so_far += count
-        yield "+Inf" if bound == math.inf else str(float(bound)), so_far
