@@ -11,7 +11,7 @@ from coppice.kernels.openmp import set_spin_count
 from coppice.net import rpc
 from coppice.net.certificates import read_certificates
 from coppice.obs.logs import configure_logging
-from coppice.obs.tracing import open_tracer
+from coppice.obs.otel import open_tracer
 from drafter_svc.app import serve
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter

@@ -9,8 +9,9 @@ import sys
 from coppice.core.errors import CoppiceError, IncompatibleError
 from coppice.net.rpc import run, stop_signal
 from coppice.obs.logs import configure_logging
+from coppice.obs.otel import open_tracing
 from coppice.obs.timeline import Timeline, open_timeline
-from coppice.obs.tracing import Tracing, open_tracing
+from coppice.obs.tracing import Tracing
 from orchestrator.app import running
 from orchestrator.config import Config
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from coppice.colocated.config import ColocatedSettings
 from coppice.obs.logs import LogSettings
-from coppice.obs.tracing import TraceSettings
+from coppice.obs.otel import TraceSettings
 from coppice.settings import Settings, Unit, allowed, bounds, limits_of, plain
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config

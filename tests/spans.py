@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 
-from coppice.obs.otel import OtelTracer
+from coppice.obs.tracing import Tracer
 
 # What a caller that records its span sends, and one that does not.
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,12 +22,12 @@ class KeptSpans:
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
 
-    def tracer(self, sampler: Sampler | None = None) -> OtelTracer:
+    def tracer(self, sampler: Sampler | None = None) -> Tracer:
         provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        return OtelTracer(provider, self._exporter)
+        return Tracer(provider, provider.shutdown)
 
-    def silent_tracer(self) -> OtelTracer:
+    def silent_tracer(self) -> Tracer:
         """One that records only what a caller records."""
         return self.tracer(ParentBased(ALWAYS_OFF))
 

@@ -14,8 +14,9 @@ from coppice.core.errors import CoppiceError
 from coppice.net.certificates import Certificates
 from coppice.net.rpc import Server, first_of, is_loopback, run, stop_signal
 from coppice.net.stream_observer import StreamObserver
+from coppice.obs.otel import open_tracer
 from coppice.obs.timeline import StreamTimeline, Timeline, open_timeline
-from coppice.obs.tracing import Tracer, open_tracer
+from coppice.obs.tracing import Tracer
 from coppice.v1 import verifier_pb2, verifier_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig

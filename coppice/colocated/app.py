@@ -18,8 +18,9 @@ import verifier_svc.app
 from coppice.colocated.channel import InMemoryNetwork
 from coppice.colocated.config import ColocatedConfig, names
 from coppice.colocated.server import InMemoryServer
+from coppice.obs.otel import open_tracer, open_tracing
 from coppice.obs.timeline import Timeline, open_timeline
-from coppice.obs.tracing import Tracer, open_tracer, open_tracing
+from coppice.obs.tracing import Tracer
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter

@@ -1,68 +1,85 @@
-"""Traces of requests across the services: what a service needs of them, and whether there are any.
-
-Nothing of OpenTelemetry is imported unless its own variables name a collector. What clients send or get as text is in
-no span.
-"""
+"""Spans of requests across the services, made with OpenTelemetry's API. What clients send or get as text is in none."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from pydantic import Field
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from coppice.settings import Settings
-
-logger = logging.getLogger(__name__)
+from coppice.version import VERSION
 
 # The key of a call's metadata that has the caller's span.
 TRACEPARENT = "traceparent"
+# A traceparent of today's version has 55 characters; later ones may have more.
+MAX_TRACEPARENT_CHARACTERS = 128
 
 Attributes: TypeAlias = Mapping[str, str | bool | int | float | Sequence[str]]
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_EXPORTERS = ("", "otlp")
+_CONTEXTS = TraceContextTextMapPropagator()
 
 
-class Span(Protocol):
-    """Something that takes time. Times are readings of `time.monotonic`."""
+class Span:
+    """A span of OpenTelemetry, with times that are readings of `time.monotonic`.
+
+    One that is not sampled carries its context on and does nothing else.
+    """
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._span = span
 
     @property
     def traceparent(self) -> str:
         """What spans that this one causes begin with, here and in other services."""
+        carrier: dict[str, str] = {}
+        _CONTEXTS.inject(carrier, trace.set_span_in_context(self._span, Context()))
+        return carrier.get(TRACEPARENT, "")
 
     def event(self, name: str, attributes: Attributes | None = None) -> None:
         """Something happens now."""
+        self._span.add_event(name, attributes)
 
     def phase(self, name: str, start_s: float, end_s: float, attributes: Attributes | None = None) -> None:
         """A part of it that is over: a span of its own."""
+        if self._span.is_recording():
+            parent = trace.set_span_in_context(self._span, Context())
+            span = self._tracer.start_span(name, parent, attributes=attributes, start_time=_epoch_ns(start_s))
+            span.end(_epoch_ns(end_s))
 
     def end(self, attributes: Attributes, *, failed: bool = False) -> None:
         """It is over; once."""
+        if self._span.is_recording():
+            self._span.set_attributes(attributes)
+            if failed:
+                self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end()
 
 
-class Tracer(Protocol):
-    """Begins spans. Any thread may use it."""
+class Tracer:
+    """Begins spans of one service. Any thread may use it."""
+
+    def __init__(self, provider: trace.TracerProvider, close: Callable[[], None]) -> None:
+        """`close` sends what has ended, for a few seconds at most, and gives up what cannot be sent."""
+        self._tracer = provider.get_tracer("coppice", VERSION)
+        self.close = close
 
     def begin(self, name: str, traceparent: str = "", *, start_s: float | None = None, serves: bool = False) -> Span:
         """A span that begins now or began at `start_s`; `serves`: for a caller in another process.
 
         A `traceparent` that cannot be read is ignored: the span is the first of a new trace.
         """
-
-    def close(self) -> None:
-        """Send what has ended, for a few seconds at most."""
-
-
-class TraceSettings(Settings):
-    """Settings of traces besides OpenTelemetry's own variables."""
-
-    trace_rounds: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the traced requests whose rounds are spans, too."
-    )
+        # Never the current context: spans of many requests begin in one callback.
+        parent = Context()
+        if 0 < len(traceparent) <= MAX_TRACEPARENT_CHARACTERS:
+            parent = _CONTEXTS.extract({TRACEPARENT: traceparent}, parent)
+        kind = trace.SpanKind.SERVER if serves else trace.SpanKind.INTERNAL
+        start_ns = None if start_s is None else _epoch_ns(start_s)
+        return Span(self._tracer, self._tracer.start_span(name, parent, kind, start_time=start_ns))
 
 
 @dataclass(frozen=True)
@@ -74,29 +91,6 @@ class Tracing:
     rounds_share: float = 0.0
 
 
-def open_tracer(service: str, env: Mapping[str, str]) -> Tracer | None:
-    """The tracer that OpenTelemetry's variables describe; None where they ask for none, or it is not installed."""
-    if not any(env.get(name) for name in _ENDPOINTS) or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if env.get("OTEL_TRACES_EXPORTER", "") not in _EXPORTERS:
-        return None
-    if (protocol := next((env[name] for name in _PROTOCOLS if env.get(name)), "grpc")) != "grpc":
-        logger.warning("nothing is traced: OTEL_EXPORTER_OTLP_PROTOCOL is %s, and only grpc is offered", protocol)
-        return None
-    try:
-        from coppice.obs.otel import exporting_tracer
-    except ImportError as error:
-        logger.warning("nothing is traced: %s (the extra 'traces' has it)", error)
-        return None
-    return exporting_tracer(service, env)
-
-
-def open_tracing(service: str, env: Mapping[str, str]) -> Tracing | None:
-    """As `open_tracer`, for an orchestrator.
-
-    Raises:
-        ConfigError: TRACE_ROUNDS is no share.
-    """
-    settings = TraceSettings.from_env(env)
-    tracer = open_tracer(service, env)
-    return None if tracer is None else Tracing(tracer, settings.trace_rounds)
+def _epoch_ns(at_s: float) -> int:
+    """A reading of the monotonic clock as nanoseconds since 1970."""
+    return time.time_ns() - round((time.monotonic() - at_s) * 1e9)

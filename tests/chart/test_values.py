@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from coppice.obs.logs import LogSettings
-from coppice.obs.tracing import open_tracing
+from coppice.obs.otel import open_tracing
 from scripts.configuration import SERVICES, SET_BY_THE_CHART
 from tests.chart.rendering import (
     CHART,
