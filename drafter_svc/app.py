@@ -21,7 +21,7 @@ from drafter_svc.drafters.base import Drafter
 from drafter_svc.model.cache_budget import CacheBudget
 from drafter_svc.model.model_thread import ModelThread
 from drafter_svc.request_sizes import MAX_REQUEST_BYTES, REQUEST_SIZES
-from drafter_svc.sequence_traces import SequenceTraces
+from drafter_svc.sequence_traces import sequence_traces
 from drafter_svc.service import SERVICE_NAME, DrafterService
 
 
@@ -36,7 +36,7 @@ def new_service(
     """The service in front of a thread that was started."""
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:
-        observe.append(partial(SequenceTraces, tracer, drafter.info.kind))
+        observe.append(partial(sequence_traces, tracer, drafter.info.kind))
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
     acceptance = AcceptanceMap(is_applied=config.online_calibration == ON)

@@ -22,7 +22,7 @@ from coppice.wire.message_sizes import SizeChecks
 from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ERROR, VerifierConfig
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
-from verifier_svc.engine.sequence_traces import SequenceTraces
+from verifier_svc.engine.sequence_traces import sequence_traces
 from verifier_svc.model.hardware import hardware
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.parallel.sharded_target import Ranks
@@ -54,7 +54,7 @@ def new_servicer(
     engine = make_engine(target, info, limits, config.max_nodes, timeline=timeline)
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:
-        observe.append(partial(SequenceTraces, tracer))
+        observe.append(partial(sequence_traces, tracer))
     if timeline is not None:
         observe.append(partial(StreamTimeline, timeline, "orchestrator"))
     runs_on = hardware(target.device, config.threads, config.tensor_parallel)

@@ -16,13 +16,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from coppice.net import rpc
 from coppice.obs.tracing import TRACEPARENT, Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from drafter_svc.sequence_traces import SequenceTraces as DrafterTraces
+from drafter_svc.sequence_traces import sequence_traces as drafter_traces
 from orchestrator.app import Orchestrator, running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, serving
 from tests.spans import CALLER, UNRECORDED_CALLER, KeptSpans, own_id, parent_id
 from tests.tiny_services import tiny_drafter, tiny_verifier
-from verifier_svc.engine.sequence_traces import SequenceTraces
+from verifier_svc.engine.sequence_traces import sequence_traces
 
 SECRET = "the password is swordfish"
 TOKENS = 20
@@ -67,8 +67,8 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 async def test_a_request_is_one_trace_of_its_caller_s_across_three_services() -> None:
     spans = KeptSpans()
     async with (
-        tiny_verifier([partial(SequenceTraces, spans.tracer())]) as verifier,
-        tiny_drafter([partial(DrafterTraces, spans.tracer(), "chain")]) as drafter,
+        tiny_verifier([partial(sequence_traces, spans.tracer())]) as verifier,
+        tiny_drafter([partial(drafter_traces, spans.tracer(), "chain")]) as drafter,
         traced(spans, verifier, drafter, linger_ms=500.0) as (stub, _),
     ):
         last = await last_of(stub, request(prompt="ab"), CALLER)
@@ -211,7 +211,7 @@ async def test_what_fails_says_why(
 async def test_a_cancelled_call_ends_every_span_of_every_service() -> None:
     spans = KeptSpans()
     async with (
-        tiny_verifier([partial(SequenceTraces, spans.tracer())]) as verifier,
+        tiny_verifier([partial(sequence_traces, spans.tracer())]) as verifier,
         traced(spans, verifier) as (stub, _),
     ):
         call = stub.Generate(request(prompt="ab"), timeout=20)
