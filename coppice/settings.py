@@ -6,15 +6,20 @@ chart's values are made from that declaration (coppice/cli/configuration.py).
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import Field, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+logger = logging.getLogger(__name__)
 
 _BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
 
@@ -47,11 +52,20 @@ class Rule:
         return value
 
 
-class _Verbatim:
-    """Metadata of a field: spaces around the value belong to it."""
+class _Mark(Enum):
+    """Metadata of a field.
+
+    `VERBATIM`: spaces around the value belong to it. `LAB`: it is for measurements, no setting of operators, and has
+    its value from COPPICE_LAB.
+    """
+
+    VERBATIM = auto()
+    LAB = auto()
 
 
-VERBATIM = _Verbatim()
+VERBATIM, LAB = _Mark.VERBATIM, _Mark.LAB
+# A JSON object of settings marked LAB, by their names in lower case; those of other services are ignored.
+LAB_VARIABLE = "COPPICE_LAB"
 
 Seconds = Annotated[float, Unit("s")]
 Milliseconds = Annotated[float, Unit("ms")]
@@ -92,14 +106,19 @@ class Settings(BaseSettings):
         """The settings that an environment describes; empty variables count as unset, unknown ones are ignored.
 
         A variable with the `prefix` goes before that without; those named in `prefixed_only` count only with it.
-        `values` go before both.
+        `values` go before both. Fields marked LAB have their values from COPPICE_LAB; their own variables, which they
+        had once, still count, with a warning.
 
         Raises:
             ConfigError: a variable is missing or has a bad value.
         """
         shared = {name: text for name, text in env.items() if name not in prefixed_only}
         read = _Variables(cls, shared)() | (_Variables(cls, env, prefix)() if prefix else {})
-        return cls(**read | values)
+        lab = {name for name, field in cls.model_fields.items() if LAB in field.metadata}
+        if old := ", ".join(name.upper() for name in read if name in lab):
+            logger.warning("%s: for benchmarks alone, which set it in %s; the variable will go", old, LAB_VARIABLE)
+        overrides = {name: value for name, value in lab_overrides(env).items() if name in lab}
+        return cls(**read | overrides | values)
 
     @classmethod
     def settings_customise_sources(
@@ -128,6 +147,22 @@ class _Variables(EnvSettingsSource):
         value, key, is_complex = super().get_field_value(field, field_name)
         text = value if value is None or VERBATIM in field.metadata else value.strip()
         return text or None, key, is_complex
+
+
+def lab_overrides(env: Mapping[str, str]) -> dict[str, Any]:
+    """What COPPICE_LAB says.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    text = env.get(LAB_VARIABLE) or "{}"
+    try:
+        overrides = json.loads(text)
+    except ValueError:
+        overrides = None
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{LAB_VARIABLE} must be a JSON object, got {text!r}")
+    return overrides
 
 
 def allowed(field: FieldInfo) -> str:

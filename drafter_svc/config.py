@@ -8,7 +8,7 @@ from pydantic import Field
 
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 from coppice.net.service_settings import ServiceSettings
-from coppice.settings import Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
+from coppice.settings import LAB, Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
 from drafter_svc.drafters.kinds import KINDS
 from drafter_svc.model.draft_context import LEAST_CONTEXT
 
@@ -63,19 +63,23 @@ class DrafterConfig(ServiceSettings):
         description="Memory for what prompts of one `cache_salt` that begin alike reuse; 0 keeps nothing.",
     )
     draft_context: Annotated[
-        Tokens, Rule(f"0 or at least {LEAST_CONTEXT}", lambda tokens: tokens == 0 or tokens >= LEAST_CONTEXT)
+        Tokens, LAB, Rule(f"0 or at least {LEAST_CONTEXT}", lambda tokens: tokens == 0 or tokens >= LEAST_CONTEXT)
     ] = Field(
         default=0,
         description="Most tokens of a sequence that are read, the first few and the latest; 0 takes what the "
         "checkpoint is good for.",
     )
-    draft_batch: int = Field(
+    draft_batch: Annotated[int, LAB] = Field(
         default=0, ge=0, le=1024, description="Most sequences that share a drafting pass; 0 tries it out at start."
     )
 
-    draft_width: Rows = Field(default=4, ge=1, le=256, description="Rows of a forward step of the search.")
-    draft_steps: int = Field(default=12, ge=0, le=256, description="Most forward steps of the search after the root.")
-    draft_min_gain: float = Field(
+    draft_width: Annotated[Rows, LAB] = Field(
+        default=4, ge=1, le=256, description="Rows of a forward step of the search."
+    )
+    draft_steps: Annotated[int, LAB] = Field(
+        default=12, ge=0, le=256, description="Most forward steps of the search after the root."
+    )
+    draft_min_gain: Annotated[float, LAB] = Field(
         default=0.2,
         ge=0,
         le=1,
@@ -83,10 +87,10 @@ class DrafterConfig(ServiceSettings):
     )
     # What a row costs in tokens. With the bundled pair a row takes about 0.4 ms of the target's pass and 0.1 ms of the
     # draft, and a token 4 ms. Rows that would be padding cost nothing: down to a quarter of this, nodes fill them.
-    draft_min_probability: float = Field(
+    draft_min_probability: Annotated[float, LAB] = Field(
         default=0.12, ge=0, lt=1, description="Least probability of a node's whole path."
     )
-    draft_children: int = Field(
+    draft_children: Annotated[int, LAB] = Field(
         default=16, ge=1, le=256, description="Most children of a node that are considered; 1 drafts chains."
     )
     # On the verifier's processor the steps slow its passes by as much as the next tree gains, even with a core each.
@@ -94,31 +98,31 @@ class DrafterConfig(ServiceSettings):
         default="auto",
         description="Draft for likely outcomes while a tree is verified; `auto`: on a GPU, or with `NICENESS` 0.",
     )
-    draft_ahead_steps: int = Field(
+    draft_ahead_steps: Annotated[int, LAB] = Field(
         default=32, ge=0, le=256, description="Most forward steps of a round that are taken for it."
     )
-    coupling: Switch = Field(
+    coupling: Annotated[Switch, LAB] = Field(
         default="on",
         description="Choose children with the request's noise, or by the drafter's own probabilities alone.",
     )
-    online_calibration: Switch = Field(
+    online_calibration: Annotated[Switch, LAB] = Field(
         default="on", description="Send the acceptance observed for similar nodes, or the drafter's own probabilities."
     )
 
-    semi_ar_masks: int = Field(
+    semi_ar_masks: Annotated[int, LAB] = Field(
         default=0, ge=0, le=64, description="Of a semi-ar drafter: most masks of a block; 0 takes all."
     )
     # Two passes over 4 tokens were as quick as any, and had 9 to 23 % more accepted than one.
-    diffusion_steps: int = Field(
+    diffusion_steps: Annotated[int, LAB] = Field(
         default=2, ge=1, le=MAX_DENOISING_STEPS, description="Of a diffusion drafter: passes over the block."
     )
-    diffusion_max_steps: int = Field(
+    diffusion_max_steps: Annotated[int, LAB] = Field(
         default=8,
         ge=1,
         le=MAX_DENOISING_STEPS,
         description="Of a diffusion drafter: most passes that a request may ask for.",
     )
-    diffusion_block: Tokens = Field(
+    diffusion_block: Annotated[Tokens, LAB] = Field(
         default=0,
         ge=0,
         le=MAX_BLOCK_TOKENS,

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from coppice.net.service_settings import ServiceSettings
 from coppice.net.tls import ChannelTls, TlsError, settings_named
-from coppice.settings import VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, parts
+from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, parts
 
 # A verifier is told the wait in microseconds, in 32 bits.
 MAX_SYNCHRONOUS_WAIT_S = 3600.0
@@ -60,22 +60,24 @@ class Config(ServiceSettings):
     # Rows come in fours on CPU: fifteen nodes and the root make sixteen. Drafters leave out the nodes that do not pay.
     max_nodes: Nodes = Field(default=15, ge=0, le=1024, description="Most draft nodes of a round.")
     linger_ms: Milliseconds = Field(default=40.0, ge=0, le=10_000, description="Longest wait for a round's draft.")
-    planner: Literal["adaptive", "fixed"] = Field(
+    planner: Annotated[Literal["adaptive", "fixed"], LAB] = Field(
         default="adaptive",
         description="`adaptive` learns which drafts pay; `fixed` always spends `MAX_NODES` and `LINGER_MS`.",
     )
-    rounds: Literal["asynchronous", "synchronous"] = Field(
+    rounds: Annotated[Literal["asynchronous", "synchronous"], LAB] = Field(
         default="asynchronous",
         description="`synchronous`: every round waits for a draft of `MAX_NODES`, for comparison.",
     )
-    synchronous_wait_s: Seconds = Field(
+    synchronous_wait_s: Annotated[Seconds, LAB] = Field(
         default=5.0, gt=0, le=MAX_SYNCHRONOUS_WAIT_S, description="Longest wait for a draft in synchronous rounds."
     )
 
     max_requests: int = Field(
         default=256, ge=1, description="Outputs that run at once, each output of a request counted."
     )
-    max_outputs: int = Field(default=16, ge=1, description="Most outputs of one request, within `MAX_REQUESTS`.")
+    max_outputs: Annotated[int, LAB] = Field(
+        default=16, ge=1, description="Most outputs of one request, within `MAX_REQUESTS`."
+    )
     max_queued: int = Field(
         default=256, ge=0, description="Outputs that may wait for a place; more are refused with RESOURCE_EXHAUSTED."
     )
@@ -119,7 +121,7 @@ class Config(ServiceSettings):
     redis_url: str = Field(
         default="", repr=False, description="Redis in which orchestrators share the prefix cache; empty: none."
     )
-    redis_timeout_ms: Milliseconds = Field(
+    redis_timeout_ms: Annotated[Milliseconds, LAB] = Field(
         default=30.0, gt=0, description="Time after which a call of Redis counts as failed."
     )
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from coppice.colocated.config import ColocatedSettings
 from coppice.obs.logs import LogSettings
 from coppice.obs.otel import TraceSettings
-from coppice.settings import Settings, Unit, allowed, bounds, limits_of, plain
+from coppice.settings import LAB, Settings, Unit, allowed, bounds, limits_of, plain
 from drafter_svc.config import DrafterConfig
 from orchestrator.config import Config
 from verifier_svc.config import VerifierConfig
@@ -86,6 +86,13 @@ OTHERS = """## Other variables
 - `COPPICE_MODELS`: the directory of the bundled models.
 - `TIMELINE_DIR`: a directory for the events of each process, for `coppice bench timeline`.
 """
+LAB_PARAGRAPH = """## Not for operators
+
+`COPPICE_LAB` is for benchmarks and tests: a JSON object of values that otherwise belong to the checkpoint, are learned,
+or never need to change, as in `{"rounds": "synchronous"}`. Names of other services are ignored. Nothing in it is kept
+compatible. The variables that these had once, such as `ROUNDS`, still count, with a warning, and will go.
+
+"""
 
 
 def type_of(field: FieldInfo) -> str:
@@ -100,6 +107,11 @@ def unit_of(field: FieldInfo) -> str:
     return "".join(part.name for part in field.metadata if isinstance(part, Unit))
 
 
+def operators(settings: type[Settings]) -> dict[str, FieldInfo]:
+    """Settings of operators, by variable: all but those for measurements."""
+    return {name.upper(): field for name, field in settings.model_fields.items() if LAB not in field.metadata}
+
+
 def row(name: str, field: FieldInfo) -> str:
     """A setting's line of a table."""
     is_number = field.annotation in (int, float)
@@ -112,7 +124,7 @@ def row(name: str, field: FieldInfo) -> str:
     else:
         shown = f"`{plain(default) if is_number else str(default).lower()}`"
     values = "" if text == "text" else text.removeprefix("one of ").removeprefix("in ").removeprefix("of ")
-    return f"| `{name.upper()}` | {type_of(field)} | {values} | {unit_of(field)} | {shown} | {field.description} |"
+    return f"| `{name}` | {type_of(field)} | {values} | {unit_of(field)} | {shown} | {field.description} |"
 
 
 def table(*declarations: type[Settings]) -> str:
@@ -120,7 +132,7 @@ def table(*declarations: type[Settings]) -> str:
     lines = ["| Variable | Type | Range | Unit | Default | Meaning |", "|---|---|---|---|---|---|"]
     for one in declarations:
         own = one.__annotations__.keys()
-        fields = sorted(one.model_fields.items(), key=lambda item: item[0] not in own)
+        fields = sorted(operators(one).items(), key=lambda item: item[0].lower() not in own)
         lines += [row(name, field) for name, field in fields]
     return "\n".join(lines) + "\n"
 
@@ -129,7 +141,11 @@ def page() -> str:
     """The text of docs/configuration.md."""
     services = [f"{TITLES[name]}\n\n{table(settings)}" for name, settings in SERVICES.items()]
     others = [f"{COLOCATED}\n{table(ColocatedSettings)}", f"{LOGS}\n{table(LogSettings, TraceSettings)}", OTHERS]
-    return "\n".join([INTRODUCTION, *services, *others])
+    lab = ""
+    for service, settings in SERVICES.items():
+        names = [f"`{name}`" for name, field in settings.model_fields.items() if LAB in field.metadata]
+        lab += f"- {service}: {', '.join(names)}\n"
+    return "\n".join([INTRODUCTION, *services, *others, LAB_PARAGRAPH + lab])
 
 
 def property_of(name: str, field: FieldInfo) -> dict[str, Any]:
@@ -151,10 +167,9 @@ def schema(text: str) -> str:
         ValueError: the text has no place for them.
     """
     for service, settings in SERVICES.items():
-        fields = {name.upper(): field for name, field in settings.model_fields.items()}
         lines = [
             f"        {json.dumps(name)}: {json.dumps(property_of(name, field))}"
-            for name, field in fields.items()
+            for name, field in operators(settings).items()
             if name not in SET_BY_THE_CHART
         ]
         place = rf'("{service}Config": {{\n      "type": "object",\n.*?\n      "properties": {{\n).*?(\n      }})'

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from coppice.net.service_settings import ServiceSettings
-from coppice.settings import Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
+from coppice.settings import LAB, Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
 
 # Fewer rows are no faster, and there would be none to set aside for prompts.
 MIN_ROWS = 4
@@ -39,7 +39,7 @@ class VerifierConfig(ServiceSettings):
         "strict on a CPU and fast on a GPU.",
     )
     tensor_parallel: int = Field(default=1, ge=1, description="Processes that hold a part of the target each.")
-    collective_timeout_s: Seconds = Field(
+    collective_timeout_s: Annotated[Seconds, LAB] = Field(
         default=120.0, gt=0, description="How long one of these may keep the others waiting before the verifier ends."
     )
     grace_s: Seconds = Field(default=20.0, ge=0, description="How long running sequences may take after SIGTERM.")
@@ -53,8 +53,8 @@ class VerifierConfig(ServiceSettings):
         description="Longest sequence, within what the KV cache holds; 0 takes the model's own limit.",
     )
     # Trees shrink first, then prompts wait.
-    max_rows: Annotated[Rows, Rule(f"0 or at least {MIN_ROWS}", lambda rows: rows == 0 or rows >= MIN_ROWS)] = Field(
-        default=0, description="Most rows of a pass over all sequences, before padding; 0 sets no limit."
+    max_rows: Annotated[Rows, LAB, Rule(f"0 or at least {MIN_ROWS}", lambda rows: rows == 0 or rows >= MIN_ROWS)] = (
+        Field(default=0, description="Most rows of a pass over all sequences, before padding; 0 sets no limit.")
     )
     prefill_chunk: Tokens = Field(default=512, ge=1, description="Most prompt tokens of a pass, over all sequences.")
     kv_cache_mib: Mebibytes = Field(default=1024, ge=1, description="Memory of the KV cache, per process.")
@@ -62,7 +62,7 @@ class VerifierConfig(ServiceSettings):
         default="on", description="Let prompts that begin alike share what is computed for their beginning."
     )
     # See loading.py.
-    near_tie_gap: float = Field(
+    near_tie_gap: Annotated[float, LAB] = Field(
         default=0.0,
         ge=0,
         description="In fast mode, gap of the two best scores below which a token counts as a near tie, in logits; "
@@ -74,24 +74,24 @@ class VerifierConfig(ServiceSettings):
     space_adapter: str = Field(
         default="", description="Directory of an adapter with which the target drafts in its own passes; empty: none."
     )
-    redraft_tokens: int = Field(
+    redraft_tokens: Annotated[int, LAB] = Field(
         default=3,
         ge=0,
         description="Most masks after each likely end of the accepted path; 0 takes all that it has.",
     )
-    redraft_groups: int = Field(default=3, ge=1, description="Most such ends of a round.")
-    redraft_nodes: Nodes = Field(default=7, ge=1, description="Most nodes of a re-draft.")
-    redraft_min_probability: float = Field(
+    redraft_groups: Annotated[int, LAB] = Field(default=3, ge=1, description="Most such ends of a round.")
+    redraft_nodes: Annotated[Nodes, LAB] = Field(default=7, ge=1, description="Most nodes of a re-draft.")
+    redraft_min_probability: Annotated[float, LAB] = Field(
         default=0.02, ge=0, le=1, description="Least probability of a re-drafted node's path; 0 also ignores costs."
     )
-    redraft_rows: Rows = Field(
+    redraft_rows: Annotated[Rows, LAB] = Field(
         default=0, ge=0, description="Masks only in passes of at most so many rows; 0 takes what fits the device."
     )
     # See early_head.py.
     early_head: str = Field(
         default="", description="Directory of a head that prunes nodes after an early layer; empty: none are pruned."
     )
-    early_pruning: Literal["auto", "on", "compare", "off"] = Field(
+    early_pruning: Annotated[Literal["auto", "on", "compare", "off"], LAB] = Field(
         default="auto", description="Prune passes where that pays, all, each both ways for measurement, or none."
     )
 

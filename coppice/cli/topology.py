@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +100,20 @@ class TopologySpec:
 def tls_files(directory: str) -> dict[str, str]:
     """The files of TLS in a directory, by what they are; none where there is no directory."""
     return {part: str(Path(directory) / f"{part}.pem") for part in ("ca", "cert", "key")} if directory else {}
+
+
+def lab_moved(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a service, with settings that are for measurements in COPPICE_LAB, as services want them."""
+    from coppice.settings import LAB, LAB_VARIABLE, lab_overrides
+    from drafter_svc.config import DrafterConfig
+    from orchestrator.config import Config
+    from verifier_svc.config import VerifierConfig
+
+    fields = [field for one in (Config, VerifierConfig, DrafterConfig) for field in one.model_fields.items()]
+    names = {name.upper() for name, field in fields if LAB in field.metadata}
+    moved = {name.lower(): value for name, value in env.items() if name in names}
+    rest = {name: value for name, value in env.items() if name not in names}
+    return rest | ({LAB_VARIABLE: json.dumps(lab_overrides({**os.environ, **env}) | moved)} if moved else {})
 
 
 class Topology:
@@ -198,7 +214,7 @@ class Topology:
         return await orchestrator.ready(timeout_s)
 
     async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:
-        child = Child(name, module, env, self._echo)
+        child = Child(name, module, lab_moved(env), self._echo)
         self._children.append(child)
         await child.start()
         return child

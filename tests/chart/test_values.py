@@ -11,7 +11,7 @@ import yaml
 
 from coppice.obs.logs import LogSettings
 from coppice.obs.otel import open_tracing
-from scripts.configuration import SERVICES, SET_BY_THE_CHART
+from scripts.configuration import SERVICES, SET_BY_THE_CHART, operators
 from tests.chart.rendering import (
     CHART,
     PROFILES,
@@ -31,7 +31,7 @@ def service_of(workload: dict[str, Any]) -> str:
 
 
 def settings(config: Any) -> set[str]:
-    return {name.upper() for name in config.model_fields}
+    return set(operators(config))
 
 
 @pytest.mark.parametrize("profile", PROFILES)

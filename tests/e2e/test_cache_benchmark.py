@@ -29,7 +29,7 @@ def test_a_warm_cache_takes_fewer_rounds_here_and_elsewhere_and_a_killed_redis_f
         *("--max-tokens", "24", "--temperature", "0", "--threads", "1"),
     ]
     # A calm Redis answers in one millisecond; tests share their machine.
-    env = {**os.environ, "REDIS_TIMEOUT_MS": "500"}
+    env = {**os.environ, "COPPICE_LAB": '{"redis_timeout_ms": 500}'}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     report = json.loads((tmp_path / "cache.json").read_text())

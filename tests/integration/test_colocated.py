@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -90,7 +91,7 @@ async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_
         await put(self, message)
 
     monkeypatch.setattr(Pipe, "put", keep)
-    async with deployed(models, ROUNDS=rounds) as (client, deployment):
+    async with deployed(models, COPPICE_LAB=json.dumps({"rounds": rounds})) as (client, deployment):
         assert await check_tokens(client, tokens) > 8
         assert deployment.orchestrator.verifiers.num_sequences == 0
     assert len(sent) > 50
@@ -102,7 +103,7 @@ async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_
 async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_drop_nothing(
     models: Models, tokens: dict[Options, tuple[int, ...]]
 ) -> None:
-    async with deployed(models, ROUNDS="synchronous", CACHE_DRAFTER="false") as (client, deployment):
+    async with deployed(models, COPPICE_LAB='{"rounds": "synchronous"}', CACHE_DRAFTER="false") as (client, deployment):
         info = await client.model_info()
         assert info.rounds == inference_pb2.ROUNDS_SYNCHRONOUS
         result = await client.generate(PROMPT, GREEDY)
@@ -118,7 +119,7 @@ async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_dr
 async def test_a_drafter_whose_thread_raises_or_whose_stream_ends_costs_no_request(
     models: Models, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with deployed(models, ROUNDS=rounds) as (client, deployment):
+    async with deployed(models, COPPICE_LAB=json.dumps({"rounds": rounds})) as (client, deployment):
         expected = await client.generate(PROMPT, replace(SEEDED, speculation="off"))
         assert tokens.setdefault(SEEDED, expected.token_ids) == expected.token_ids
         [drafters] = deployment.drafters

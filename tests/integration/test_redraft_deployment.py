@@ -45,7 +45,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_target_alone_drafts_for_itself_and_says_what_it_would_have_said(adapter: Path) -> None:
-    config = ColocatedConfig.from_env({**ENV, "SPACE_ADAPTER": str(adapter), "REDRAFT_NODES": "4"})
+    config = ColocatedConfig.from_env({**ENV, "SPACE_ADAPTER": str(adapter), "COPPICE_LAB": '{"redraft_nodes": 4}'})
     models = load(config)
     async with running(config, models, env={}) as deployment, Client(deployment.orchestrator.address) as client:
         for options in (GREEDY, SEEDED):

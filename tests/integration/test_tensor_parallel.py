@@ -327,7 +327,8 @@ async def test_a_worker_that_dies_ends_the_service(checkpoint: Path) -> None:
 
 
 async def test_a_worker_that_hangs_ends_the_service_once_it_is_late(checkpoint: Path) -> None:
-    async with running(checkpoint, TENSOR_PARALLEL="2", EXACTNESS="fast", COLLECTIVE_TIMEOUT_S="12") as service:
+    lab = '{"collective_timeout_s": 12}'
+    async with running(checkpoint, TENSOR_PARALLEL="2", EXACTNESS="fast", COPPICE_LAB=lab) as service:
         os.kill(service.worker, signal.SIGSTOP)
         with pytest.raises(grpc.aio.AioRpcError):
             await generate(service.address, PROMPT, SAMPLING["greedy"])

@@ -133,7 +133,12 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_spe
     port, health_port = free_port(), free_port()
     secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
     # Every choice is a near-tie.
-    settings = {"EXACTNESS": "fast", "NEAR_TIE_GAP": "1e9", "METRICS_PORT": str(port), "KV_CACHE_MIB": "1"}
+    settings = {
+        "EXACTNESS": "fast",
+        "COPPICE_LAB": '{"near_tie_gap": 1e9}',
+        "METRICS_PORT": str(port),
+        "KV_CACHE_MIB": "1",
+    }
     env = {
         **os.environ,
         "MODEL": str(checkpoint),

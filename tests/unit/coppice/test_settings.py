@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from coppice.settings import VERBATIM, ConfigError, Rule, Seconds, Settings, allowed
+from coppice.settings import LAB, VERBATIM, ConfigError, Rule, Seconds, Settings, allowed
 
 
 class Example(Settings):
@@ -20,6 +20,7 @@ class Example(Settings):
     is_open: bool = False
     even: Annotated[int, Rule("even", lambda number: number % 2 == 0)] = 2
     secret: Annotated[str, VERBATIM] = ""
+    trial: Annotated[int, LAB] = Field(default=1, ge=0)
 
 
 def test_variables_are_read_by_their_names_in_capitals() -> None:
@@ -70,6 +71,25 @@ def test_a_wrong_value_is_refused_in_one_line(env: dict[str, str], message: str)
 def test_a_setting_that_does_not_exist_is_a_mistake_in_code_alone() -> None:
     with pytest.raises(ConfigError, match="there is no setting COUNTS"):
         Example(name="a", counts=5)  # type: ignore[call-arg]
+
+
+def test_what_is_for_measurements_is_read_from_one_variable(caplog: pytest.LogCaptureFixture) -> None:
+    env = {"NAME": "a", "COPPICE_LAB": '{"trial": 2, "count": 5, "of_another_service": true}'}
+    assert Example.from_env(env) == Example(name="a", trial=2)
+    assert Example.from_env(env, prefix="OWN_").trial == 2
+    assert not caplog.records
+    for value in ("[1]", "{", "1"):
+        with pytest.raises(ConfigError, match="COPPICE_LAB must be a JSON object, got"):
+            Example.from_env({"NAME": "a", "COPPICE_LAB": value})
+    with pytest.raises(ConfigError, match="TRIAL must be a whole number of at least 0, got -1"):
+        Example.from_env({"NAME": "a", "COPPICE_LAB": '{"trial": -1}'})
+
+
+def test_the_variable_that_one_had_once_still_counts_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert Example.from_env({"NAME": "a", "TRIAL": "3"}).trial == 3
+    [record] = caplog.records
+    assert record.getMessage().startswith("TRIAL: for benchmarks alone")
+    assert Example.from_env({"NAME": "a", "TRIAL": "3", "COPPICE_LAB": '{"trial": 2}'}).trial == 2
 
 
 def test_settings_do_not_change() -> None:
