@@ -7,14 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
+from coppice.core.tree import MAX_TREE_NODES
 from coppice.net.service_settings import ServiceSettings
 from coppice.settings import LAB, Mebibytes, Nodes, Rows, Rule, Seconds, Switch, Tokens
 from drafter_svc.drafters.kinds import KINDS
 from drafter_svc.model.draft_context import LEAST_CONTEXT
 
 ON = "on"
-# More nodes than any target pays for; it bounds what one message can make us compute.
-MAX_NODES_LIMIT = 4096
 # A terabyte: more is a mistyped number.
 MAX_PREFIX_MIB = 1024 * 1024
 # Of a drafter's positions, those that the context may take.
@@ -47,7 +46,7 @@ class DrafterConfig(ServiceSettings):
     grace_s: Seconds = Field(default=5.0, ge=0, description="How long streams may go on after SIGTERM.")
 
     max_nodes: Nodes = Field(
-        default=64, ge=1, le=MAX_NODES_LIMIT, description="Most nodes of a tree, whatever a request asks for."
+        default=64, ge=1, le=MAX_TREE_NODES, description="Most nodes of a tree, whatever a request asks for."
     )
     max_sequences: int = Field(default=256, ge=1, description="Most sequences held at once, over all streams.")
     # A token of the bundled drafter takes 2 KiB.

@@ -13,6 +13,8 @@ from coppice.core.errors import InvalidTreeError
 
 # The parent of a root's child. The root is the last committed token; it is not a node.
 ROOT = -1
+# Most nodes that any budget allows, and that are taken from a message: each costs time before it is worth a pass.
+MAX_TREE_NODES = 4096
 # The place of a node that is left out.
 _NOWHERE = -2
 

@@ -11,6 +11,7 @@ import signal
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -90,6 +91,9 @@ _SERVER_OPTIONS = (
 _MAX_HEALTH_MESSAGE_BYTES = 4096
 _MAX_HEALTH_STREAMS = 4
 _MAX_HEALTH_CONNECTIONS = 128
+# A connection with TLS holds up to 700 KiB of bytes that wait for their turn; one without, a tenth of that.
+_MAX_TLS_CONNECTIONS = 384
+_MAX_TLS_HANDSHAKES = 96
 _HEALTH_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_HEALTH_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", _MAX_HEALTH_STREAMS),
@@ -230,6 +234,8 @@ class Server:
         self._certificates = certificates
         streaming, unary = _methods(service_names)
         limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
+        if certificates is not None:
+            limits = replace(limits, max_connections=_MAX_TLS_CONNECTIONS, max_handshakes=_MAX_TLS_HANDSHAKES)
         self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
         # Where health alone is served.
         self._probed: GuardedServer | None = None

@@ -15,7 +15,7 @@ from coppice.core.grammar import Grammar, GrammarKind
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams, StoppingOptions
-from coppice.core.tree import EMPTY_TREE, TokenTree
+from coppice.core.tree import EMPTY_TREE, MAX_TREE_NODES, TokenTree
 from coppice.v1 import inference_pb2, sampling_pb2, tree_pb2, verifier_pb2
 
 Value = TypeVar("Value")
@@ -46,10 +46,13 @@ def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
     """A message as a tree; missing log-probabilities count as 0.
 
     Raises:
-        InvalidTreeError: the message is not a valid tree, or carries distributions that it cannot have been drawn from.
+        InvalidTreeError: the message has more than MAX_TREE_NODES nodes, is no valid tree, or carries distributions
+            that it cannot have been drawn from.
     """
     if not message.ByteSize():
         return EMPTY_TREE
+    if len(message.token_ids) > MAX_TREE_NODES:
+        raise InvalidTreeError(f"{len(message.token_ids)} nodes; the most are {MAX_TREE_NODES}")
     # A slice is taken at once, where an iterator would go through the values one by one.
     tree = TokenTree(
         token_ids=tuple(message.token_ids[:]),

@@ -77,6 +77,8 @@ _OTHER_UNITS_PER_BYTE = 1 / 65536
 _LOST_DATA_UNITS = 1.0
 _MESSAGE_UNITS = 0.1
 _FREE_MESSAGES = 4
+# A byte of a large message (streams.py) of a call that may have many: the server converts it before it looks further.
+_LARGE_BYTE_UNITS = 1 / 2048
 # A header block's entries and bytes, which are known when it is decoded.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
@@ -112,6 +114,8 @@ class Limits:
     streaming: frozenset[bytes] = frozenset()
     max_streaming: int = 32
     unary: frozenset[bytes] = frozenset()
+    # Calls at once on one connection of other methods, health and reflection: they may last for ever.
+    max_other: int = 8
     # Until the preface and SETTINGS; and until a call's first message is complete.
     preface_s: float = 10.0
     first_message_s: float = 10.0
@@ -144,7 +148,8 @@ class Room:
             del self._held[connection]
         while num_bytes > 0 and self._num_held > self._limits.max_held_bytes:
             most = max(self._held, key=self._held.__getitem__)
-            most.end_held_call()
+            if not most.end_held_call():
+                break
 
     def take(self, connection: Connection, num_bytes: int, now_s: float) -> bool:
         """Whether there is room for another message; a connection that has none may take a slow one's of another's."""
@@ -295,11 +300,14 @@ class Connection:
         """There may be room now for a message of this connection's that found none."""
         self._loop.call_soon(self._release_waiting)
 
-    def end_held_call(self) -> None:
-        """End the held call that came last: all connections hold too much, and this one most."""
-        number = next(number for number, stream in reversed(self._incomplete.items()) if stream.num_held)
+    def end_held_call(self) -> bool:
+        """End the held call that came last: all connections hold too much, and this one most. False if it has none."""
+        number = next((number for number, stream in reversed(self._streams.items()) if stream.num_held), None)
+        if number is None:
+            return False
         logger.info("a call of %s is refused: too much of its calls waits for the rest of a message", self.peer)
         self._end(number, REFUSED_STREAM)
+        return True
 
     def abort(self) -> None:
         """Close both ends at once."""
@@ -483,22 +491,23 @@ class Connection:
             self._turnstile.charge(self.account, _LOST_DATA_UNITS)
             self._give_back(len(payload))
             return
-        num_before = stream.messages.num_complete
+        num_before, large_before = stream.messages.num_complete, stream.messages.num_large_bytes
         try:
             stream.messages.add(content(DATA, flags, payload))
         except MessageTooLargeError:
             # Of our methods gRPC refuses it, and says so; it does not keep it.
-            if not self._is_ours(stream):
+            if not stream.is_ours:
                 self._give_back(len(payload))
                 self._end(number, ENHANCE_YOUR_CALM)
                 return
-            self._incomplete.pop(number, None)
         if stream.is_unary and stream.messages.num_begun > 1:
             self._give_back(len(payload))
             self._end(number, PROTOCOL_ERROR)
             return
         if (num_messages := stream.messages.num_complete - num_before) > _FREE_MESSAGES:
             self._turnstile.charge(self.account, _MESSAGE_UNITS * num_messages)
+        if stream.is_streaming and (num_bytes := stream.messages.num_large_bytes - large_before):
+            self._turnstile.charge(self.account, _LARGE_BYTE_UNITS * num_bytes)
         if stream.upstream:
             self._pass_on(number, stream, flags, payload, out)
             return
@@ -541,7 +550,9 @@ class Connection:
     def _decoded(self, block: bytes) -> Headers:
         try:
             headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
-            self._turnstile.charge(self.account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * len(block))
+            # What an entry of the dynamic table stands for is longer than its number.
+            num_bytes = max(len(block), sum(len(name) + len(value) for name, value in headers))
+            self._turnstile.charge(self.account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * num_bytes)
             return headers
         except (HPACKError, IndexError, ValueError, OverflowError) as error:
             raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
@@ -566,12 +577,17 @@ class Connection:
         if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in headers) > MAX_METADATA_BYTES:
             self._answer(number, _RESOURCE_EXHAUSTED, f"metadata of more than {MAX_METADATA_BYTES} bytes")
             return
-        most = self._limits.max_message_bytes if path.startswith(OURS) else OTHER_MESSAGE_BYTES
+        is_ours = path.startswith(OURS)
+        if not is_ours and sum(not other.is_ours for other in self._streams.values()) >= self._limits.max_other:
+            self._to_client(frames.reset(number, REFUSED_STREAM))
+            return
+        most = self._limits.max_message_bytes if is_ours else OTHER_MESSAGE_BYTES
         named = [(name, value) for name, value in headers if name.lower() != _PEER]
         now_s = self._loop.time()
         deadline_s = now_s + self._limits.first_message_s
         stream = Stream([*named, (_PEER, self.peer.encode())], Messages(most), self._window, now_s, deadline_s)
         stream.client_ended = bool(flags & END_STREAM)
+        stream.is_ours = is_ours
         stream.is_unary = path in self._limits.unary
         if path in self._limits.streaming:
             if sum(other.is_streaming for other in self._streams.values()) >= self._limits.max_streaming:
@@ -595,23 +611,20 @@ class Connection:
         self._to_client(frames.header_frames(number, headers, ends_stream=True))
         self._to_client(frames.reset(number, frames.NO_ERROR))
 
-    def _is_ours(self, stream: Stream) -> bool:
-        return stream.messages.max_bytes == self._limits.max_message_bytes
-
     def _maybe_release(self, number: int, stream: Stream, out: list[bytes]) -> None:
         """Pass a call on to the server, if what it needs is there."""
         if stream.window < _MIN_WINDOW_BYTES:
             return
         size = stream.messages.size
         is_complete = stream.messages.num_complete > 0 or stream.client_ended
+        # One that is too large is refused by gRPC when it sees the length.
+        is_refused = size > stream.messages.max_bytes
         if not is_complete:
-            # One that is too large is refused by gRPC when it sees the length.
-            is_refused = size > stream.messages.max_bytes
             if size <= LARGE_BYTES and not is_refused:
                 return
             if not is_refused and not self._reserve(stream, size):
                 return
-        if is_complete:
+        if is_complete or is_refused:
             self._incomplete.pop(number, None)
         self._release(number, stream, out)
 
@@ -819,7 +832,7 @@ class Connection:
             return
         self.is_closed = True
         self._turnstile.close(self.account)
-        for stream in self._incomplete.values():
+        for stream in self._streams.values():
             self._free(stream)
             self._room.hold(self, -stream.num_held)
         self._streams, self._by_upstream, self._incomplete = {}, {}, {}

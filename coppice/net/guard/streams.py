@@ -6,6 +6,8 @@ from coppice.net.guard.frames import END_STREAM, HEADERS, Headers, without_paddi
 
 # A gRPC message comes after a byte that says whether it is compressed, and four of its length.
 PREFIX_BYTES = 5
+# Bytes of a message beyond these are counted as those of a large one.
+SMALL_BYTES = 4096
 
 
 class MessageTooLargeError(Exception):
@@ -15,11 +17,11 @@ class MessageTooLargeError(Exception):
 class Messages:
     """Follows the messages of one call by their lengths."""
 
-    __slots__ = ("_left", "_prefix", "max_bytes", "num_begun", "num_complete", "size")
+    __slots__ = ("_left", "_prefix", "max_bytes", "num_begun", "num_complete", "num_large_bytes", "size")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.num_begun = self.num_complete = 0
+        self.num_begun = self.num_complete = self.num_large_bytes = 0
         # Bytes of the message that is coming in; 0 between messages.
         self.size = 0
         self._prefix = b""
@@ -47,6 +49,7 @@ class Messages:
                     return
                 self.size = self._left = int.from_bytes(self._prefix[1:], "big")
                 self._prefix = b""
+                self.num_large_bytes += max(0, self.size - SMALL_BYTES)
                 if self.size > self.max_bytes:
                     raise MessageTooLargeError
             if not self._left:
@@ -63,6 +66,7 @@ class Stream:
         "deadline_s",
         "frames",
         "headers",
+        "is_ours",
         "is_streaming",
         "is_unary",
         "messages",
@@ -87,6 +91,8 @@ class Stream:
         self.upstream = 0
         # Passed on before its first message; and whether there is one message alone.
         self.is_streaming = self.is_unary = False
+        # One of our own methods, not of health or reflection.
+        self.is_ours = True
         self.client_ended = self.server_ended = False
         # DATA frames that are held: flags and payload; and bytes of these.
         self.frames: list[tuple[int, bytes]] = []

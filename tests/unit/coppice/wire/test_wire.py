@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.core.errors import InvalidRequestError
+from coppice.core.errors import InvalidRequestError, InvalidTreeError
 from coppice.core.grammar import Grammar, GrammarKind
 from coppice.core.sampling import SamplingParams, StoppingOptions
-from coppice.v1 import sampling_pb2
+from coppice.core.tree import MAX_TREE_NODES
+from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire.convert import (
     samples_drafts,
     sampling_from_proto,
     sampling_to_proto,
     stopping_from_proto,
     stopping_to_proto,
+    tree_from_proto,
 )
 
 TOKENS = st.integers(0, 2**32 - 1)
@@ -82,3 +84,11 @@ def test_drafts_are_sampled_for_traversal_above_temperature_0_alone() -> None:
     rules = sampling_pb2.AcceptanceRule.values()
     asked = {(rule, temperature) for rule in rules for temperature in (0.0, 0.5) if samples_drafts(rule, temperature)}
     assert asked == {(sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL, 0.5)}
+
+
+def test_a_tree_of_more_nodes_than_any_budget_is_refused_before_it_is_looked_at() -> None:
+    message = tree_pb2.TokenTree(token_ids=range(MAX_TREE_NODES + 1), parents=range(-1, MAX_TREE_NODES))
+    with pytest.raises(InvalidTreeError, match="4097 nodes; the most are 4096"):
+        tree_from_proto(message)
+    del message.token_ids[-1], message.parents[-1]
+    assert len(tree_from_proto(message)) == MAX_TREE_NODES

@@ -380,6 +380,63 @@ async def test_what_is_held_for_all_is_bounded_and_who_holds_most_pays() -> None
         await modest.until(frames.HEADERS, 1)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_call_that_is_too_large_and_has_no_window_takes_room_from_nobody(leaves: bool) -> None:
+    limits = Limits(1 << 20, 64, max_held_bytes=200_000, first_message_s=1.0)
+    window = (frames.SETTINGS_INITIAL_WINDOW_SIZE, 0)
+    async with serving(limits) as (_, address), contextlib.AsyncExitStack() as stack:
+        modest = await stack.enter_async_context(raw(address))
+        part = message(b"x" * 30_000)
+        modest.send(opened(1), data(1, part[:16_000], ends=False))
+        async with raw(address, window) as greedy:
+            greedy.send(opened(1), data(1, b"\0\xff\xff\xff\xff", ends=False))
+            for _ in range(10 if leaves else 20):
+                greedy.send(data(1, bytes(16_000), ends=False))
+            if not leaves:
+                _, payload = await greedy.until(frames.RST_STREAM, 1)
+                assert payload == struct.pack(">I", frames.REFUSED_STREAM)
+            await asyncio.sleep(0.1)
+        modest.send(data(1, part[16_000:30_000], ends=False), data(1, part[30_000:]))
+        await modest.until(frames.HEADERS, 1)
+        # What the connection held is not counted any more.
+        other = await stack.enter_async_context(raw(address))
+        for stream in range(1, 21, 2):
+            other.send(opened(stream), data(stream, part[:16_000], ends=False))
+        await asyncio.sleep(0.1)
+        other.send(data(19, part[16_000:30_000], ends=False), data(19, part[30_000:]))
+        await other.until(frames.HEADERS, 19)
+
+
+async def test_calls_of_health_and_reflection_are_few_on_one_connection() -> None:
+    async with serving() as (calls, address), raw(address) as client:
+        for stream in range(1, 2 * LIMITS.max_other + 2, 2):
+            client.send(opened(stream, "/grpc.health.v1.Health/Watch"))
+        _, payload = await client.until(frames.RST_STREAM, 2 * LIMITS.max_other + 1)
+        assert payload == struct.pack(">I", frames.REFUSED_STREAM)
+        client.send(opened(101), data(101, message(b"x")))
+        await client.until(frames.HEADERS, 101)
+        assert len(calls.started) == 1
+
+
+async def test_entries_of_the_dynamic_table_cost_what_they_stand_for() -> None:
+    entry = b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4000
+    heads = header_block([(b":method", b"POST"), (b":scheme", b"http"), (b":path", SAY.encode())])
+
+    async def took_s(block: bytes) -> float:
+        async with serving() as (_, address), raw(address) as client:
+            client.send(frame(frames.HEADERS, 4, 1, heads + entry), frames.reset(1, 0))
+            started_s = time.monotonic()
+            last = 1001
+            for stream in range(3, last + 2, 2):
+                client.send(frame(frames.HEADERS, 4, stream, heads + block), frames.reset(stream, 0))
+            client.send(opened(last + 4), data(last + 4, message(b"x")))
+            await client.until(frames.HEADERS, last + 4)
+            return time.monotonic() - started_s
+
+    # 4,000 bytes each: 500 of them are 4,000 units, of which a connection has 3,000 and 1,000 a second.
+    assert await took_s(b"\xbe") > await took_s(b"") + 0.5
+
+
 async def test_large_messages_wait_for_each_other_and_none_is_lost() -> None:
     limits = Limits(1 << 20, 64, max_large_bytes=300_000, max_large_bytes_of_one=200_000)
     async with serving(limits) as (_, address), channel(address) as one, channel(address) as other:
