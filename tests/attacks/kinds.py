@@ -81,6 +81,8 @@ _ALL: dict[str, tuple[Callable[[Attempt], None], float]] = {
     "metadata": (frame_attacks.metadata, MAX_FLOOD_RATIO),
     "gzip-bomb": (message_attacks.gzip_bomb, MAX_RATIO),
     "groups": (message_attacks.groups, MAX_RATIO),
+    "too-large-and-held": (message_attacks.too_large_and_held, MAX_RATIO),
+    "watches": (message_attacks.watches, MAX_FLOOD_RATIO),
     "health": (message_attacks.health, MAX_FLOOD_RATIO),
     "reflection": (message_attacks.reflection, MAX_FLOOD_RATIO),
     "tenants": (message_attacks.tenants, MAX_VALID_RATIO),
@@ -93,6 +95,7 @@ _INSIDE = (
     "rapid-reset",
     "headers-only",
     "large-stop-strings",
+    "too-large-and-held",
     "slow-headers",
     "continuations",
     "settings",
@@ -102,6 +105,7 @@ _INSIDE = (
 def _attacks() -> dict[str, Attack]:
     rows = [Attack(name, ORCHESTRATOR, run, ratio) for name, (run, ratio) in _ALL.items()]
     rows += [Attack(f"{service}:{name}", service, *_ALL[name]) for service in (VERIFIER, DRAFTER) for name in _INSIDE]
+    rows.append(Attack(f"{VERIFIER}:large-drafts", VERIFIER, message_attacks.large_drafts, MAX_RATIO))
     return {row.name: row for row in rows}
 
 

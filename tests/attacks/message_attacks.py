@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from coppice.v1 import drafter_pb2, inference_pb2, verifier_pb2
+from coppice.v1 import drafter_pb2, inference_pb2, tree_pb2, verifier_pb2
 from tests.attacks.http2 import (
     DATA,
     INDEXED_CALL,
@@ -18,6 +18,7 @@ from tests.attacks.http2 import (
     Attempt,
     Connection,
     framed,
+    literal,
     request_block,
     window_update,
 )
@@ -36,6 +37,7 @@ NUM_GREEDY_CONNECTIONS, NUM_GREEDY_STREAMS, GREEDY_TOKENS = 200, 20, 400
 # A client that is told to wait does so before it asks again.
 GREEDY_PAUSE_S = 1.0
 NUM_GROUPS = 100_000
+NUM_WATCHERS, WATCHES_AT_ONCE, MAX_WATCHES, WATCH_HEADER_BYTES = 60, 4, 1_000, 3_650
 # Of tenants and salts, at once.
 NUM_DISTINCT = 200
 PROMPT = "def add(a, b):\n    return"
@@ -298,6 +300,62 @@ def gzip_bomb(attempt: Attempt) -> None:
     """Messages of 64 KiB, compressed, that are 63 MiB of zeros, eight at once."""
     data = framed(gzip.compress(bytes(LARGE_BYTES)), is_compressed=True)
     _repeat_calls(attempt, data, 8, [(b"grpc-encoding", b"gzip")])
+
+
+def too_large_and_held(attempt: Attempt) -> None:
+    """A message declared as 4 GiB on a stream that takes nothing, and as much of it as the server lets in."""
+
+    def body(connection: Connection) -> None:
+        stream = connection.open_stream(request_block(attempt.target.path))
+        connection.send(frame(DATA, 0, stream, b"\0\xff\xff\xff\xff"))
+        connection.flood(itertools.repeat((frame(DATA, 0, stream, bytes(MAX_FRAME_BYTES)), 1)))
+
+    attempt.repeat(body, {INITIAL_WINDOW_SIZE: 0})
+
+
+def watches(attempt: Attempt) -> None:
+    """Calls of the health service that last for ever, with 7 KiB of metadata each from HPACK's table."""
+    metadata = literal(b"x-a", b"a" * WATCH_HEADER_BYTES, is_indexed=True)
+
+    def step(connection: Connection) -> None:
+        connection.take()
+        block = request_block(b"/grpc.health.v1.Health/Watch")
+        again = b"\xbe\xbe"
+        calls = []
+        for _ in range(WATCHES_AT_ONCE):
+            stream = connection.next_stream
+            if stream > 2 * MAX_WATCHES:
+                break
+            connection.next_stream += 2
+            head = frame(HEADERS, END_HEADERS, stream, block + (metadata + again[:1] if stream == 1 else again))
+            calls.append(head + frame(DATA, END_STREAM, stream, framed(b"")))
+        connection.send(b"".join(calls))
+        connection.tally["streams"] += len(calls)
+
+    attempt.swarm(NUM_WATCHERS, step, {INITIAL_WINDOW_SIZE: MAX_WINDOW}, pause_s=0.005)
+
+
+def large_drafts(attempt: Attempt) -> None:
+    """Drafts of 200,000 nodes and of 4,000, in turn, of sequences that are not open, on four connections."""
+    drafts = [framed(_chain(num_nodes)) for num_nodes in (200_000, 4_000)]
+
+    def step(connection: Connection) -> None:
+        connection.take()
+        if connection.stage == 0:
+            connection.stage = connection.open_stream(request_block(attempt.target.path))
+        if connection.stage not in connection.running:
+            connection.stage = 0
+            return
+        for draft in drafts:
+            connection.send_message(connection.stage, draft, ends=False)
+
+    attempt.swarm(4, step, {INITIAL_WINDOW_SIZE: MAX_WINDOW}, pause_s=0.001)
+
+
+def _chain(num_nodes: int) -> bytes:
+    tree = tree_pb2.TokenTree(token_ids=[node % 100 for node in range(num_nodes)], parents=range(-1, num_nodes - 1))
+    draft = verifier_pb2.Draft(base_length=3, tree=tree)
+    return verifier_pb2.VerifyRequest(sequence_id=1, draft=draft).SerializeToString()
 
 
 def groups(attempt: Attempt) -> None:
