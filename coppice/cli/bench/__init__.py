@@ -14,6 +14,7 @@ from coppice.cli.bench import (
     passes,
     profile,
     prompts,
+    report,
     throughput,
     timeline,
 )
@@ -30,3 +31,4 @@ app.command()(profile.profile)
 app.command()(cache.cache)
 app.command()(timeline.timeline)
 app.command()(ablation.ablation)
+app.command()(report.report)
