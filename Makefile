@@ -16,7 +16,7 @@ export TORCH_INDEX
 export SYSTEM_SITE_PACKAGES
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
+.PHONY: help setup demo quick docs test fuzz gpu lint format proto bench load faults soak kills attacks images conformance chart lock configuration
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ setup: ## Create .venv with everything installed; seconds when nothing changed
 
 demo: setup ## Complete a few prompts with and without speculation, side by side
 	@$(BIN)/coppice demo $(DEMO_ARGS)
+
+# Rooms that need neither a model nor a process.
+QUICK := coppice/core coppice/search coppice/wire
+
+quick: setup ## Unit tests of the rooms that need no model
+	$(BIN)/python -m pytest -q $(addprefix tests/unit/,$(QUICK)) $(PYTEST_ARGS)
 
 # Where tests marked `processes` are (tests/conftest.py sees to it): the second run need not collect all others.
 ALONE := tests/e2e tests/faults tests/attacks tests/gpu
@@ -51,12 +57,16 @@ gpu: ## Test what runs on CUDA, and time its passes; needs a CUDA device
 	$(BIN)/python -m pytest -rs tests/gpu $(PYTEST_ARGS)
 	$(BIN)/coppice bench passes --device cuda --out $(GPU_RESULTS) $(BENCH_ARGS)
 
-lint: setup ## ruff, mypy --strict, import contracts, buf lint
+lint: setup ## ruff, mypy --strict, import contracts, links of docs/, buf lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@scripts/lint_protos.sh $(VENV)/buf
+
+docs: setup ## Build the site of docs/ in build/site; broken links fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: setup ## Format the Python code
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,22 @@
+"""Words that documents for readers leave out, where a term of the field says it better."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+AVOIDED = re.compile(r"\b(nobody|whoever|of late|anew|ever so|in vain|beside|whosever)\b|\bbehind (?!a gateway)", re.I)
+DOCUMENTS = [
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md",
+    "docs/conformance.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_avoids_them(document: str) -> None:
+    lines = (ROOT / document).read_text().splitlines()
+    found = [f"{document}:{number}: {line}" for number, line in enumerate(lines, 1) if AVOIDED.search(line)]
+    assert not found
