@@ -10,7 +10,7 @@ NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 USUAL_FAILURES = ("already_exists", "internal", "invalid_argument", "not_found", "resource_exhausted", "unimplemented")
 
 
-class DraftCounts:
+class DrafterCounts:
     """Each is written by one thread alone, the event loop or the model's, and may be read by any."""
 
     def __init__(self) -> None:

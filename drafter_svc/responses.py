@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from coppice.v1 import drafter_pb2 as pb
 from coppice.wire.convert import tree_to_proto
-from drafter_svc.session import AheadDrafts, Draft
+from drafter_svc.session import AheadDrafts, SessionDraft
 
 
-def draft_response(sequence_id: int, draft: Draft, elapsed_s: float) -> pb.DraftResponse:
+def draft_response(sequence_id: int, draft: SessionDraft, elapsed_s: float) -> pb.DraftResponse:
     """A tree that took so long."""
     tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
     return pb.DraftResponse(sequence_id=sequence_id, tree=tree)

@@ -27,7 +27,7 @@ from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
 from coppice.wire.convert import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.draft_counts import DraftCounts
+from drafter_svc.draft_counts import DrafterCounts
 from drafter_svc.drafters.base import Drafter, SamplingDrafter
 from drafter_svc.model.cache_budget import CacheBudget
 from drafter_svc.model.model_thread import ModelThread
@@ -35,9 +35,9 @@ from drafter_svc.responses import ahead_response, draft_response
 from drafter_svc.search.joint_turns import JointTurns
 from drafter_svc.session import (
     DuplicateSequenceError,
-    Opening,
-    Outcome,
     Session,
+    SessionOpening,
+    SessionOutcome,
     UnknownSequenceError,
 )
 
@@ -74,7 +74,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
         self.max_nodes = max_nodes
         self._max_sequences = max_sequences
         self._num_sequences = 0
-        self.counts = DraftCounts()
+        self.counts = DrafterCounts()
 
     @property
     def num_sequences(self) -> int:
@@ -116,7 +116,7 @@ class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
             drafts_ahead=info.drafts_ahead,
         )
 
-    def new_session(self, opening: Opening) -> Session:
+    def new_session(self, opening: SessionOpening) -> Session:
         """A session that counts against the limit until `release`.
 
         Raises:
@@ -221,7 +221,7 @@ class DraftStream:
     def _open(self, sequence_id: int, message: pb.OpenDraft) -> None:
         if sequence_id in self._sessions:
             raise DuplicateSequenceError(f"sequence {sequence_id} is open already")
-        opening = Opening(
+        opening = SessionOpening(
             prompt=tuple(message.prompt_token_ids),
             sampling=sampling_from_proto(message.sampling),
             max_nodes=min(message.max_nodes, self._service.max_nodes),
@@ -240,7 +240,7 @@ class DraftStream:
         session = self._session(sequence_id)
         budget = min(message.max_nodes, self._service.max_nodes) if message.HasField("max_nodes") else None
         multiple = max(1, message.row_multiple) if message.HasField("row_multiple") else None
-        session.post(Outcome(message.base_length, tuple(message.token_ids), message.features, budget, multiple))
+        session.post(SessionOutcome(message.base_length, tuple(message.token_ids), message.features, budget, multiple))
         self._schedule(sequence_id, session)
 
     def _expect(self, sequence_id: int, message: pb.Expect) -> None:

@@ -38,7 +38,7 @@ class DuplicateSequenceError(CoppiceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SessionOpening:
     """How a sequence starts: its prompt, its sampling, and the most nodes of a tree (0 asks for none).
 
     Rows of the target's pass are computed in multiples of `row_multiple`.
@@ -74,7 +74,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SessionOutcome:
     """Tokens committed by a round. `max_nodes` and `row_multiple` replace the opening's from now on, unless None."""
 
     base_length: int
@@ -85,7 +85,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class SessionDraft:
     """A tree behind the first `base_length` committed tokens."""
 
     base_length: int
@@ -109,7 +109,7 @@ class Session:
     """One sequence. The event loop posts outcomes; the model thread takes them in and drafts."""
 
     def __init__(
-        self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap, caches: CacheBudget | None = None
+        self, drafter: Drafter, opening: SessionOpening, acceptance: AcceptanceMap, caches: CacheBudget | None = None
     ) -> None:
         """`acceptance` calibrates what is sent, and learns from what becomes of it; `caches` bounds what is kept."""
         self._drafter = drafter
@@ -123,7 +123,7 @@ class Session:
         self._length = len(opening.prompt)
         self._max_nodes = opening.max_nodes
         self._row_multiple = opening.row_multiple
-        self._inbox: deque[Outcome] = deque()
+        self._inbox: deque[SessionOutcome] = deque()
         self._scheduled = False
         # Whether something was taken in that no draft has followed.
         self._has_news = False
@@ -132,7 +132,7 @@ class Session:
         # Whether idle work is queued. The model thread's own.
         self.preparing = False
 
-    def post(self, outcome: Outcome) -> None:
+    def post(self, outcome: SessionOutcome) -> None:
         """Leave an outcome for the model thread."""
         self._inbox.append(outcome)
 
@@ -160,7 +160,7 @@ class Session:
             self._caches.note(sequence)
         return num_left
 
-    def advance(self) -> Draft | None:
+    def advance(self) -> SessionDraft | None:
         """Take in everything posted and draft once, for the newest state. On the model thread.
 
         None when the budget asks for no tree or there is nothing new.
@@ -211,12 +211,12 @@ class Session:
         self._caches.note(sequence)
         return has_more
 
-    def _calibrated(self, tree: TokenTree) -> Draft:
+    def _calibrated(self, tree: TokenTree) -> SessionDraft:
         """The draft to send. Sampled trees go as they are: what they hold decides what is committed."""
         if self._opening.is_sampled:
-            return Draft(self._length, tree)
+            return SessionDraft(self._length, tree)
         self._sent = self._acceptance.calibrated(tree, self._opening.sampling.temperature)
-        return Draft(self._length, self._sent.tree)
+        return SessionDraft(self._length, self._sent.tree)
 
     def _take_in(self) -> DraftSequence:
         if self._sequence is None:
@@ -238,7 +238,7 @@ class Session:
         assert isinstance(self._drafter, SamplingDrafter), "checked before the session was made"
         return self._drafter.open_sampled(opening.prompt, opening.sampling, opening.cache_salt)
 
-    def _apply(self, sequence: DraftSequence, outcome: Outcome) -> None:
+    def _apply(self, sequence: DraftSequence, outcome: SessionOutcome) -> None:
         if outcome.base_length != self._length:
             raise InvalidRequestError(
                 "outcome.base_length", f"is {outcome.base_length}, but {self._length} tokens are committed"

@@ -20,7 +20,7 @@ from coppice.v1 import inference_pb2_grpc
 from coppice.wire.message_sizes import SizeChecks
 from orchestrator.admission.admission import Admission
 from orchestrator.api.authentication import Authentication
-from orchestrator.api.service import SERVICE_NAME, InferenceService, Limits
+from orchestrator.api.service import SERVICE_NAME, InferenceService, RequestLimits
 from orchestrator.api.tenancy import Tenancy
 from orchestrator.api.token_file import TokenFile
 from orchestrator.api.validation import max_request_bytes, request_sizes
@@ -33,10 +33,10 @@ from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import FixedPlanner, Planner
 from orchestrator.planner.fleet import FleetPlanner, adaptive_planners
-from orchestrator.planner.shared_knowledge import TIMEOUT_S, Pupil, SharedKnowledge
+from orchestrator.planner.shared_knowledge import TIMEOUT_S, PlannerSnapshotTarget, SharedKnowledge
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
-from orchestrator.prefix_cache.keys import Realm, knowledge_key
+from orchestrator.prefix_cache.keys import CacheNamespace, knowledge_key
 from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
 from orchestrator.prefix_cache.store import CacheCounts
 
@@ -111,7 +111,7 @@ async def running(
             planner=planner,
             tokenizer=TargetTokenizer(verifiers.tokenizer_json),
             admission=admission,
-            limits=Limits(
+            limits=RequestLimits(
                 max_outputs=min(config.max_outputs, config.max_requests),
                 max_nodes=max_nodes,
                 default_timeout_s=config.default_timeout_s,
@@ -175,7 +175,7 @@ def _admission(config: Config) -> Admission:
     )
 
 
-def _affinity(config: Config, realm: Realm) -> SharedAffinity:
+def _affinity(config: Config, realm: CacheNamespace) -> SharedAffinity:
     """What orchestrators tell one another of where sequences went."""
     counts = CacheCounts()
     return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, realm)
@@ -242,7 +242,7 @@ async def _serve_metrics(
 
 
 def _knowledge(
-    config: Config, realm: Realm, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
+    config: Config, realm: CacheNamespace, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
 ) -> SharedKnowledge | None:
     """What planners learn, shared through Redis where there is one."""
     planners = adaptive_planners(planner, config.verifier_addresses)
@@ -256,7 +256,7 @@ def _knowledge(
         return knowledge_key(realm, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
 
     store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
-    pupils = [Pupil(planners[client.address], partial(key, client)) for client in verifiers.clients]
+    pupils = [PlannerSnapshotTarget(planners[client.address], partial(key, client)) for client in verifiers.clients]
     return SharedKnowledge(store, counts, pupils, config.cache_ttl_s)
 
 

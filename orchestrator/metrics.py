@@ -16,14 +16,14 @@ from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.request.latencies import Latencies
 from orchestrator.request.stale_drafts import STALE
-from orchestrator.tally import Tally
+from orchestrator.service_counters import ServiceCounters
 
 _OWN = Prefix("coppice_orchestrator_")
 # Depths that acceptance is counted at; deeper nodes count in the sums alone.
 MOST_POSITIONS = 16
 
 
-def request_metrics(tally: Tally, admission: Admission) -> Iterator[Metric]:
+def request_metrics(tally: ServiceCounters, admission: Admission) -> Iterator[Metric]:
     """Requests and the tokens of their outputs."""
     yield _OWN.gauge("num_requests_running", "Outputs that have a place.", admission.num_running)
     yield _OWN.gauge("num_requests_waiting", "Outputs that wait for a place.", admission.num_waiting)
@@ -36,7 +36,7 @@ def request_metrics(tally: Tally, admission: Admission) -> Iterator[Metric]:
     yield _OWN.counter("generation_tokens", "Tokens generated.", tally.num_generated())
 
 
-def speculation_metrics(tally: Tally) -> Iterator[Metric]:
+def speculation_metrics(tally: ServiceCounters) -> Iterator[Metric]:
     """Rounds, and what became of drafts."""
     total = tally.statistics()
     drafted, accepted = total.rounds_drafted_by_depth, total.rounds_accepted_by_depth

@@ -10,7 +10,7 @@ import grpc
 
 from coppice.net import rpc
 from coppice.net.certificates import Certificates
-from coppice.net.guard.connection import Limits
+from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.server_contexts import ServerContexts
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
@@ -37,7 +37,7 @@ async def serving(
     if certificates is not None:
         asks_client = certificates.current().ca is not None
         context = ServerContexts(certificates, asks_client=asks_client, protocols=["h2"]).current
-    limits = Limits(rpc.MAX_MESSAGE_BYTES, rpc.MAX_CONCURRENT_STREAMS, streaming=frozenset({method}))
+    limits = GuardLimits(rpc.MAX_MESSAGE_BYTES, rpc.MAX_CONCURRENT_STREAMS, streaming=frozenset({method}))
     guarded = GuardedServer(server, limits, context)
     port = await guarded.start(address)
     try:

@@ -36,7 +36,7 @@ from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
 from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
 from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.log_probs import token_log_probs
-from verifier_svc.verify.output_end import Finish, FinishReason, OutputEnd
+from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
 from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
 from verifier_svc.verify.traversal_round import traverse
 
@@ -274,17 +274,17 @@ class _Answer:
         message.timing.CopyFrom(self._timing)
         yield message
 
-    def _ended_before(self) -> Finish | None:
+    def _ended_before(self) -> SequenceFinish | None:
         if self._output.stop_match is not None:
-            return Finish(FinishReason.STOP, self._output.stop_match)
+            return SequenceFinish(FinishReason.STOP, self._output.stop_match)
         if (reason := self._transcript.end()) is None:
             return self._end_of_form()
         name = sampling_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
         is_stop = name == FinishReason.STOP.name
-        return Finish(FinishReason[name], self._output.last_token_text() if is_stop else None)
+        return SequenceFinish(FinishReason[name], self._output.last_token_text() if is_stop else None)
 
-    def _round(self) -> Finish | None:
-        finishes: list[Finish | None] = []
+    def _round(self) -> SequenceFinish | None:
+        finishes: list[SequenceFinish | None] = []
 
         def is_last(token: int) -> bool:
             finish = self._end.push(token)
@@ -332,9 +332,9 @@ class _Answer:
         self._count(len(tree), tree.depth, len(accepted.nodes))
         return list(accepted.token_ids)
 
-    def _end_of_form(self) -> Finish | None:
+    def _end_of_form(self) -> SequenceFinish | None:
         constraint = self._chooser.constraint
-        return Finish(FinishReason.STOP, None) if constraint is not None and constraint.is_complete else None
+        return SequenceFinish(FinishReason.STOP, None) if constraint is not None and constraint.is_complete else None
 
     def _count(self, nodes: int, depth: int, accepted: int) -> None:
         self._timing.passes.add(rows=nodes + self._toy.num_running, count=1, total_ms=0.1)

@@ -39,7 +39,7 @@ class Generator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DemoRun:
     """A completion, and how long the client waited for all of it."""
 
     completion: Completion
@@ -57,8 +57,8 @@ class Comparison:
 
     prompt: DemoPrompt
     temperature: float
-    plain: Measured
-    speculative: Measured
+    plain: DemoRun
+    speculative: DemoRun
 
     @property
     def is_identical(self) -> bool:
@@ -132,7 +132,7 @@ async def _compare(
         options = _options(speculation, temperature, max_tokens)
         start = time.perf_counter()
         completion = await client.generate(prompt.text, options, TIMEOUT_S)
-        measured[speculation] = Measured(completion, time.perf_counter() - start)
+        measured[speculation] = DemoRun(completion, time.perf_counter() - start)
     return Comparison(prompt, temperature, measured["off"], measured["auto"])
 
 

@@ -26,10 +26,10 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Before torch is imported.
     set_spin_count()
-    from coppice.colocated.app import Models, load, running
+    from coppice.colocated.app import LoadedModels, load, running
     from coppice.colocated.config import ColocatedConfig
 
-    async def serve(config: ColocatedConfig, models: Models) -> None:
+    async def serve(config: ColocatedConfig, models: LoadedModels) -> None:
         async with running(config, models) as deployment:
             sys.stdout.write(f"ready {deployment.orchestrator.address}\n")
             sys.stdout.flush()

@@ -33,7 +33,7 @@ from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 
 @dataclass(frozen=True)
-class Models:
+class LoadedModels:
     """What was loaded, in the order of the configuration."""
 
     targets: tuple[tuple[TargetModel, TargetInfo], ...]
@@ -51,19 +51,19 @@ class Colocated:
     lost: asyncio.Event
 
 
-def load(config: ColocatedConfig) -> Models:
+def load(config: ColocatedConfig) -> LoadedModels:
     """Load every model, which takes its time: not on an event loop that others wait for.
 
     Raises:
         CoppiceError, OSError, ValueError: one of them cannot be used.
     """
     targets = tuple(load_probed_target(one) for one in config.verifiers)
-    return Models(targets, tuple(load_drafter(one) for one in config.drafters))
+    return LoadedModels(targets, tuple(load_drafter(one) for one in config.drafters))
 
 
 @contextlib.asynccontextmanager
 async def running(
-    config: ColocatedConfig, models: Models, env: Mapping[str, str] = os.environ
+    config: ColocatedConfig, models: LoadedModels, env: Mapping[str, str] = os.environ
 ) -> AsyncIterator[Colocated]:
     """A deployment that serves while the context is open, and drains when it closes.
 

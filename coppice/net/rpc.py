@@ -27,7 +27,7 @@ from grpc_status import rpc_status
 from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 from coppice.frozen_heap import frozen_heap
 from coppice.net.certificates import Certificates, channel_credentials, server_credentials
-from coppice.net.guard.connection import Limits
+from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.lasting_server import LastingServer
 from coppice.net.server_contexts import ServerContexts
@@ -233,7 +233,7 @@ class Server:
         self.grpc: grpc.aio.Server = make() if guarded else LastingServer(make)
         self._certificates = certificates
         streaming, unary = _methods(service_names)
-        limits = Limits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
+        limits = GuardLimits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
         if certificates is not None:
             limits = replace(limits, max_connections=_MAX_TLS_CONNECTIONS, max_handshakes=_MAX_TLS_HANDSHAKES)
         self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
@@ -264,7 +264,9 @@ class Server:
         if health_port:
             server = grpc.aio.server(options=_HEALTH_OPTIONS)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-            limits = Limits(_MAX_HEALTH_MESSAGE_BYTES, _MAX_HEALTH_STREAMS, max_connections=_MAX_HEALTH_CONNECTIONS)
+            limits = GuardLimits(
+                _MAX_HEALTH_MESSAGE_BYTES, _MAX_HEALTH_STREAMS, max_connections=_MAX_HEALTH_CONNECTIONS
+            )
             self._probed = GuardedServer(server, limits)
             try:
                 await self._probed.start(f"{address.rpartition(':')[0]}:{health_port}")

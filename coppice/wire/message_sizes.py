@@ -48,13 +48,13 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass
-class _Part:
+class _MessagePart:
     """A message or one of its fields: the most bytes that it may have, None for any number, and its own fields."""
 
     name: str
     descriptor: Any  # google.protobuf.descriptor.Descriptor, or None for what is no message
     most: int | None = None
-    parts: dict[int, _Part] = field(default_factory=dict)
+    parts: dict[int, _MessagePart] = field(default_factory=dict)
 
 
 class MessageSizes:
@@ -65,13 +65,13 @@ class MessageSizes:
     """
 
     def __init__(self, kind: type[Message], most_bytes: Mapping[str, int]) -> None:
-        self._whole = _Part("", kind.DESCRIPTOR)
+        self._whole = _MessagePart("", kind.DESCRIPTOR)
         for path, most in most_bytes.items():
             part = self._whole
             for name in path.split("."):
                 found = part.descriptor.fields_by_name[name]
                 full_name = f"{part.name}.{name}".lstrip(".")
-                part = part.parts.setdefault(found.number, _Part(full_name, found.message_type))
+                part = part.parts.setdefault(found.number, _MessagePart(full_name, found.message_type))
             part.most = most
 
     def check(self, data: bytes) -> None:
@@ -97,7 +97,7 @@ class _Scan:
         # A field may come more than once, and all of it counts.
         self._bytes: Counter[str] = Counter()
 
-    def go_through(self, part: _Part, at: int, end: int) -> None:
+    def go_through(self, part: _MessagePart, at: int, end: int) -> None:
         while at < end:
             self._num_fields += 1
             if self._num_fields > MAX_FIELDS:
@@ -148,7 +148,7 @@ class _Scan:
             if shift > 63:
                 raise IndexError
 
-    def _largest(self, part: _Part, at: int, end: int) -> str:
+    def _largest(self, part: _MessagePart, at: int, end: int) -> str:
         """The field of a part that takes most of it, as far as it is looked at."""
         if part.descriptor is None:
             return part.name

@@ -26,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 _NONE = -1
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """`tree_builder.TreeLimits`, as compiled code takes them; `children`: most children of one node."""
 
     max_nodes: int
@@ -61,7 +61,7 @@ class CompiledLlama(FewRowsPass):
             np.asarray(root.log_probs, np.float32),
             search.noise,
             search.sigma,
-            Limits(
+            SearchLimits(
                 limits.max_nodes,
                 limits.width,
                 limits.max_steps,
@@ -116,7 +116,7 @@ def search_tree(
     root_log_probs: FloatArray,
     noise: FloatArray,
     sigma: np.float32,
-    limits: Limits,
+    limits: SearchLimits,
 ) -> Found:
     """The likeliest nodes behind the root, and the rows that were computed on the way.
 
@@ -244,13 +244,13 @@ def _place(
 
 
 @compiled
-def _can_enter(nodes: _Nodes, path: float, limits: Limits) -> bool:
+def _can_enter(nodes: _Nodes, path: float, limits: SearchLimits) -> bool:
     """Whether a new node of at most this path log-probability could be among the best."""
     return bool(nodes.totals[1] < limits.max_nodes or path > nodes.best[0])
 
 
 @compiled
-def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: Limits) -> None:
+def _add(nodes: _Nodes, parent: int, token_ids: IntArray, log_probs: FloatArray, limits: SearchLimits) -> None:
     """Take in the children of an expanded node that could be among the best."""
     depth = 1
     above = 0.0
@@ -293,7 +293,7 @@ def _rank(nodes: _Nodes, path: float, max_nodes: int) -> None:
 
 
 @compiled
-def _pick(nodes: _Nodes, limits: Limits) -> IntArray:
+def _pick(nodes: _Nodes, limits: SearchLimits) -> IntArray:
     """The nodes to expand in the next step; none when no step can improve the tree or pays."""
     picked = np.empty(limits.width, np.int64)
     count = 0
@@ -318,7 +318,7 @@ def _pick(nodes: _Nodes, limits: Limits) -> IntArray:
 
 
 @compiled
-def _num_kept(nodes: _Nodes, limits: Limits) -> int:
+def _num_kept(nodes: _Nodes, limits: SearchLimits) -> int:
     """As `TreeLimits.num_kept`."""
     total = nodes.totals[0]
     worth = 0

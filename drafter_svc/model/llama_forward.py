@@ -62,7 +62,7 @@ class KvStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _WeightPart:
     """One sequence's part of a pass: `count` rows, of which a layer's output is wanted for the last `wanted`.
 
     `mask` [G * wanted, S + count] is that of folded heads; None where every row sees all.
@@ -176,12 +176,12 @@ class LlamaForward:
         ]
         return torch.from_numpy(np.concatenate(added)).to(self._embedding.device, self._embedding.dtype)
 
-    def _part(self, store: KvStore, rows: Rows) -> _Part:
+    def _part(self, store: KvStore, rows: Rows) -> _WeightPart:
         count = len(rows.token_ids)
         _reserve(store, store.length + count)
-        return _Part(store, count, count, self._folded_mask(rows.mask))
+        return _WeightPart(store, count, count, self._folded_mask(rows.mask))
 
-    def _last_part(self, part: _Part, rows: Rows) -> _Part:
+    def _last_part(self, part: _WeightPart, rows: Rows) -> _WeightPart:
         """The part of a pass in the last layer, whose rows have logits."""
         if rows.num_logits == part.count:
             return part
@@ -236,7 +236,7 @@ class LlamaForward:
         return torch.from_numpy(folded).to(self._embedding.device, self._embedding.dtype)
 
     def _attend(
-        self, layer: _Layer, parts: Sequence[_Part], index: int, hidden: Tensor, rotation: tuple[Tensor, Tensor]
+        self, layer: _Layer, parts: Sequence[_WeightPart], index: int, hidden: Tensor, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Hidden states of the wanted rows of all parts [sum of wanted, hidden] after a layer's attention.
 

@@ -71,7 +71,7 @@ class PrefixBlocks:
                 self._blocks.move_to_end(digest)
 
 
-class Beginning:
+class PrefixKey:
     """The whole pieces that one sequence has read from its first token on, as any other of its salt would have."""
 
     def __init__(self, blocks: PrefixBlocks, salt: str) -> None:
@@ -79,9 +79,9 @@ class Beginning:
         self._salt = salt
         self._digests: list[bytes] = []
 
-    def anew(self) -> Beginning:
+    def anew(self) -> PrefixKey:
         """The same for a cache that has read nothing."""
-        return Beginning(self._blocks, self._salt)
+        return PrefixKey(self._blocks, self._salt)
 
     def follows(self, num_rows: int) -> bool:
         """Whether a piece behind so many rows is the next one of the beginning, and worth a digest."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from drafter_svc.model.draft_context import DraftContext
-from drafter_svc.model.prefix_blocks import Beginning
+from drafter_svc.model.prefix_blocks import PrefixKey
 from drafter_svc.model.tree_cache import Forward, TreeCache
 
 
 class ReadContext:
     """A context, and the cache of what was read of it."""
 
-    def __init__(self, forward: Forward[Any], context: DraftContext, beginning: Beginning | None) -> None:
+    def __init__(self, forward: Forward[Any], context: DraftContext, beginning: PrefixKey | None) -> None:
         self._forward = forward
         self._context = context
         self._beginning = beginning

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from coppice.core.tree import ROOT
 from coppice.search.tree_limits import Children
 from drafter_svc.kernels.whole_search import Found, WholeSearch
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning, KvBlock
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, KvBlock, PrefixKey
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ class TreeCache(Generic[Store]):
     Tree rows are numbered from 0 in the order of appending. Without a `beginning` no rows are shared.
     """
 
-    def __init__(self, forward: Forward[Store], beginning: Beginning | None = None) -> None:
+    def __init__(self, forward: Forward[Store], beginning: PrefixKey | None = None) -> None:
         self._forward = forward
         self._beginning = beginning
         self._store = forward.new_store()

@@ -14,7 +14,7 @@ from coppice.core.errors import IncompatibleError
 from coppice.training.precision import training_dtype
 
 
-class Models(NamedTuple):
+class TrainingModels(NamedTuple):
     """`target` in the precision of training, `start` in float32, both of one vocabulary."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ class Models(NamedTuple):
     start: LlamaForCausalLM
 
 
-def load_models(target_dir: Path, start_dir: Path) -> Models:
+def load_models(target_dir: Path, start_dir: Path) -> TrainingModels:
     """Load all of them.
 
     Raises:
@@ -34,7 +34,7 @@ def load_models(target_dir: Path, start_dir: Path) -> Models:
         raise IncompatibleError(
             f"{start_dir} has {start.config.vocab_size} tokens and {target_dir} {target.config.vocab_size}"
         )
-    return Models(tokenizer, target, start)
+    return TrainingModels(tokenizer, target, start)
 
 
 def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:

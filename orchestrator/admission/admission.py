@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from coppice.core.errors import CoppiceError, OverloadedError
-from orchestrator.admission.fair_queue import Claim, FairQueue
+from orchestrator.admission.fair_queue import AdmissionRequest, FairQueue
 from orchestrator.admission.pace import Pace
 
 
@@ -44,7 +44,7 @@ class Ticket:
     Once its outputs run they may be paused, and wait for their places anew: see `run`.
     """
 
-    def __init__(self, admission: Admission, claim: Claim) -> None:
+    def __init__(self, admission: Admission, claim: AdmissionRequest) -> None:
         self._admission = admission
         self.claim = claim
         self.entered_s = admission.now_s()
@@ -166,9 +166,9 @@ class Admission:
         self._queue = FairQueue(weights, shared_places, clock)
         self._call_later = call_later
         self._is_looking = False
-        self._waiting: dict[Claim, Ticket] = {}
+        self._waiting: dict[AdmissionRequest, Ticket] = {}
         # Those that may be paused.
-        self._running: dict[Claim, Ticket] = {}
+        self._running: dict[AdmissionRequest, Ticket] = {}
         self._pace = Pace()
         # Started requests without a first token.
         self._reading: set[Ticket] = set()
@@ -206,7 +206,7 @@ class Admission:
             return self._max_running
         return min(self._pace.places_within(self._max_token_s) or self._max_running, self._max_running)
 
-    def enter(self, claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:
+    def enter(self, claim: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
         """Let a request in, or have it wait; leaving the ticket ends both.
 
         It has `time_left_s`, and its outputs are not over before they have `num_tokens` tokens.
@@ -282,7 +282,7 @@ class Admission:
         """When it is worth asking for places again."""
         return self._pace.retry_after_s(self.num_waiting + num_places, self.num_places)
 
-    def waited_too_long(self, claim: Claim) -> OverloadedError:
+    def waited_too_long(self, claim: AdmissionRequest) -> OverloadedError:
         """What to tell a request that has waited for `max_wait_s`."""
         return self._overloaded(LongWaitError, f"had no place within {self.max_wait_s:.3g} s", claim)
 
@@ -357,7 +357,7 @@ class Admission:
         if self._max_token_s is not None and held_s > 0:
             self._pace.shared(held_s, num_tokens, (self._used_s - ticket.used_before_s) / held_s)
 
-    def _check_wait(self, claim: Claim, num_wanted: int) -> None:
+    def _check_wait(self, claim: AdmissionRequest, num_wanted: int) -> None:
         """See to it that a claim which has to wait may expect its places in time."""
         if self.max_wait_s is None:
             return
@@ -371,7 +371,7 @@ class Admission:
             text = f"would usually wait {wait_s:.3g} s, and {self.max_wait_s:.3g} s is the most"
             raise self._overloaded(LongWaitError, text, claim)
 
-    def _make_room(self, claim: Claim) -> None:
+    def _make_room(self, claim: AdmissionRequest) -> None:
         """See to it that a claim fits the queue, if need be by sending others away that crowd it."""
         # Places that quotas leave empty are room to wait: nobody is sent away because others are there, too.
         num_empty = max(self._num_free(), 0) if self._queue.is_shared else 0
@@ -386,6 +386,6 @@ class Admission:
             refusal = self._overloaded(CrowdedOutError, "the queue was needed for other tenants", other)
             self._waiting.pop(other).decide(refusal)
 
-    def _overloaded(self, kind: type[OverloadedError], reason: str, claim: Claim) -> OverloadedError:
+    def _overloaded(self, kind: type[OverloadedError], reason: str, claim: AdmissionRequest) -> OverloadedError:
         text = f"{reason}; {self.num_running} requests are running already, {self.num_waiting} wait"
         return kind(text, self.retry_after_s(claim.num_places))

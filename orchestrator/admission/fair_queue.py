@@ -14,7 +14,7 @@ STAY_S = 0.3
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class AdmissionRequest:
     """A request's claim on places, one for each of its outputs."""
 
     tenant: str
@@ -46,9 +46,9 @@ class _Share:
     # Parts with claims that wait, in the order of their turns.
     turns: dict[str, None] = field(default_factory=dict)
     # In order: higher priority first, then arrival.
-    waiting: list[Claim] = field(default_factory=list)
+    waiting: list[AdmissionRequest] = field(default_factory=list)
     # Claims that may be paused, in the order of their start.
-    pausable: dict[Claim, None] = field(default_factory=dict)
+    pausable: dict[AdmissionRequest, None] = field(default_factory=dict)
     # Places that it may take before its turn is over.
     credit: int = 0
 
@@ -96,7 +96,7 @@ class FairQueue:
         self._all = _Share()
         # Hosts and connections without claims, and since when, in that order.
         self._idle: dict[_Share, float] = {}
-        self._paused: set[Claim] = set()
+        self._paused: set[AdmissionRequest] = set()
         # Of claims that are paused; they wait, too.
         self.num_paused = 0
 
@@ -129,14 +129,14 @@ class FairQueue:
         idle_s = next(iter(self._idle.values()), None)
         return None if idle_s is None else max(idle_s + STAY_S - self._now_s(), 0.0)
 
-    def ahead_of(self, claim: Claim) -> int:
+    def ahead_of(self, claim: AdmissionRequest) -> int:
         """Places that the tenant's own claims ahead of this one wait for, itself not counted."""
         parent, name = self._levels(claim)[-1]
         tenant = parent.parts.get(name) if parent is not None else None
         waiting = tenant.waiting if tenant is not None else []
         return sum(other.num_places for other in waiting if other.priority >= claim.priority and other is not claim)
 
-    def others_before(self, claim: Claim) -> int:
+    def others_before(self, claim: AdmissionRequest) -> int:
         """Places that others take before this claim has its own, by turns; those in use are not looked at."""
         own = before = self.ahead_of(claim) + claim.num_places
         for (parent, name), weight in zip(reversed(self._levels(claim)), (self._weight(claim), 1, 1), strict=True):
@@ -145,11 +145,11 @@ class FairQueue:
             before += sum(min(other.num_waiting, math.ceil(turns * other.weight)) for other in others)
         return before - own
 
-    def wait(self, claim: Claim) -> None:
+    def wait(self, claim: AdmissionRequest) -> None:
         """Let a claim wait for its turn."""
         self._wait(claim, bisect.bisect_right)
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, claim: AdmissionRequest) -> None:
         """Let a claim wait no longer."""
         tenant = self._tenant(claim)
         tenant.waiting.remove(claim)
@@ -162,16 +162,16 @@ class FairQueue:
                 del share.parent.turns[share.name]
         self._forget(tenant)
 
-    def start(self, claim: Claim) -> None:
+    def start(self, claim: AdmissionRequest) -> None:
         """Give a claim its places."""
         for share in self._line(self._tenant(claim)):
             share.num_running += claim.num_places
 
-    def may_pause(self, claim: Claim) -> None:
+    def may_pause(self, claim: AdmissionRequest) -> None:
         """A claim that has its places may be paused from here on."""
         self._tenant(claim).pausable[claim] = None
 
-    def end(self, claim: Claim) -> None:
+    def end(self, claim: AdmissionRequest) -> None:
         """Take a claim's places back."""
         tenant = self._tenant(claim)
         tenant.pausable.pop(claim, None)
@@ -179,14 +179,14 @@ class FairQueue:
             share.num_running -= claim.num_places
         self._forget(tenant)
 
-    def pause(self, claim: Claim) -> None:
+    def pause(self, claim: AdmissionRequest) -> None:
         """Take a claim's places back, and let it wait before its tenant's others of the same priority."""
         self._wait(claim, bisect.bisect_left)
         self._paused.add(claim)
         self.num_paused += claim.num_places
         self.end(claim)
 
-    def take_next(self, num_free: int) -> Claim | None:
+    def take_next(self, num_free: int) -> AdmissionRequest | None:
         """Start the claim whose turn it is; None when none may start, or it needs more than `num_free` places."""
         self._drop_idle()
         tenant = self._next(self._all, self._shared_places)
@@ -205,18 +205,18 @@ class FairQueue:
                 share.parent.turns[share.name] = None
         return claim
 
-    def excess(self) -> Claim | None:
+    def excess(self) -> AdmissionRequest | None:
         """A claim that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
         self._drop_idle()
         return self._excess(self._all, self._shared_places)
 
-    def crowd(self, claim: Claim, num_places: int) -> list[Claim]:
+    def crowd(self, claim: AdmissionRequest, num_places: int) -> list[AdmissionRequest]:
         """The last claims of those that wait for more than the share of `claim` would: enough for `num_places`.
 
         Hosts are compared first, then connections of the same host, then tenants. Claims that are paused stay. Empty
         when there are not enough: then `claim` is itself what is too much.
         """
-        gone: dict[Claim, None] = {}
+        gone: dict[AdmissionRequest, None] = {}
         while sum(other.num_places for other in gone) < num_places:
             victim = self._crowding(claim, gone)
             if victim is None:
@@ -224,14 +224,14 @@ class FairQueue:
             gone[victim] = None
         return list(gone)
 
-    def _crowding(self, claim: Claim, gone: Mapping[Claim, None]) -> Claim | None:
+    def _crowding(self, claim: AdmissionRequest, gone: Mapping[AdmissionRequest, None]) -> AdmissionRequest | None:
         """The claim that is sent away after those that are `gone`; None when the one to make room for is too much."""
 
         def crowding(share: _Share) -> float:
             lost = sum(other.num_places for other in gone if share in self._line(self._tenant(other)))
             return (share.num_waiting - lost) / share.weight
 
-        def last(share: _Share) -> Claim | None:
+        def last(share: _Share) -> AdmissionRequest | None:
             for part in sorted((share.parts[name] for name in share.turns), key=crowding, reverse=True):
                 if (found := last(part)) is not None:
                     return found
@@ -263,7 +263,7 @@ class FairQueue:
                     return found
         return None
 
-    def _excess(self, share: _Share, places: int) -> Claim | None:
+    def _excess(self, share: _Share, places: int) -> AdmissionRequest | None:
         quota = self._quota(share, places)
         # One claim of a part always runs.
         crowded = [part for part in share.parts.values() if part.num_running > 1]
@@ -286,7 +286,7 @@ class FairQueue:
         """Whether its parts are hosts or connections."""
         return share.parent is None or share.parent is self._all
 
-    def _wait(self, claim: Claim, place: Callable[..., int]) -> None:
+    def _wait(self, claim: AdmissionRequest, place: Callable[..., int]) -> None:
         tenant = self._tenant(claim)
         for share in self._line(tenant):
             if not share.num_waiting and share.parent is not None:
@@ -300,7 +300,7 @@ class FairQueue:
         yield from tenant.line()
         yield self._all
 
-    def _levels(self, claim: Claim) -> list[tuple[_Share | None, str]]:
+    def _levels(self, claim: AdmissionRequest) -> list[tuple[_Share | None, str]]:
         """The shares that lead to a claim, each with the name of its part; None where there is none yet."""
         parent: _Share | None = self._all
         levels = []
@@ -309,7 +309,7 @@ class FairQueue:
             parent = parent.parts.get(name) if parent is not None else None
         return levels
 
-    def _tenant(self, claim: Claim) -> _Share:
+    def _tenant(self, claim: AdmissionRequest) -> _Share:
         """The share of a claim's tenant, made where there is none."""
         share = self._all
         for name in claim.path:
@@ -319,7 +319,7 @@ class FairQueue:
         share.weight = self._weight(claim)
         return share
 
-    def _weight(self, claim: Claim) -> int:
+    def _weight(self, claim: AdmissionRequest) -> int:
         return claim.weight or self._weights.get(claim.tenant, 1)
 
     def _forget(self, tenant: _Share) -> None:
@@ -341,7 +341,7 @@ class FairQueue:
                 del share.parent.parts[share.name]
 
 
-def _last_pausable(share: _Share, num_running: int) -> Claim | None:
+def _last_pausable(share: _Share, num_running: int) -> AdmissionRequest | None:
     """The last claim of the tenant with most places in use that has fewer than `num_running` places."""
     for part in sorted(share.parts.values(), key=lambda part: part.load, reverse=True):
         if (found := _last_pausable(part, num_running)) is not None:

@@ -24,7 +24,7 @@ from coppice.obs.tracing import Tracing
 from coppice.v1 import inference_pb2, inference_pb2_grpc
 from coppice.version import VERSION
 from orchestrator.admission.admission import Admission, Ticket
-from orchestrator.admission.fair_queue import Claim
+from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
 from orchestrator.api.tenancy import Tenancy, keep_limits
 from orchestrator.api.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
@@ -42,10 +42,10 @@ from orchestrator.request.output import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
 from orchestrator.request.rounds import REDRAFT
-from orchestrator.request.statistics import Clock
+from orchestrator.request.statistics import OutputClock
 from orchestrator.request.trace import OutputTrace, RequestTrace
 from orchestrator.request.transcript import Transcript
-from orchestrator.tally import Tally
+from orchestrator.service_counters import ServiceCounters
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -62,7 +62,7 @@ Context = Any  # grpc.aio.ServicerContext, whose type parameters say nothing her
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Bounds of the public edge; `unread_s` is how long a client may leave a message that waits for it, 0 for ever."""
 
     max_outputs: int
@@ -83,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         planner: Planner,
         tokenizer: TargetTokenizer,
         admission: Admission,
-        limits: Limits,
+        limits: RequestLimits,
         cache: PrefixCache | None = None,
         latencies: Latencies | None = None,
         tenancy: Tenancy | None = None,
@@ -105,7 +105,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self.authentication = authentication
         self._undelivered = Undelivered()
         self._telling: set[asyncio.Task[None]] = set()
-        self.tally = Tally(latencies)
+        self.tally = ServiceCounters(latencies)
 
     @property
     def num_requests(self) -> int:
@@ -129,7 +129,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             keep_limits(request, tenant)
             only_reads = not request.sampling.HasField("grammar")
             peer = calling_peer(metadata)
-            claim = Claim(
+            claim = AdmissionRequest(
                 tenant.name,
                 num_outputs,
                 request.priority,
@@ -246,7 +246,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            clock = Clock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.first_token)
+            clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.first_token)
             generation = self._generation(one, clock, wake, trace.output(index))
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
@@ -283,7 +283,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return offered if request.max_nodes is None else min(request.max_nodes, offered)
 
     def _generation(
-        self, request: GenerationRequest, clock: Clock, wake: asyncio.Event, trace: OutputTrace | None
+        self, request: GenerationRequest, clock: OutputClock, wake: asyncio.Event, trace: OutputTrace | None
     ) -> Generation:
         transcript = self._transcript(request)
         is_greedy = request.sampling.temperature == 0

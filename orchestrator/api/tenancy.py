@@ -42,7 +42,7 @@ class Bucket:
         return max(0.0, (amount - self._level) * MINUTE_S / self._per_minute)
 
 
-class Account:
+class TenantAccount:
     """One tenant's use: places now, and what has been taken of late."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Account:
         return self._tokens
 
 
-class Use:
+class TenantLease:
     """What one request uses of its tenant's limits while it is entered."""
 
     def __init__(self, tenancy: Tenancy, tenant: Tenant, num_places: int) -> None:
@@ -74,7 +74,7 @@ class Use:
         # Of the prompt and of all outputs, once they are known.
         self.num_tokens = 0
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> TenantLease:
         return self
 
     def __exit__(
@@ -103,9 +103,9 @@ class Tenancy:
         self._retry_after_s = retry_after_s
         self._now_s = clock
         # Of tenants with a token, of which the file has so many.
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantAccount] = {}
 
-    def enter(self, tenant: Tenant, num_outputs: int) -> Use:
+    def enter(self, tenant: Tenant, num_outputs: int) -> TenantLease:
         """Count a request in; leaving what is returned counts it out.
 
         Tokens are known when they are used: a request may begin while some are left, and what it then uses may be more.
@@ -115,10 +115,10 @@ class Tenancy:
             TenantLimitError: a limit is reached; says when it is not any more.
             InvalidRequestError: the limits never allow so many outputs in one request.
         """
-        use = Use(self, tenant, num_outputs)
+        use = TenantLease(self, tenant, num_outputs)
         if not tenant.has_token:
             return use
-        account = self._accounts.setdefault(tenant.name, Account())
+        account = self._accounts.setdefault(tenant.name, TenantAccount())
         for limit in (tenant.max_requests, tenant.requests_per_minute):
             if limit is not None and num_outputs > limit:
                 raise InvalidRequestError("num_outputs", f"must be at most {limit}, your own limit")
@@ -150,7 +150,7 @@ class Tenancy:
         named = f"{len(tenant.name)} {tenant.name}{salt}"
         return hmac.new(self._salt_key, named.encode(), hashlib.sha256).hexdigest()
 
-    def _take(self, account: Account, tenant: Tenant, num_outputs: int) -> None:
+    def _take(self, account: TenantAccount, tenant: Tenant, num_outputs: int) -> None:
         now_s = self._now_s()
         waits_s = {}
         requests = tokens = None

@@ -20,7 +20,7 @@ from coppice.wire.unreadable import received
 from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peers.peer_stream import PeerStream
 from orchestrator.peers.routing import PrefixMemory
-from orchestrator.request.ahead import MOST_TREES, AheadDraft
+from orchestrator.request.ahead import MOST_TREES, ExpectedDraft
 from orchestrator.request.rounds import DraftOpening, Outcome
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class DraftHandler(Protocol):
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
 
-    def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
+    def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
         """Trees behind likely outcomes of the round that starts at `base_length`."""
 
     def on_drafters_changed(self) -> None:
@@ -229,9 +229,9 @@ class DrafterClient:
             self._drop(message.sequence_id, "internal error")
 
     def _on_ahead(self, handler: DraftHandler, messages: Sequence[drafter_pb2.DraftTree]) -> None:
-        drafts: dict[int, list[AheadDraft]] = {}
+        drafts: dict[int, list[ExpectedDraft]] = {}
         for one in messages:
-            draft = AheadDraft(tuple(one.assumed_token_ids), one.outcome_log_prob, wire.tree_from_proto(one.tree))
+            draft = ExpectedDraft(tuple(one.assumed_token_ids), one.outcome_log_prob, wire.tree_from_proto(one.tree))
             drafts.setdefault(one.base_length, []).append(draft)
         for base_length, of_a_round in drafts.items():
             handler.on_ahead(self.kind, base_length, of_a_round)

@@ -18,7 +18,7 @@ DEFAULT_BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RouteCandidate:
     """A verifier that a sequence could go to."""
 
     # Sequences that run or wait there.
@@ -29,7 +29,7 @@ class Candidate:
     free_kv_blocks: int | None = None
 
 
-def cost(candidate: Candidate, num_blocks: int) -> int:
+def cost(candidate: RouteCandidate, num_blocks: int) -> int:
     """What it costs to run a sequence of `num_blocks` blocks there, in blocks of prompt to compute."""
     missing = max(0, num_blocks - candidate.known_blocks)
     is_full = candidate.free_kv_blocks is not None and candidate.free_kv_blocks < missing

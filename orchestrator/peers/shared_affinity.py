@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from orchestrator.prefix_cache.keys import Realm, TenantKeys
+from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.store import CacheCounts
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def landmarks(num_blocks: int) -> Iterator[int]:
 class SharedAffinity:
     """Looks up what others have noted, and writes own notes behind. The last to note a beginning wins."""
 
-    def __init__(self, store: AffinityStore, counts: CacheCounts, realm: Realm) -> None:
+    def __init__(self, store: AffinityStore, counts: CacheCounts, realm: CacheNamespace) -> None:
         """To be made, and closed, where an event loop runs."""
         self._store = store
         self._realm = realm

@@ -28,9 +28,9 @@ from coppice.wire import convert as wire
 from coppice.wire.unreadable import received
 from orchestrator.peers.peer_channel import Dial, PeerChannel, dial
 from orchestrator.peers.peer_stream import PeerStream
-from orchestrator.peers.routing import Candidate
-from orchestrator.planner.base import Load
-from orchestrator.request.rounds import Finish, Opening, Outcome
+from orchestrator.peers.routing import RouteCandidate
+from orchestrator.planner.base import VerifierLoad
+from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class VerifierHandler(Protocol):
     @property
     def request_id(self) -> str: ...
 
-    def opening(self) -> Opening | None:
+    def opening(self) -> VerifyOpening | None:
         """How to open the sequence as it is now; None when its output has ended already."""
 
     def finish_if_complete(self) -> bool:
@@ -82,10 +82,10 @@ class VerifierHandler(Protocol):
     def refused(self) -> int:
         """A verifier has no room for it; returns how many have said so since the last outcome."""
 
-    def on_opened(self, place: Place) -> None:
+    def on_opened(self, place: SequenceHandle) -> None:
         """The sequence was sent to a verifier, which knows nothing else of it."""
 
-    def on_outcome(self, outcome: Outcome, load: Load) -> None:
+    def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
         """A round is over; `load` is the verifier's, when it last told."""
 
     def on_finished(self, finish: Finish) -> None: ...
@@ -112,7 +112,7 @@ class VerifierOwner(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class SequenceHandle:
     """Where a sequence runs. What is sent there once it runs no more is dropped."""
 
     verifier: VerifierClient
@@ -144,7 +144,7 @@ class VerifierClient:
         self._handlers: dict[int, VerifierHandler] = {}
         self._info: VerifierInfo | None = None
         self.tokenizer_json = b""
-        self.load = Load()
+        self.load = VerifierLoad()
         self._load_came_s = -math.inf
         self._refused_s = -math.inf
         # Sequences of other orchestrators, when the load came.
@@ -172,11 +172,11 @@ class VerifierClient:
         """Sequences that are open now."""
         return len(self._handlers)
 
-    def candidate(self, known_blocks: int) -> Candidate:
+    def candidate(self, known_blocks: int) -> RouteCandidate:
         """How busy it is, as far as is known, for a sequence of whose blocks it has `known_blocks`."""
         if time.monotonic() - self._load_came_s > LOAD_IS_NEWS_S:
-            return Candidate(self.num_sequences, known_blocks)
-        return Candidate(self.num_sequences + self._num_foreign, known_blocks, self.load.free_kv_blocks)
+            return RouteCandidate(self.num_sequences, known_blocks)
+        return RouteCandidate(self.num_sequences + self._num_foreign, known_blocks, self.load.free_kv_blocks)
 
     @property
     def is_full(self) -> bool:
@@ -188,12 +188,12 @@ class VerifierClient:
         await self.stream.stop()
         await self._channel.close()
 
-    def open(self, handler: VerifierHandler, opening: Opening) -> None:
+    def open(self, handler: VerifierHandler, opening: VerifyOpening) -> None:
         """Open a sequence."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
         self.stream.send(verifier_pb2.VerifyRequest(sequence_id=sequence_id, open=_open_message(opening, self._info)))
-        handler.on_opened(Place(self, sequence_id))
+        handler.on_opened(SequenceHandle(self, sequence_id))
 
     def draft(self, sequence_id: int, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
         """Send a draft, unless the sequence has ended."""
@@ -241,7 +241,7 @@ class VerifierClient:
     def on_down(self) -> None:
         """Give the sequences back."""
         handlers, self._handlers = list(self._handlers.values()), {}
-        self.load, self._load_came_s, self._refused_s, self.is_draining = Load(), -math.inf, -math.inf, False
+        self.load, self._load_came_s, self._refused_s, self.is_draining = VerifierLoad(), -math.inf, -math.inf, False
         self._owner.on_down(self, handlers)
 
     def on_message(self, message: verifier_pb2.VerifyResponse) -> None:
@@ -330,11 +330,11 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
     )
 
 
-def _load(load: verifier_pb2.Load) -> Load:
-    return Load(load.batch_size, load.rows, load.pass_us, load.queued_sequences, load.free_kv_blocks)
+def _load(load: verifier_pb2.Load) -> VerifierLoad:
+    return VerifierLoad(load.batch_size, load.rows, load.pass_us, load.queued_sequences, load.free_kv_blocks)
 
 
-def _open_message(opening: Opening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
+def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
     """What opens a sequence; what the verifier does not offer is not asked for, and drafts go on without."""
     offered_redraft_nodes, feature_size = (info.redraft_nodes, info.feature_size) if info is not None else (0, 0)
     return verifier_pb2.OpenSequence(

@@ -14,7 +14,7 @@ from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost
 from orchestrator.peers.shared_affinity import SharedAffinity, verifier_digest
 from orchestrator.peers.verifier_client import VerifierClient, VerifierHandler, VerifierInfo
-from orchestrator.request.rounds import Opening
+from orchestrator.request.rounds import VerifyOpening
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class VerifierPool:
         elif (opening := handler.opening()) is not None:
             self._choose(opening).open(handler, opening)
 
-    def _choose(self, opening: Opening) -> VerifierClient:
+    def _choose(self, opening: VerifyOpening) -> VerifierClient:
         """The verifier that a sequence is best opened on; one that is about to stop only where there is no other."""
         if len(self._clients) == 1:
             return self._usable[0]

@@ -9,12 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from coppice.core.tree import TokenTree
-from orchestrator.planner.base import UNKNOWN_LOAD, DraftGain, FixedPlanner, Load, RoundPlan, Situation, round_plan
+from orchestrator.planner.base import (
+    UNKNOWN_LOAD,
+    DraftGain,
+    FixedPlanner,
+    RoundContext,
+    RoundPlan,
+    VerifierLoad,
+    round_plan,
+)
 from orchestrator.planner.borrowed_costs import BorrowedCosts
 from orchestrator.planner.budget import best_budget
-from orchestrator.planner.changeover import Changeover
 from orchestrator.planner.common_plans import HYSTERESIS, CommonPlans
-from orchestrator.planner.cost_model import PASSES_PER_FIT, CostModel, PassRecord
+from orchestrator.planner.cost_model import PASSES_PER_FIT, CostModel, PassSample
 from orchestrator.planner.draft_plans import STEPS_PER_GAIN, DraftPlans
 from orchestrator.planner.draft_times import DraftTimes
 from orchestrator.planner.exploration import MOST_TOGETHER, TRIAL_ROUNDS, Exploration
@@ -23,9 +30,10 @@ from orchestrator.planner.latency_class import ClassWeights, class_weight
 from orchestrator.planner.measured_rate import MeasuredRates
 from orchestrator.planner.missed_passes import MissedPasses
 from orchestrator.planner.pass_log import PassLog
-from orchestrator.planner.reading import Reading
-from orchestrator.planner.source_choice import NONE_LEFT_OUT, SourceChoice, Verified
-from orchestrator.planner.stance import Stance
+from orchestrator.planner.plan_lag_filter import PlanLagFilter
+from orchestrator.planner.plan_snapshot import PlanSnapshot
+from orchestrator.planner.prefill_pressure import PrefillPressure
+from orchestrator.planner.source_choice import NONE_LEFT_OUT, AcceptedPath, SourceChoice
 from orchestrator.planner.usual_gains import UsualGains
 from orchestrator.planner.value_model import ValueModel
 from orchestrator.request.rounds import Outcome
@@ -89,18 +97,18 @@ class AdaptivePlanner:
         self.values = values or ValueModel()
         self.gains = gains or UsualGains()
         self.weights = ClassWeights()
-        self.reading = Reading(clock)
+        self.reading = PrefillPressure(clock)
         self.exploration = Exploration(seed)
         self.sources = SourceChoice(seed)
         self.draft_times = DraftTimes()
-        self.stance = Stance()
+        self.stance = PlanSnapshot()
         self._draft_plans = DraftPlans(self.stance, 0, linger_us)
         self._costs = CostModel()
         # What another planner had learned, until it is known whether it holds here.
         self._borrowed: BorrowedCosts | None = None
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
-        self._changeover = Changeover()
+        self._changeover = PlanLagFilter()
         self._measured = MeasuredRates()
         # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
         # round, and those that wait for their first tree.
@@ -117,7 +125,7 @@ class AdaptivePlanner:
         # Whether a request that has stood aside for long has its turn to draft.
         self.turn_is_taken = False
         # The verifier's last word about its load that was heard here.
-        self.load: Load | None = None
+        self.load: VerifierLoad | None = None
         # The plans of those that go on drafting; None when anything may have changed that they depend on.
         self.common: CommonPlans | None = None
         self._last_join = 0
@@ -157,7 +165,7 @@ class AdaptivePlanner:
         self.gains.restore(*knowledge.gains)
         self._context = knowledge.context
 
-    def hear(self, load: Load) -> None:
+    def hear(self, load: VerifierLoad) -> None:
         """The verifier's load is another one, or is told anew."""
         self.load = load
         if load.batch_size and load.queued_sequences != self.reading.num_queued:
@@ -281,17 +289,17 @@ class AdaptivePlanner:
         self.num_running = num_running
         self._draft_plans = self._new_draft_plans()
 
-    def _check(self, borrowed: BorrowedCosts, record: PassRecord) -> None:
+    def _check(self, borrowed: BorrowedCosts, record: PassSample) -> None:
         """Begin anew if what was learned elsewhere is of no use here."""
         if borrowed.are_refuted_by(record):
             logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
-            self._costs, self._missed, self.stance = CostModel(), MissedPasses(), Stance()
+            self._costs, self._missed, self.stance = CostModel(), MissedPasses(), PlanSnapshot()
             self.values.forget()
             self.gains.restore(1.0, 1.0, 1.0)
         if borrowed.is_checked:
             self._borrowed = None
 
-    def _pass_over(self, record: PassRecord) -> None:
+    def _pass_over(self, record: PassSample) -> None:
         self.common = None
         if self._borrowed is not None:
             self._check(self._borrowed, record)
@@ -382,7 +390,7 @@ class AdaptivePlanner:
         elif self._asked > 0 and reached > 0:
             # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
             threshold *= max(1.0, plain_rate / reached) ** DOUBT
-        self.stance = Stance(threshold, price, gain, num_nodes, rate, pays_jointly)
+        self.stance = PlanSnapshot(threshold, price, gain, num_nodes, rate, pays_jointly)
 
     def _joint_rate(self, running: int) -> float:
         """Tokens per second if every one of so many requests drafted."""
@@ -495,7 +503,7 @@ class AdaptiveRequest:
             # As many as this verifier's drafters can take begin to draft there already: its turn comes later.
             self._is_drafting = False
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
         planner = self._planner
         if (
@@ -518,7 +526,7 @@ class AdaptiveRequest:
                 return common.known.get((weight, steps)) or common.plan(weight, gain, steps)
         return self._plan_anew(situation, load)
 
-    def _plan_anew(self, situation: Situation, load: Load) -> RoundPlan:
+    def _plan_anew(self, situation: RoundContext, load: VerifierLoad) -> RoundPlan:
         """The next round's limits, whatever the request does."""
         planner = self._planner
         if not self._number:
@@ -758,5 +766,5 @@ class AdaptiveRequest:
             self._accepted = _FADE * self._accepted + outcome.num_accepted
             self._log_worth = math.log(self._weight * self._accepted / self._promised)
         if self._sources and not self._is_newcomer:
-            verified = Verified(tree, outcome.token_ids, outcome.num_accepted)
+            verified = AcceptedPath(tree, outcome.token_ids, outcome.num_accepted)
             sources.learn(self._number, self._sources, left_out, sent, verified, promised)

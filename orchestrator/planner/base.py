@@ -12,7 +12,7 @@ from orchestrator.request.rounds import Outcome
 
 
 @dataclass(frozen=True)
-class Load:
+class VerifierLoad:
     """How busy the verifier was when it last said so."""
 
     batch_size: int = 0
@@ -22,7 +22,7 @@ class Load:
     free_kv_blocks: int = 0
 
 
-class Situation(NamedTuple):
+class RoundContext(NamedTuple):
     """What is known about a request, load aside, when a round of it is planned: few rounds have another one."""
 
     # Whether a drafter is connected that works for this request.
@@ -38,7 +38,7 @@ class Situation(NamedTuple):
 
 
 # The load of a verifier that has not told it yet.
-UNKNOWN_LOAD = Load()
+UNKNOWN_LOAD = VerifierLoad()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RequestPlanner(Protocol):
     def runs_on(self, verifier: str) -> None:
         """The request was opened on the verifier at this address, for the first time or anew."""
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The next round's limits; `load` is the verifier's."""
 
     def tree_arrived(self, took_s: float | None = None) -> None:
@@ -128,13 +128,13 @@ class FixedPlanner:
     def runs_on(self, verifier: str) -> None:
         """Every verifier is planned alike."""
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""
         nodes, multiple = self.limits(situation, load)
         waits = situation.has_drafter and nodes > 0
         return round_plan(nodes, self.linger_us if waits else 0, multiple)
 
-    def limits(self, situation: Situation, load: Load) -> tuple[int, int]:
+    def limits(self, situation: RoundContext, load: VerifierLoad) -> tuple[int, int]:
         """The most nodes of a round, and the multiple in which its rows are computed."""
         requested = situation.requested_nodes
         nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from orchestrator.planner.cost_model import CostModel, PassRecord
+from orchestrator.planner.cost_model import CostModel, PassSample
 
 # So many passes are compared. If most of them took more than this many times what was expected, or less than that part
 # of it, the costs are those of another machine. Prompts and what else begins with a process make single passes odd.
@@ -25,7 +25,7 @@ class BorrowedCosts:
         """Whether there is nothing more to find out."""
         return len(self._ratios) >= CHECKED_PASSES
 
-    def are_refuted_by(self, record: PassRecord) -> bool:
+    def are_refuted_by(self, record: PassSample) -> bool:
         """Take a pass in; whether it is the one that shows that the costs are wrong."""
         self._ratios.append(record.pass_s / self._costs.pass_s(record))
         return self.is_checked and not 1 / MOST_RATIO <= statistics.median(self._ratios) <= MOST_RATIO

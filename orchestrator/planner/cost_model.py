@@ -22,7 +22,7 @@ JOINT_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class PassRecord:
+class PassSample:
     """One pass: of how many sequences it was a round, of these how many had asked for drafts, the tokens that it
     committed, and its rows in all.
 
@@ -95,7 +95,7 @@ class CostModel:
         self._knows_passes, self._knows_gaps = in_pass.weight > 0, around.weight > 0
         self._fit()
 
-    def add(self, record: PassRecord) -> bool:
+    def add(self, record: PassSample) -> bool:
         """Learn from a pass; whether the costs have changed."""
         if not record.reads_prompt:
             # Hundreds of rows cost less each than a few do, and requests ask for no drafts while they are read: what
@@ -115,7 +115,7 @@ class CostModel:
             self._fit()
         return is_due
 
-    def pass_s(self, record: PassRecord) -> float:
+    def pass_s(self, record: PassSample) -> float:
         """What a pass like this one is expected to take."""
         return max(1e-6, float(self._pass.coefficients @ _pass_features(record)))
 
@@ -141,6 +141,6 @@ class CostModel:
         )
 
 
-def _pass_features(record: PassRecord) -> tuple[float, ...]:
+def _pass_features(record: PassSample) -> tuple[float, ...]:
     further = record.num_rows - record.num_rounds
     return 1.0, record.num_rounds, further, record.context / 1000, record.num_asked

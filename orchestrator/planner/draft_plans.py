@@ -7,7 +7,7 @@ import math
 from orchestrator.planner.base import RoundPlan
 from orchestrator.planner.draft_times import DraftTimes
 from orchestrator.planner.linger import worthwhile_linger_s
-from orchestrator.planner.stance import Stance
+from orchestrator.planner.plan_snapshot import PlanSnapshot
 
 # Nodes that drafters are asked for, in units of those that were worth their rows lately.
 SPARE_NODES = 1.5
@@ -21,7 +21,9 @@ STEPS_PER_GAIN = 16
 class DraftPlans:
     """Plans by one stance, for so many running requests."""
 
-    def __init__(self, stance: Stance, num_running: int, linger_us: int, draft_times: DraftTimes | None = None) -> None:
+    def __init__(
+        self, stance: PlanSnapshot, num_running: int, linger_us: int, draft_times: DraftTimes | None = None
+    ) -> None:
         """`linger_us` is the longest that a round may wait, `draft_times` what drafts take as yet."""
         self.stance = stance
         self.quickest_s, self.needed_s = (draft_times.quickest_s, draft_times.needed_s) if draft_times else (0.0, 0.0)

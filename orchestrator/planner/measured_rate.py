@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.planner.cost_model import PassRecord
+from orchestrator.planner.cost_model import PassSample
 
 # Weight of a pass, and the passes before there is anything to tell.
 _RATE = 0.05
@@ -37,7 +37,7 @@ class MeasuredRate:
             return None
         return self._tokens / self._seconds if self._num_rounds >= self._fewest_rounds else None
 
-    def add(self, record: PassRecord, num_running: int) -> None:
+    def add(self, record: PassSample, num_running: int) -> None:
         """Take a pass in, unless the verifier may have been idle before it."""
         if record.gap_s is None:
             return
@@ -70,7 +70,7 @@ class MeasuredRates:
         """Tokens per second of each of so many requests for which nobody drafts; 0 while there is nothing to tell."""
         return (self.plain.tokens_per_s(num_running) or 0.0) / max(1, num_running)
 
-    def add(self, record: PassRecord, num_running: int, is_settled: bool, ran_as_planned: bool) -> None:
+    def add(self, record: PassSample, num_running: int, is_settled: bool, ran_as_planned: bool) -> None:
         """Take a pass in; one of another kind than the one before, or that did not run as planned, is neither."""
         self.all.add(record, num_running)
         kind = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.planner.cost_model import PassRecord
+from orchestrator.planner.cost_model import PassSample
 from orchestrator.request.rounds import Outcome
 
 
@@ -35,7 +35,7 @@ class PassLog:
         """No sequence runs now, so that the time until the next pass tells nothing."""
         self._was_idle = True
 
-    def begin(self, outcome: Outcome) -> PassRecord | None:
+    def begin(self, outcome: Outcome) -> PassSample | None:
         """A pass begins, of which this is the first outcome; returns the one before, if there was one."""
         record = self._record()
         now_s = self._clock()
@@ -48,10 +48,10 @@ class PassLog:
         self.num_rounds = self.num_asked = self.num_first = self.num_tokens = self.context = 0
         return record
 
-    def _record(self) -> PassRecord | None:
+    def _record(self) -> PassSample | None:
         if self.num_rounds == 0:
             return None
-        return PassRecord(
+        return PassSample(
             self.num_rounds,
             self.num_asked,
             self.num_tokens,

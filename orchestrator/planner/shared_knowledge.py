@@ -35,7 +35,7 @@ class KnowledgeStore(Protocol):
 
 
 @dataclass
-class Pupil:
+class PlannerSnapshotTarget:
     """A planner, and where knowledge of its verifier is kept: that depends on what drafters are there at the time."""
 
     planner: AdaptivePlanner
@@ -54,7 +54,7 @@ class SharedKnowledge:
         self,
         store: KnowledgeStore,
         counts: CacheCounts,
-        pupils: Sequence[Pupil],
+        pupils: Sequence[PlannerSnapshotTarget],
         ttl_s: float,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
@@ -84,7 +84,7 @@ class SharedKnowledge:
         await self._write()
         await self._store.close()
 
-    def _teach(self, pupil: Pupil, value: bytes | None) -> None:
+    def _teach(self, pupil: PlannerSnapshotTarget, value: bytes | None) -> None:
         if value is None:
             self.counts.misses += 1
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coppice.core.tree import ROOT, TokenTree
 from orchestrator.planner.comparison_pace import ComparisonPace
-from orchestrator.planner.cost_model import PassRecord
+from orchestrator.planner.cost_model import PassSample
 from orchestrator.planner.source_comparison import SourceComparison
 from orchestrator.planner.source_value import RATE, SourceValue
 
@@ -140,7 +140,7 @@ class SourceChoice:
         sources: Sequence[str],
         left_out: frozenset[str],
         trees: Sequence[TokenTree],
-        verified: Verified,
+        verified: AcceptedPath,
         promised: float,
     ) -> None:
         """Learn from a round that had asked for drafts.
@@ -167,7 +167,7 @@ class SourceChoice:
                 # Beside one that pauses it adds what that one would have said, too.
                 self._source(name).learn(added)
 
-    def pass_over(self, record: PassRecord, num_running: int, may_compare: bool, plain: float = 0.0) -> bool:
+    def pass_over(self, record: PassSample, num_running: int, may_compare: bool, plain: float = 0.0) -> bool:
         """A pass has ended: learn its time, and change what is due; returns whether a comparison has ended with it.
 
         `may_compare` says whether few enough requests run for all of them to change their sources; `plain` are the
@@ -320,7 +320,7 @@ class SourceChoice:
         self._pace.sources_changed()
 
 
-class Verified:
+class AcceptedPath:
     """A verified tree's accepted path: which sources had proposed its nodes."""
 
     def __init__(self, tree: TokenTree | None, token_ids: Sequence[int], num_accepted: int) -> None:

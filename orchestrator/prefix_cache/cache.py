@@ -7,12 +7,12 @@ import functools
 from collections.abc import Sequence
 
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.cache_promise import CachePromise
 from orchestrator.prefix_cache.hit_rates import HitRates
-from orchestrator.prefix_cache.keys import Realm, TenantKeys
+from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
-from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 
 # How long a stop may wait for what has not been written yet.
@@ -22,13 +22,13 @@ _CLOSE_S = 1.0
 class PrefixCache:
     """Makes a drafter for each output, and remembers what outputs have said."""
 
-    def __init__(self, store: PrefixStore, counts: CacheCounts, realm: Realm, vocab_size: int) -> None:
+    def __init__(self, store: PrefixStore, counts: CacheCounts, realm: CacheNamespace, vocab_size: int) -> None:
         """To be made, and closed, where an event loop runs."""
         self._store = store
         self._realm = realm
         self._vocab_size = vocab_size
         self._rates = HitRates()
-        self._promise = UsualPromise()
+        self._promise = CachePromise()
         # Reads of requests, which may outlive them.
         self._reads: set[asyncio.Task[None]] = set()
         self._write_behind = WriteBehind(store, counts)

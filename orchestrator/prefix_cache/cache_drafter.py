@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from orchestrator.planner.base import DraftGain
-from orchestrator.prefix_cache.guesses import Candidate, Guesses
+from orchestrator.prefix_cache.cache_promise import CachePromise
+from orchestrator.prefix_cache.guesses import Guesses, TokenCandidate
+from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
 from orchestrator.prefix_cache.hit_rates import HitRates
-from orchestrator.prefix_cache.outlook import Outlook
+from orchestrator.prefix_cache.match_length_estimate import MatchLengthEstimate
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
-from orchestrator.prefix_cache.track_record import TrackRecord
-from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.request.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
@@ -47,7 +47,7 @@ class CacheDrafter:
     def __init__(
         self,
         rates: HitRates,
-        promise: UsualPromise,
+        promise: CachePromise,
         make_recall: Callable[[OnRecalled], Recall],
         remember: Callable[[PrefixStatistics], None],
         tokens: Sequence[int],
@@ -66,13 +66,13 @@ class CacheDrafter:
         self._num_own = 0
         self._remembered = SuffixIndex()
         self._recall = make_recall(self._on_recalled)
-        self._outlook = Outlook()
-        self._record = TrackRecord()
+        self._outlook = HitRatePrior()
+        self._record = MatchLengthEstimate()
         self._promise = promise.of_output()
         # Whether another request had the same prompt, and its output may be the same.
         self._repeats = False
         # For the committed tokens: what may come next, and the guesses of the last draft.
-        self._candidates: list[Candidate] = []
+        self._candidates: list[TokenCandidate] = []
         self._guesses: Guesses | None = None
         self._began = False
         self._closed = False
@@ -175,7 +175,7 @@ class CacheDrafter:
     def _find(self) -> None:
         suffix = self._tokens[-MAX_MATCH:]
         self._candidates = [
-            Candidate(index.continuation(one.end, _DEPTH_ALONE), one.length, index is self._remembered)
+            TokenCandidate(index.continuation(one.end, _DEPTH_ALONE), one.length, index is self._remembered)
             for index in (self._remembered, self._own)
             for one in index.find(suffix)[:_CANDIDATES]
         ]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.request.statistics import SourceCounts
+from orchestrator.request.statistics import SourceTotals
 
 VERSION = 1
 # Statistics of kind 2 had no gain.
@@ -64,13 +64,13 @@ def decode_statistics(value: bytes) -> PrefixStatistics:
     numbers = _opened(_STATISTICS, value)
     if len(numbers) < _NUM_COUNTS:
         raise InvalidValueError("too short")
-    sources: dict[str, SourceCounts] = {}
+    sources: dict[str, SourceTotals] = {}
     at = _NUM_COUNTS
     while at < len(numbers):
         end = at + 1 + numbers[at]
         if end + 2 > len(numbers):
             raise InvalidValueError("too short")
-        sources[_text(numbers[at + 1 : end])] = SourceCounts(numbers[end], numbers[end + 1])
+        sources[_text(numbers[at + 1 : end])] = SourceTotals(numbers[end], numbers[end + 1])
         at = end + 2
     rounds, tokens, hits, expectation_milli, asked_rounds, gain_milli = numbers[:_NUM_COUNTS]
     return PrefixStatistics(rounds, tokens, hits, expectation_milli, sources, asked_rounds, gain_milli)

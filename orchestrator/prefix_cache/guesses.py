@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from orchestrator.prefix_cache.hit_rates import MOST, HitRates, Place, kind_of
-from orchestrator.prefix_cache.outlook import Outlook
+from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
+from orchestrator.prefix_cache.hit_rates import MOST, DraftersWord, HitRates, kind_of
 
 SOURCE = "cache"
 # Guesses for one place; one more would hardly ever be right.
@@ -17,7 +17,7 @@ _MOST_SIBLINGS = 3
 _NO_NODE = -2
 
 
-class Candidate(NamedTuple):
+class TokenCandidate(NamedTuple):
     """Tokens that may come next, after `length` tokens that matched."""
 
     token_ids: Sequence[int]
@@ -40,7 +40,7 @@ class Guesses:
     """
 
     def __init__(
-        self, rates: HitRates, outlook: Outlook, sampled: bool, drafted: TokenTree | None, min_probability: float
+        self, rates: HitRates, outlook: HitRatePrior, sampled: bool, drafted: TokenTree | None, min_probability: float
     ) -> None:
         self._rates = rates
         self._factor = outlook.factor
@@ -60,7 +60,7 @@ class Guesses:
         # Accepted tokens that the guesses in the tree add on average to what drafters have.
         self.gain = 0.0
 
-    def add(self, candidate: Candidate, max_depth: int, max_nodes: int) -> None:
+    def add(self, candidate: TokenCandidate, max_depth: int, max_nodes: int) -> None:
         """Follow a candidate as far as it is likely enough, down to a depth and up to a number of nodes in all."""
         at = ROOT
         for depth, token in enumerate(candidate.token_ids[:max_depth], start=1):
@@ -98,7 +98,7 @@ class Guesses:
                 return
             at = follows
 
-    def _guess(self, parent: int, token: int, depth: int, rank: int, candidate: Candidate) -> _Guess:
+    def _guess(self, parent: int, token: int, depth: int, rank: int, candidate: TokenCandidate) -> _Guess:
         path = self._paths[parent] if parent != ROOT else 1.0
         beside = self._drafted_node(parent)
         if self._drafted is not None and beside is not None:
@@ -124,7 +124,7 @@ class Guesses:
     def _drafted_node(self, node: int) -> int | None:
         return ROOT if node == ROOT else self._drafted_nodes[node]
 
-    def _place(self, beside: int | None) -> Place:
+    def _place(self, beside: int | None) -> DraftersWord:
         if self._drafted is None:
-            return Place.ALONE
-        return Place.AGAINST if beside in self._answered else Place.BEYOND
+            return DraftersWord.ALONE
+        return DraftersWord.AGAINST if beside in self._answered else DraftersWord.BEYOND

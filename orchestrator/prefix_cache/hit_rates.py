@@ -19,7 +19,7 @@ _MOST_TRIALS = 512.0
 MOST = 0.98
 
 
-class Place(enum.IntEnum):
+class DraftersWord(enum.IntEnum):
     """What drafters said at a guess's place: nothing was asked of them, something else, or nothing."""
 
     ALONE = 0
@@ -34,7 +34,7 @@ class HitRates:
         self._priors = [
             _prior(sampled, place, remembered, length, depth, rank)
             for sampled in (False, True)
-            for place in Place
+            for place in DraftersWord
             for remembered in (False, True)
             for length in range(len(_LENGTHS))
             for depth in range(len(_DEPTHS))
@@ -56,13 +56,13 @@ class HitRates:
             self._trials[kind] /= 2
 
 
-def kind_of(sampled: bool, place: Place, remembered: bool, length: int, depth: int, rank: int) -> int:
+def kind_of(sampled: bool, place: DraftersWord, remembered: bool, length: int, depth: int, rank: int) -> int:
     """The number of a kind of guess.
 
     `sampled`: at a temperature above 0. `remembered`: from other requests, not from this one's own tokens. `length`:
     tokens that matched before the root. `depth`: 1 for the root's children. `rank`: siblings guessed before it.
     """
-    kind = (int(sampled) * len(Place) + place) * 2 + int(remembered)
+    kind = (int(sampled) * len(DraftersWord) + place) * 2 + int(remembered)
     kind = kind * len(_LENGTHS) + _bucket(_LENGTHS, length)
     kind = kind * len(_DEPTHS) + _bucket(_DEPTHS, depth)
     return kind * _RANKS + min(rank, _RANKS - 1)
@@ -73,7 +73,7 @@ def _bucket(starts: tuple[int, ...], value: int) -> int:
     return bisect.bisect_right(starts, value, lo=1) - 1
 
 
-def _prior(sampled: bool, place: Place, remembered: bool, length: int, depth: int, rank: int) -> float:
+def _prior(sampled: bool, place: DraftersWord, remembered: bool, length: int, depth: int, rank: int) -> float:
     rate = _PRIORS[length]
     if remembered:
         rate = 1 - 0.7 * (1 - rate)
@@ -82,6 +82,6 @@ def _prior(sampled: bool, place: Place, remembered: bool, length: int, depth: in
         rate = 1 - 0.6**depth * (1 - rate)
     if sampled:
         rate *= 0.6
-    if place is Place.AGAINST:
+    if place is DraftersWord.AGAINST:
         rate *= 0.3
     return rate * 0.3 if rank else rate

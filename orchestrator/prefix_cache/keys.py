@@ -16,7 +16,7 @@ PREFIX = b"coppice:1:"
 
 
 @dataclass(frozen=True)
-class Realm:
+class CacheNamespace:
     """Who may share anything at all: those who know the secret and serve the same target."""
 
     secret: bytes = field(repr=False)
@@ -30,7 +30,7 @@ class TenantKeys:
     Requests of different realms or salts have no key in common.
     """
 
-    def __init__(self, realm: Realm, cache_salt: str) -> None:
+    def __init__(self, realm: CacheNamespace, cache_salt: str) -> None:
         self._key = _of_texts(realm, "tenant", cache_salt)
 
     def prompt(self, tokens: Sequence[int]) -> bytes:
@@ -54,12 +54,12 @@ class TenantKeys:
         return PREFIX + _digest(self._key, message)
 
 
-def knowledge_key(realm: Realm, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
+def knowledge_key(realm: CacheNamespace, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
     """Of what a planner has learned of a verifier on such hardware, with drafts of these sources."""
     return PREFIX + _of_texts(realm, "knowledge", hardware, str(exactness), *sorted(sources))
 
 
-def _of_texts(realm: Realm, tag: str, *texts: str) -> bytes:
+def _of_texts(realm: CacheNamespace, tag: str, *texts: str) -> bytes:
     parts = [text.encode() for text in (tag, realm.model, realm.tokenizer_fingerprint, *texts)]
     return _digest(realm.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 

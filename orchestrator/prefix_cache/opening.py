@@ -9,7 +9,7 @@ from coppice.settings import ConfigError
 from orchestrator.config import Config
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.keys import Realm
+from orchestrator.prefix_cache.keys import CacheNamespace
 from orchestrator.prefix_cache.memory_store import MemoryStore
 from orchestrator.prefix_cache.near_store import NearStore
 from orchestrator.prefix_cache.redis_store import RedisStore
@@ -22,15 +22,15 @@ _SECRET_BYTES = 32
 _NEAR_TTL_S = 60.0
 
 
-def open_realm(config: Config, info: VerifierInfo) -> Realm:
+def open_realm(config: Config, info: VerifierInfo) -> CacheNamespace:
     """Among whom things are shared that this orchestrator remembers of its target."""
     if config.redis_url and not config.cache_secret:
         logger.warning("without CACHE_SECRET nobody else finds in Redis what this process remembers there")
     secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
-    return Realm(secret, info.model, info.tokenizer_fingerprint)
+    return CacheNamespace(secret, info.model, info.tokenizer_fingerprint)
 
 
-def open_cache(config: Config, realm: Realm, vocab_size: int) -> PrefixCache | None:
+def open_cache(config: Config, realm: CacheNamespace, vocab_size: int) -> PrefixCache | None:
     """The prefix cache of an orchestrator; None when it is switched off.
 
     Raises:

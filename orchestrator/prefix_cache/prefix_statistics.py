@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from orchestrator.planner.base import DraftGain
 from orchestrator.prefix_cache.continuations import InvalidValueError
-from orchestrator.request.statistics import SourceCounts, Statistics
+from orchestrator.request.statistics import SourceTotals, Statistics
 
 # Counts beyond this are halved, all together, so that old requests fade.
 _MOST_TOKENS = 1 << 16
@@ -32,7 +32,7 @@ class PrefixStatistics:
     tokens: int = 0
     guess_hits: int = 0
     guess_expectation_milli: int = 0
-    sources: Mapping[str, SourceCounts] = field(default_factory=lambda: MappingProxyType({}))
+    sources: Mapping[str, SourceTotals] = field(default_factory=lambda: MappingProxyType({}))
     asked_rounds: int = 0
     gain_milli: int = 0
 
@@ -76,7 +76,7 @@ class PrefixStatistics:
         sources = {name: replace(counts) for name, counts in self.sources.items()}
         for name, counts in other.sources.items():
             if name in sources or len(sources) < MAX_SOURCES:
-                mine = sources.setdefault(name, SourceCounts())
+                mine = sources.setdefault(name, SourceTotals())
                 mine.proposed += counts.proposed
                 mine.accepted += counts.accepted
         total = PrefixStatistics(
@@ -96,7 +96,7 @@ class PrefixStatistics:
             tokens=self.tokens // 2,
             guess_hits=self.guess_hits // 2,
             guess_expectation_milli=self.guess_expectation_milli // 2,
-            sources={name: SourceCounts(one.proposed // 2, one.accepted // 2) for name, one in self.sources.items()},
+            sources={name: SourceTotals(one.proposed // 2, one.accepted // 2) for name, one in self.sources.items()},
             asked_rounds=self.asked_rounds // 2,
             gain_milli=self.gain_milli // 2,
         )

@@ -27,7 +27,7 @@ MOST_NODES = 256
 
 
 @dataclass(frozen=True)
-class AheadDraft:
+class ExpectedDraft:
     """A tree behind an outcome that is not known yet: `assumed` tokens, of which `log_prob` says how likely they are.
 
     Raises:
@@ -119,7 +119,7 @@ class AheadDrafting:
                 self._expected, self._expected_length = tree, length
                 client.expect(sequence_id, length, tree)
 
-    def add(self, length: int, drafts: Sequence[AheadDraft], source: str) -> bool:
+    def add(self, length: int, drafts: Sequence[ExpectedDraft], source: str) -> bool:
         """Send on what a drafter drafted ahead of the round that starts at `length`; False where nobody asked."""
         if self._send is None or not self._told:
             return False
@@ -130,7 +130,7 @@ class AheadDrafting:
         self._send(length, self._tree)
         return True
 
-    def late(self, length: int, drafts: Sequence[AheadDraft], source: str) -> TokenTree:
+    def late(self, length: int, drafts: Sequence[ExpectedDraft], source: str) -> TokenTree:
         """What was drafted ahead of an earlier round, as a draft for its length; empty where nobody knows of what."""
         return hung(drafts, source, self._expected) if length == self._expected_length else EMPTY_TREE
 
@@ -158,7 +158,7 @@ class AheadDrafting:
             self._tree = EMPTY_TREE
 
 
-def hung(drafts: Iterable[AheadDraft], source: str, expected: TokenTree = EMPTY_TREE) -> TokenTree:
+def hung(drafts: Iterable[ExpectedDraft], source: str, expected: TokenTree = EMPTY_TREE) -> TokenTree:
     """One tree of the trees' assumed tokens and what is behind them; nodes count as proposed by `source`.
 
     Tokens of the expected tree are as likely as it says, others before an outcome's last token count as certain; that

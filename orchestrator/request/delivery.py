@@ -10,7 +10,7 @@ from types import TracebackType
 
 from coppice.core.errors import CoppiceError, OverloadedError, UnreadError
 from orchestrator.admission.admission import Ticket
-from orchestrator.api.tenancy import Use
+from orchestrator.api.tenancy import TenantLease
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.request.outputs import Outputs
 
@@ -65,7 +65,7 @@ class Delivery:
         request: GenerationRequest,
         outputs: Outputs,
         ticket: Ticket,
-        use: Use,
+        use: TenantLease,
     ) -> None:
         self._undelivered = undelivered
         self._peer = peer

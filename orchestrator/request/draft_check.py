@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coppice.core.errors import InvalidTreeError
 from coppice.core.tree import TokenTree
-from orchestrator.request.ahead import AheadDraft
+from orchestrator.request.ahead import ExpectedDraft
 
 
 def check_draft(tree: TokenTree, vocab_size: int, *, is_sampled: bool) -> None:
@@ -19,7 +19,7 @@ def check_draft(tree: TokenTree, vocab_size: int, *, is_sampled: bool) -> None:
     _check_tokens(named, vocab_size)
 
 
-def check_ahead(drafts: Sequence[AheadDraft], vocab_size: int) -> None:
+def check_ahead(drafts: Sequence[ExpectedDraft], vocab_size: int) -> None:
     """Raise InvalidTreeError: a token is not in the vocabulary."""
     _check_tokens([draft.token_ids for draft in drafts], vocab_size)
 

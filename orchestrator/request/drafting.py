@@ -13,15 +13,15 @@ from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire.convert import samples_drafts
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.asked_at import AskedAt
-from orchestrator.planner.base import Load, RequestPlanner, RoundPlan, Situation
+from orchestrator.planner.ask_times import AskTimes
+from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.planner.better_trees import BetterTrees
 from orchestrator.planner.source_records import SourceRecords
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
-from orchestrator.request.ahead import AheadDraft, AheadDrafting, SendAhead, hung
+from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
 from orchestrator.request.draft_check import check_ahead, check_draft
-from orchestrator.request.followers import Followers
+from orchestrator.request.drafter_set import DrafterSet
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import DraftOpening, Outcome
 from orchestrator.request.stale_drafts import LEFT, MISSED, SAMPLED, UNASKED, UNWANTED
@@ -86,7 +86,7 @@ class Drafting:
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
         # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
-        self._situation = Situation(False, requested_nodes, forced or self._samples, row_multiple)
+        self._situation = RoundContext(False, requested_nodes, forced or self._samples, row_multiple)
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -101,12 +101,12 @@ class Drafting:
         # The round's plan, and whether and when drafters were asked for it, and whether for the one before.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
-        self._asked_at = AskedAt(clock)
-        self._followers = Followers(clients, self, transcript, self._asked_at)
+        self._asked_at = AskTimes(clock)
+        self._followers = DrafterSet(clients, self, transcript, self._asked_at)
         self._better: BetterTrees | None = None
         if self._followers.are_several and not self._serves_one_round:
             self._better = BetterTrees(records or SourceRecords(), self._give_up_waiting, clock)
-        self.load = Load()
+        self.load = VerifierLoad()
         # Drafts that came when they were of no use any more, by reason.
         self.stale: Counter[str] = Counter()
 
@@ -248,7 +248,7 @@ class Drafting:
         if not self._is_current(base_length, assumed):
             self._planner.tree_arrived(self._asked_at.first_took_s(base_length))
             if assumed:
-                tree = hung([AheadDraft(assumed, 0.0, tree)], source)
+                tree = hung([ExpectedDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
             return
         self._trees[source] = labelled(tree, source)
@@ -298,7 +298,7 @@ class Drafting:
             idle = self._followers.of_kinds(self._trees)
             self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
 
-    def on_ahead(self, source: str, base_length: int, drafts: Sequence[AheadDraft]) -> None:
+    def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
         """Pass trees behind likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
         check_ahead(drafts, self._vocab_size)
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:

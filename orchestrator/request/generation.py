@@ -18,13 +18,13 @@ from coppice.core.tree import TokenTree
 from coppice.obs.logs import of_request
 from coppice.v1 import sampling_pb2
 from orchestrator.api.validation import GenerationRequest
-from orchestrator.peers.verifier_client import Place
+from orchestrator.peers.verifier_client import SequenceHandle
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.planner.base import Load
+from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.drafting import Drafting
-from orchestrator.request.output import Delta, Output
-from orchestrator.request.rounds import Finish, Opening, Outcome
-from orchestrator.request.statistics import Clock, Statistics
+from orchestrator.request.output import Output, OutputDelta
+from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
+from orchestrator.request.statistics import OutputClock, Statistics
 from orchestrator.request.trace import OutputTrace
 from orchestrator.request.transcript import Transcript
 
@@ -44,7 +44,7 @@ class Generation:
         output: Output,
         drafting: Drafting,
         verifiers: VerifierPool,
-        clock: Clock,
+        clock: OutputClock,
         wake: asyncio.Event,
         trace: OutputTrace | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class Generation:
         self._drafting = drafting
         self._verifiers = verifiers
         # Where it runs, or ran when its verifier was lost.
-        self._place: Place | None = None
+        self._place: SequenceHandle | None = None
         self._wake = wake
         self._openings = 0
         self._refusals = 0
@@ -106,7 +106,7 @@ class Generation:
         """Drafts that came when they were of no use any more, by reason."""
         return self._drafting.stale
 
-    def take(self) -> Delta:
+    def take(self) -> OutputDelta:
         """What is new since the last call."""
         return self._output.take()
 
@@ -144,7 +144,7 @@ class Generation:
         except CoppiceError as error:
             self.fail(error)
 
-    def opening(self) -> Opening | None:
+    def opening(self) -> VerifyOpening | None:
         """The sequence as it is now; None when it needs no more passes or has failed too often."""
         if self.finish_if_complete():
             return None
@@ -152,7 +152,7 @@ class Generation:
         if self._openings > MAX_OPENINGS_WITHOUT_OUTCOME:
             self.fail(UnavailableError("the verifier was lost again and again"))
             return None
-        return Opening(
+        return VerifyOpening(
             token_ids=tuple(self._transcript.tokens),
             resumed_tokens=self._transcript.num_output,
             sampling=self._request.sampling,
@@ -183,7 +183,7 @@ class Generation:
         self._refusals += 1
         return self._refusals
 
-    def on_opened(self, place: Place) -> None:
+    def on_opened(self, place: SequenceHandle) -> None:
         """Drafts may be sent from here on."""
         self._place = place
         self.clock.opened()
@@ -191,7 +191,7 @@ class Generation:
             self._trace.opened(place.verifier.address)
         self._drafting.opened(place.draft, place.verifier.address, place.draft_ahead)
 
-    def on_outcome(self, outcome: Outcome, load: Load) -> None:
+    def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
         """Commit a round. The drafters hear of it first: they are what the next round waits for.
 
         Raises:

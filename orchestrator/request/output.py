@@ -13,7 +13,7 @@ from orchestrator.request.transcript import Transcript
 
 
 @dataclass(frozen=True)
-class Delta:
+class OutputDelta:
     """What is new since the last delta."""
 
     text: str = ""
@@ -77,10 +77,10 @@ class Output:
         if self._matcher.match is None:
             self._show(self._matcher.flush())
 
-    def take(self) -> Delta:
+    def take(self) -> OutputDelta:
         """Everything since the last take."""
         self._catch_up()
-        delta = Delta("".join(self._text), tuple(self._token_ids), tuple(self._log_probs))
+        delta = OutputDelta("".join(self._text), tuple(self._token_ids), tuple(self._log_probs))
         self._text.clear()
         self._token_ids.clear()
         self._log_probs.clear()

@@ -6,9 +6,9 @@ from coppice.v1 import inference_pb2
 from coppice.wire.convert import log_probs_to_proto
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.request.generation import Generation
-from orchestrator.request.output import Delta
+from orchestrator.request.output import OutputDelta
 from orchestrator.request.rounds import Finish
-from orchestrator.request.statistics import Clock, Statistics
+from orchestrator.request.statistics import OutputClock, Statistics
 
 
 class Responses:
@@ -19,7 +19,7 @@ class Responses:
         self._output_index = output_index
         self._is_first = True
 
-    def delta(self, delta: Delta) -> inference_pb2.GenerateResponse | None:
+    def delta(self, delta: OutputDelta) -> inference_pb2.GenerateResponse | None:
         """A message with what is new and wanted; None when that is nothing."""
         if not self._request.want_token_ids and not delta.text and not delta.log_probs:
             return None
@@ -39,7 +39,7 @@ class Responses:
         message.timing.CopyFrom(_timing(generation.statistics, generation.clock))
         return message
 
-    def _message(self, delta: Delta) -> inference_pb2.GenerateResponse:
+    def _message(self, delta: OutputDelta) -> inference_pb2.GenerateResponse:
         token_ids = delta.token_ids if self._request.want_token_ids else ()
         message = inference_pb2.GenerateResponse(
             text=delta.text,
@@ -83,7 +83,7 @@ def _speculation(statistics: Statistics) -> inference_pb2.SpeculationStats:
     )
 
 
-def _timing(statistics: Statistics, clock: Clock) -> inference_pb2.Timing:
+def _timing(statistics: Statistics, clock: OutputClock) -> inference_pb2.Timing:
     return inference_pb2.Timing(
         queue_ms=clock.queue_ms,
         door_ms=clock.door_ms,

@@ -15,7 +15,7 @@ REDRAFT = "redraft"
 
 
 @dataclass(frozen=True)
-class Opening:
+class VerifyOpening:
     """A sequence as the verifier is asked to run it: from its beginning, or on from where it was."""
 
     token_ids: tuple[int, ...]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class SourceCounts:
+class SourceTotals:
     """Nodes of one source that were verified, and accepted."""
 
     proposed: int = 0
@@ -25,7 +25,7 @@ class SourceCounts:
 
 
 @dataclass
-class OriginCounts:
+class OriginTotals:
     """Rounds whose draft was made at one time, its nodes, and those accepted."""
 
     rounds: int = 0
@@ -51,8 +51,8 @@ class Statistics:
     redraft_tokens: int = 0
     stale_drafts: int = 0
     near_ties: int = 0
-    sources: dict[str, SourceCounts] = field(default_factory=dict)
-    origins: dict[tree_pb2.DraftOrigin, OriginCounts] = field(default_factory=dict)
+    sources: dict[str, SourceTotals] = field(default_factory=dict)
+    origins: dict[tree_pb2.DraftOrigin, OriginTotals] = field(default_factory=dict)
     rounds_drafted_by_depth: list[int] = field(default_factory=list)
     rounds_accepted_by_depth: list[int] = field(default_factory=list)
     forward_us: int = 0
@@ -97,11 +97,11 @@ class Statistics:
         _add_depths(self.rounds_accepted_by_depth, other.rounds_accepted_by_depth)
         self.ahead.add(other.ahead)
         for name, counts in other.sources.items():
-            own = self.sources.setdefault(name, SourceCounts())
+            own = self.sources.setdefault(name, SourceTotals())
             own.proposed += counts.proposed
             own.accepted += counts.accepted
         for made, others in other.origins.items():
-            sums = self.origins.setdefault(made, OriginCounts())
+            sums = self.origins.setdefault(made, OriginTotals())
             sums.rounds += others.rounds
             sums.draft_tokens += others.draft_tokens
             sums.accepted_tokens += others.accepted_tokens
@@ -109,7 +109,7 @@ class Statistics:
     def _count_origin(self, outcome: Outcome) -> None:
         counts = self.origins.get(outcome.draft_origin)
         if counts is None:
-            counts = self.origins[outcome.draft_origin] = OriginCounts()
+            counts = self.origins[outcome.draft_origin] = OriginTotals()
         counts.rounds += 1
         counts.draft_tokens += outcome.draft_nodes
         counts.accepted_tokens += outcome.num_accepted
@@ -127,14 +127,14 @@ class Statistics:
                 self._counts(name).accepted += 1
             parent = child
 
-    def _counts(self, source: str) -> SourceCounts:
+    def _counts(self, source: str) -> SourceTotals:
         counts = self.sources.get(source)
         if counts is None:
-            counts = self.sources[source] = SourceCounts()
+            counts = self.sources[source] = SourceTotals()
         return counts
 
 
-class Clock:
+class OutputClock:
     """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`.
 
     `waited_s` of these it had to wait at the door.

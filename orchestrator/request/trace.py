@@ -21,7 +21,7 @@ from coppice.obs.tracing import TRACEPARENT, Attributes, Span, Tracing
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.request.ends import finish_name, reason_of
 from orchestrator.request.rounds import Finish, Outcome
-from orchestrator.request.statistics import Clock, Statistics
+from orchestrator.request.statistics import OutputClock, Statistics
 
 # Ends that are no fault of the client's and none of its wishes.
 _FAULTS = frozenset({"deadline", "unavailable", "internal"})
@@ -114,7 +114,7 @@ class OutputTrace:
     def end(
         self,
         statistics: Statistics,
-        clock: Clock,
+        clock: OutputClock,
         num_tokens: int,
         finish: Finish | None = None,
         error: BaseException | None = None,
@@ -160,7 +160,7 @@ def _request_attributes(
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _output_attributes(statistics: Statistics, clock: Clock, num_tokens: int) -> Attributes:
+def _output_attributes(statistics: Statistics, clock: OutputClock, num_tokens: int) -> Attributes:
     sources = {
         f"coppice.source.{name}.{what}": count
         for name, counts in statistics.sources.items()

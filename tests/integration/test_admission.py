@@ -15,7 +15,7 @@ from coppice.client import Client, Options, RequestFailedError
 from coppice.completion import Completion
 from coppice.v1 import inference_pb2
 from orchestrator.admission.admission import Ticket
-from orchestrator.admission.fair_queue import Claim
+from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.app import Orchestrator
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually
@@ -243,7 +243,7 @@ async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waite
         admission, claims = orchestrator.service.admission, []
         enter = admission.enter
 
-        def entered(claim: Claim, time_left_s: float, num_tokens: int) -> Ticket:
+        def entered(claim: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
             claims.append(claim)
             return enter(claim, time_left_s, num_tokens)
 

@@ -15,7 +15,7 @@ import torch
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
-from coppice.colocated.app import Colocated, Models, load, running
+from coppice.colocated.app import Colocated, LoadedModels, load, running
 from coppice.colocated.config import ColocatedConfig
 from coppice.colocated.pipe import Pipe
 from coppice.v1 import inference_pb2
@@ -41,7 +41,7 @@ ENV = {
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[Models]:
+def models() -> Iterator[LoadedModels]:
     """Loaded once: deployments come one after the other."""
     before = torch.get_num_threads()
     # Of the thread that loads: others may have the cores.
@@ -57,7 +57,7 @@ def tokens() -> dict[Options, tuple[int, ...]]:
 
 
 @asynccontextmanager
-async def deployed(models: Models, **settings: str) -> AsyncIterator[tuple[Client, Colocated]]:
+async def deployed(models: LoadedModels, **settings: str) -> AsyncIterator[tuple[Client, Colocated]]:
     config = ColocatedConfig.from_env({**ENV, **settings})
     wanted = replace(models, drafters=models.drafters * len(config.drafters))
     async with (
@@ -81,7 +81,7 @@ async def check_tokens(client: Client, tokens: dict[Options, tuple[int, ...]]) -
 
 @pytest.mark.parametrize("rounds", ["asynchronous", "synchronous"])
 async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_it_is_sent(
-    models: Models, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
+    models: LoadedModels, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[Any, bytes]] = []
     put = Pipe.put
@@ -101,7 +101,7 @@ async def test_one_process_gives_the_same_tokens_and_no_message_is_changed_once_
 
 
 async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_drop_nothing(
-    models: Models, tokens: dict[Options, tuple[int, ...]]
+    models: LoadedModels, tokens: dict[Options, tuple[int, ...]]
 ) -> None:
     async with deployed(models, COPPICE_LAB='{"rounds": "synchronous"}', CACHE_DRAFTER="false") as (client, deployment):
         info = await client.model_info()
@@ -117,7 +117,7 @@ async def test_synchronous_rounds_verify_the_draft_that_was_made_for_them_and_dr
 
 @pytest.mark.parametrize("rounds", ["asynchronous", "synchronous"])
 async def test_a_drafter_whose_thread_raises_or_whose_stream_ends_costs_no_request(
-    models: Models, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
+    models: LoadedModels, tokens: dict[Options, tuple[int, ...]], rounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with deployed(models, COPPICE_LAB=json.dumps({"rounds": rounds})) as (client, deployment):
         expected = await client.generate(PROMPT, replace(SEEDED, speculation="off"))
@@ -154,7 +154,7 @@ async def test_a_drafter_whose_thread_raises_or_whose_stream_ends_costs_no_reque
         assert again.speculation.draft_tokens > 0
 
 
-async def test_it_says_that_a_model_thread_has_ended(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_says_that_a_model_thread_has_ended(models: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(engine: Engine) -> None:
         raise MemoryError("no room for a plan")
 

@@ -30,7 +30,7 @@ Ready: TypeAlias = "Sequence[tuple[SequenceKey, RunningSequence]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RowAllotment:
     """What one sequence brings to a pass: its next `num_pending` tokens, and at most `max_nodes` of its draft.
 
     Behind these, at most `max_masks` masks.
@@ -52,13 +52,13 @@ class Share:
         """Free blocks that it takes."""
         return self.sequence.residence.cache.num_missing(self.num_rows)
 
-    def within_blocks(self) -> Share:
+    def within_blocks(self) -> RowAllotment:
         """The share with a tree that takes no block of its own."""
         room = self.sequence.residence.cache.room_behind(self.num_pending)
         return replace(self, max_nodes=min(self.max_nodes, room))
 
 
-def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: float) -> list[Share]:
+def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: float) -> list[RowAllotment]:
     """Share at most `max_rows` rows (0: no limit) among sequences, of which the first has waited longest.
 
     Every round gets the row of its root. Then come prompts, at most one chunk all together, so that a long prompt
@@ -71,7 +71,7 @@ def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: flo
     own_rows = min(own_rows, MOST_CHUNKS * prefill_chunk)
     num_waiting = sum(sequence.num_pending for _, sequence in prompts)
     set_aside = min(num_waiting, prefill_chunk, left // PROMPT_SHARE)
-    shares = [Share(key, sequence, 1, sequence.num_nodes) for key, sequence in rounds[: left - set_aside]]
+    shares = [RowAllotment(key, sequence, 1, sequence.num_nodes) for key, sequence in rounds[: left - set_aside]]
     left -= len(shares)
     for key, sequence in prompts:
         pending = min(sequence.num_pending, prefill_chunk, left)
@@ -79,13 +79,13 @@ def share_rows(ready: Ready, *, prefill_chunk: int, max_rows: int, own_rows: flo
             break
         prefill_chunk, left = prefill_chunk - pending, left - pending
         nodes = sequence.num_nodes if pending == sequence.num_pending else 0
-        shares.append(Share(key, sequence, pending, nodes))
+        shares.append(RowAllotment(key, sequence, pending, nodes))
     num_rows = sum(share.num_pending for share in shares)
     room = max(max(SHARED_ROWS, own_rows) - num_waiting, (own_rows + num_rows) / SLACK)
     return keep_likeliest(shares, math.floor(min(left, room)))
 
 
-def keep_likeliest(shares: Sequence[Share], room: int) -> list[Share]:
+def keep_likeliest(shares: Sequence[RowAllotment], room: int) -> list[RowAllotment]:
     """Keep the `room` nodes of all trees whose paths are likeliest; of equals, as many of each tree.
 
     A sampled tree is kept whole or not at all, which sizes decide and nothing that was drawn: those that have waited
@@ -102,13 +102,13 @@ def keep_likeliest(shares: Sequence[Share], room: int) -> list[Share]:
         left -= kept[share.key]
     counts = _likeliest([share.sequence.node_log_probs for share in others], room - sum(kept.values()))
     kept.update(zip((share.key for share in others), counts, strict=True))
-    return [Share(share.key, share.sequence, share.num_pending, kept.get(share.key, 0)) for share in shares]
+    return [RowAllotment(share.key, share.sequence, share.num_pending, kept.get(share.key, 0)) for share in shares]
 
 
-def cut_trees(shares: Sequence[Share], num_free_blocks: int) -> list[Share]:
+def cut_trees(shares: Sequence[RowAllotment], num_free_blocks: int) -> list[RowAllotment]:
     """Cut trees, those of the last in rank first, until the free blocks are enough or no tree takes one any more."""
     lacking = sum(share.num_missing_blocks for share in shares) - num_free_blocks
-    cut: dict[SequenceKey, Share] = {}
+    cut: dict[SequenceKey, RowAllotment] = {}
     for share in sorted(shares, key=lambda share: share.sequence.rank, reverse=True):
         if lacking <= 0:
             break

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.draft_counts import DraftOrigin
-from verifier_svc.verify.output_end import Finish
+from verifier_svc.verify.output_end import SequenceFinish
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RoundOutcome:
     draft_depth: int
     linger_s: float
     stale_drafts: int
-    finish: Finish | None
+    finish: SequenceFinish | None
     # One per token, when asked for.
     log_probs: tuple[TokenLogProbs, ...] = ()
     # Tokens chosen at a near-tie, where these are counted.

@@ -12,7 +12,7 @@ WORTH_STARTING = 0.6
 _MEAN_RATE = 0.2
 
 
-class UsualPromise:
+class RoundPromise:
     """Running mean of the tokens that a sequence's drafts promised when they were made, in time or late.
 
     Not of the tokens that rounds accept: those in which a fresh draft is verified may be few, and hard ones, when most
@@ -31,7 +31,7 @@ class UsualPromise:
             self._is_known = True
 
 
-def has_draft_to_start_with(mailbox: Mailbox | ExactMailbox, budget: int, usual: UsualPromise, room: int) -> bool:
+def has_draft_to_start_with(mailbox: Mailbox | ExactMailbox, budget: int, usual: RoundPromise, room: int) -> bool:
     """Whether a draft is there that is worth starting with at once.
 
     One made for this round is; what is left of an older one, or was drafted ahead, is when it promises most of what

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coppice.obs.logs import of_request
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.engine.pass_cost import PassCost
-from verifier_svc.engine.pass_shares import Share, cut_trees, share_rows
+from verifier_svc.engine.pass_shares import RowAllotment, cut_trees, share_rows
 from verifier_svc.engine.sequence import Sequence, SequenceKey
 from verifier_svc.engine.waiting_queue import WaitingQueue
 from verifier_svc.extras.redraft.mask_shares import deal_masks
@@ -150,7 +150,7 @@ class Scheduler:
             return 0.0
         return min(sequence.deadline_s for sequence in self._running.values())
 
-    def next_batch(self, now_s: float) -> list[Share]:
+    def next_batch(self, now_s: float) -> list[RowAllotment]:
         """What every sequence of a pass that starts now brings to it; who waited longest is served first.
 
         Sequences that still wait for a draft stay out. Empty when those that are ready had to make room for these.
@@ -171,7 +171,7 @@ class Scheduler:
             self._take_turns(share for share in sampled if share.max_nodes)
         return self._with_masks(shares if self._have_room(shares) else self._make_room(shares))
 
-    def pass_over(self, shares: list[Share], num_rows: int, now_s: float) -> None:
+    def pass_over(self, shares: list[RowAllotment], num_rows: int, now_s: float) -> None:
         """Learn from how long a pass over these shares took, and those who wait for drafts held it up.
 
         From one sequence's alone nothing is learned, since it shares with nobody.
@@ -180,7 +180,7 @@ class Scheduler:
             self._cost.add(num_rows, now_s - self._free_s)
         self._ended_s = now_s
 
-    def _with_masks(self, shares: list[Share]) -> list[Share]:
+    def _with_masks(self, shares: list[RowAllotment]) -> list[RowAllotment]:
         """The shares with masks, where nobody waits and nobody would have to make room for these."""
         if not self._limits.free_rows or self._waiting.first() is not None:
             return shares
@@ -203,15 +203,15 @@ class Scheduler:
         missing = sequence.residence.num_blocks_lacking(margin) + promised - self._cache.num_free_blocks
         return missing <= 0 or missing <= sequence.residence.num_blocks_held(self._cache)
 
-    def _take_turns(self, served: Iterable[Share]) -> None:
+    def _take_turns(self, served: Iterable[RowAllotment]) -> None:
         """Put those that were served behind all others: their rounds end together, and their order would else stay."""
         for share in served:
             self._running[share.key] = self._running.pop(share.key)
 
-    def _have_room(self, shares: list[Share]) -> bool:
+    def _have_room(self, shares: list[RowAllotment]) -> bool:
         return sum(share.num_missing_blocks for share in shares) <= self._cache.num_free_blocks
 
-    def _make_room(self, shares: list[Share]) -> list[Share]:
+    def _make_room(self, shares: list[RowAllotment]) -> list[RowAllotment]:
         """Shares that the free blocks are enough for: with smaller trees, and then without whom it takes."""
         shares = cut_trees(shares, self._cache.num_free_blocks)
         while not self._have_room(shares):

@@ -16,9 +16,9 @@ from verifier_svc.engine.kv_cache import HalfArray, KVCache
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import ExactMailbox, Mailbox
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.engine.residence import Residence
 from verifier_svc.engine.round_outcome import RoundOutcome
-from verifier_svc.engine.round_start import UsualPromise, has_draft_to_start_with
+from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
+from verifier_svc.engine.sequence_blocks import SequenceBlocks
 from verifier_svc.extras.pruning.early_pruning import surviving_part
 from verifier_svc.extras.redraft.mask_groups import MaskShape
 from verifier_svc.extras.redraft.redraft import Redrafter
@@ -27,7 +27,7 @@ from verifier_svc.verify.acceptance import sample_and_follow
 from verifier_svc.verify.allowed_nodes import allowed_nodes
 from verifier_svc.verify.draw_rule import draw_rule
 from verifier_svc.verify.log_probs import committed_log_probs
-from verifier_svc.verify.output_end import Finish, FinishReason, OutputEnd
+from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
 from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
 from verifier_svc.verify.traversal_round import traverse
 
@@ -131,7 +131,7 @@ class Sequence:
         self._last_base = 0
         self._max_nodes = max_nodes
         self._budget = max_nodes
-        self._usual_promise = UsualPromise()
+        self._usual_promise = RoundPromise()
         self._origin: DraftOrigin | None = None
         redrafts = not spec.traverses and not spec.synchronous
         self._redrafter = Redrafter(
@@ -160,7 +160,7 @@ class Sequence:
         )
         self.resumed = resumed
         self.is_ready = spec.sampling.grammar is None
-        self.residence = Residence(
+        self.residence = SequenceBlocks(
             self.tokens,
             max_tokens=len(self.tokens) + self._end.room,
             max_nodes=max_nodes + self._redrafter.max_rows,
@@ -234,7 +234,7 @@ class Sequence:
             return self._end.room
         return min(self._end.room, self._rope_boundary - len(self.tokens) + 1)
 
-    def constrain(self, constraint: Constraint) -> Finish | None:
+    def constrain(self, constraint: Constraint) -> SequenceFinish | None:
         """Hold the output to a form, before the first round; returns the finish when the output is complete already."""
         self._chooser.constraint = constraint
         self.is_ready = True
@@ -335,7 +335,7 @@ class Sequence:
             rows.cache.publish(self.tokens)
             return None
         base = self._last_base = len(self.tokens)
-        finishes: list[Finish | None] = []
+        finishes: list[SequenceFinish | None] = []
 
         def draw(node: int, depth: int) -> int:
             token = self._chooser.choose(logits[node - ROOT], base + depth)
@@ -407,6 +407,6 @@ class Sequence:
             return tree if len(tree) <= max_nodes else EMPTY_TREE
         return tree.prune(max_nodes)
 
-    def _end_of_form(self) -> Finish | None:
+    def _end_of_form(self) -> SequenceFinish | None:
         constraint = self._chooser.constraint
-        return Finish(FinishReason.STOP) if constraint is not None and constraint.is_complete else None
+        return SequenceFinish(FinishReason.STOP) if constraint is not None and constraint.is_complete else None

@@ -43,7 +43,7 @@ class Capture(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
+class _RecordedPass:
     inputs: Tensor
     outputs: Outputs
     replay: Callable[[], object]
@@ -60,7 +60,7 @@ class PassGraphs:
         self.buckets = tuple(sorted(buckets))
         self._kernel = kernel
         self._capture = capture
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._recordings: dict[Hashable, _RecordedPass] = {}
         self._is_off = False
 
     @property
@@ -101,12 +101,12 @@ class PassGraphs:
         recording.replay()
         return tuple(output[: len(plan.logit_rows)] for output in recording.outputs)
 
-    def _record(self, plan: PassPlan, forward: Forward) -> _Recording:
+    def _record(self, plan: PassPlan, forward: Forward) -> _RecordedPass:
         inputs = _inputs(plan).to(self._kernel.device)
         mask_places = None if plan.mask_places is None else inputs[3]
         replay, outputs = self._capture(lambda: forward(inputs[0][None], inputs[1][None], inputs[2], mask_places))
         logger.info("recorded a pass of %d rows", len(plan.token_ids))
-        return _Recording(inputs, outputs, replay)
+        return _RecordedPass(inputs, outputs, replay)
 
 
 def _inputs(plan: PassPlan) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from coppice.core.errors import CoppiceError, InvalidRequestError
 from verifier_svc.engine.round_outcome import RoundOutcome
-from verifier_svc.verify.output_end import Finish
+from verifier_svc.verify.output_end import SequenceFinish
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class CompleteEvent:
     """A sequence's output was complete when it was opened: no round was needed."""
 
     sequence_id: int
-    finish: Finish
+    finish: SequenceFinish
     queue_s: float
 
 

@@ -18,7 +18,7 @@ from verifier_svc.stream.events import (
     LoadEvent,
     OutcomeEvent,
 )
-from verifier_svc.verify.output_end import Finish, FinishReason
+from verifier_svc.verify.output_end import FinishReason, SequenceFinish
 
 _FINISH_REASONS = {
     FinishReason.EOS: sampling_pb2.FINISH_REASON_EOS,
@@ -85,7 +85,7 @@ def _outcome(event: OutcomeEvent) -> verifier_pb2.Outcome:
     return message
 
 
-def _finished(finish: Finish, queue_s: float, cached_tokens: int = 0) -> verifier_pb2.SequenceFinished:
+def _finished(finish: SequenceFinish, queue_s: float, cached_tokens: int = 0) -> verifier_pb2.SequenceFinished:
     return verifier_pb2.SequenceFinished(
         reason=_FINISH_REASONS[finish.reason],
         stop_match=finish.stop_match,

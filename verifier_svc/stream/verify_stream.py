@@ -12,8 +12,8 @@ from coppice.net.stream_observer import StreamObserver
 from coppice.v1 import verifier_pb2
 from verifier_svc.engine.engine import Engine
 from verifier_svc.model.target_model import TargetInfo
-from verifier_svc.stream.door import Door
 from verifier_svc.stream.events import Event
+from verifier_svc.stream.request_parser import RequestParser
 from verifier_svc.stream.responses import responses
 
 # An orchestrator that has stopped reading must not fill our memory.
@@ -37,7 +37,7 @@ class VerifyStream:
         self._engine = engine
         self._observers = observers
         self._stream = stream
-        self._door = Door(engine, info, stream, self.deliver)
+        self._door = RequestParser(engine, info, stream, self.deliver)
         self._loop = asyncio.get_running_loop()
         # Done when nothing can be written any more; an exception is the peer's fault.
         self._over: asyncio.Future[None] = self._loop.create_future()

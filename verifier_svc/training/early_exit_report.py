@@ -58,7 +58,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HeadMeasurement:
     """What a threshold does at its temperature; `removed` is the share of likely, wrong children that it prunes."""
 
     temperature: float
@@ -91,10 +91,10 @@ def calibrate(values: Mapping[float, Values], recall: float) -> Thresholds:
     return tuple(thresholds)
 
 
-def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[Measured]:
+def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[HeadMeasurement]:
     """What thresholds do to values that they were not calibrated on."""
     return [
-        Measured(
+        HeadMeasurement(
             threshold.temperature,
             threshold.score,
             recall=float((values[threshold.temperature].drawn >= threshold.score).double().mean()),
@@ -105,7 +105,7 @@ def measure(values: Mapping[float, Values], thresholds: Thresholds) -> list[Meas
 
 
 def write_card(
-    out: Path, recipe: Any, store: TokenStore, loop: TrainingLoop, head: nn.Module, measured: Sequence[Measured]
+    out: Path, recipe: Any, store: TokenStore, loop: TrainingLoop, head: nn.Module, measured: Sequence[HeadMeasurement]
 ) -> None:
     """Write the card and `recipe.json`."""
     parameters = sum(parameter.numel() for parameter in head.parameters())

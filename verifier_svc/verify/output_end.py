@@ -21,7 +21,7 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class SequenceFinish:
     """The end of an output, and the stop string or the stop token's text that ended it."""
 
     reason: FinishReason
@@ -72,19 +72,19 @@ class OutputEnd:
             room = min(room, self._options.max_tokens - self._num_output)
         return room
 
-    def push(self, token: int) -> Finish | None:
+    def push(self, token: int) -> SequenceFinish | None:
         """Take the next token of the output; returns the finish when it was the last."""
         self._length += 1
         if token in self._eos:
-            return Finish(FinishReason.EOS)
+            return SequenceFinish(FinishReason.EOS)
         if token in self._stop_tokens:
-            return Finish(FinishReason.STOP, self._tokenizer.token_text(token))
+            return SequenceFinish(FinishReason.STOP, self._tokenizer.token_text(token))
         if (match := self._match(token)) is not None:
-            return Finish(FinishReason.STOP, match)
+            return SequenceFinish(FinishReason.STOP, match)
         if self._num_output == self._options.max_tokens:
-            return Finish(FinishReason.LENGTH)
+            return SequenceFinish(FinishReason.LENGTH)
         if self._length >= self._max_context_tokens:
-            return Finish(FinishReason.CONTEXT_LENGTH)
+            return SequenceFinish(FinishReason.CONTEXT_LENGTH)
         return None
 
     def _match(self, token: int) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.cache_promise import CachePromise
 from orchestrator.prefix_cache.hit_rates import HitRates
-from orchestrator.prefix_cache.usual_promise import UsualPromise
 
 if TYPE_CHECKING:
     from orchestrator.prefix_cache.recall import Recall
@@ -33,7 +33,7 @@ class OwnContext:
 
     def __init__(self) -> None:
         self._rates = HitRates()
-        self._promise = UsualPromise()
+        self._promise = CachePromise()
 
     def drafter(self, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
         """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""

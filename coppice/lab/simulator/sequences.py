@@ -10,7 +10,7 @@ from coppice.lab.simulator.texts import Text
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import Mailbox
-from verifier_svc.engine.round_start import UsualPromise, has_draft_to_start_with
+from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 
 # Accepted nodes, committed tokens, and the tree that was verified.
 OnRound = Callable[["RoundResult"], None]
@@ -50,7 +50,7 @@ class SimulatedSequence:
         self._max_nodes = self._budget = max_nodes
         self._num_computed = 0
         self._num_rounds = 0
-        self._usual_promise = UsualPromise()
+        self._usual_promise = RoundPromise()
         self._tree = EMPTY_TREE
         self._is_drafted = False
         self._origin: DraftOrigin | None = None

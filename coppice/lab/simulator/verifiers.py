@@ -11,9 +11,9 @@ from typing import Any, cast
 from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.machine import Machine, PassWork, noise_factor
 from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
-from orchestrator.planner.base import Load
+from orchestrator.planner.base import VerifierLoad
 from verifier_svc.engine.pass_cost import PassCost
-from verifier_svc.engine.pass_shares import Share, share_rows
+from verifier_svc.engine.pass_shares import RowAllotment, share_rows
 
 # As in `verifier_svc/engine/engine.py`, which needs torch.
 LOAD_INTERVAL_S = 0.1
@@ -60,13 +60,13 @@ class SimulatedVerifier:
         self._on_pace = on_pace
         self._waiting: deque[SimulatedSequence] = deque()
         self._running: list[SimulatedSequence] = []
-        self._in_pass: list[tuple[Share, SimulatedSequence, float]] = []
+        self._in_pass: list[tuple[RowAllotment, SimulatedSequence, float]] = []
         self._own_cost = PassCost()
         # When the last pass ended, and from when on the next could have run.
         self._ended_s = self._free_s = 0.0
         self._next_load_s = 0.0
         self.is_computing = False
-        self.load = Load()
+        self.load = VerifierLoad()
         self.counts = Counts()
         # By number of the pass: how much slower than usual it is.
         self.slow_passes: dict[int, float] = {}
@@ -192,7 +192,7 @@ class SimulatedVerifier:
     def _tell_load(self, work: PassWork, pass_s: float) -> None:
         if self._clock.now_s >= self._next_load_s:
             self._next_load_s = self._clock.now_s + LOAD_INTERVAL_S
-            self.load = Load(len(self._in_pass), work.rows, round(1e6 * pass_s), len(self._waiting))
+            self.load = VerifierLoad(len(self._in_pass), work.rows, round(1e6 * pass_s), len(self._waiting))
 
 
 def _with_rows(work: PassWork, sequence: SimulatedSequence, rows: int) -> PassWork:
@@ -211,5 +211,5 @@ def _as_ready(sequences: list[SimulatedSequence]) -> Any:
     return list(enumerate(sequences))
 
 
-def _sequence_of(share: Share) -> SimulatedSequence:
+def _sequence_of(share: RowAllotment) -> SimulatedSequence:
     return cast(SimulatedSequence, share.sequence)

@@ -50,8 +50,8 @@ from coppice.net.guard.frames import (
     Headers,
     ProtocolError,
 )
-from coppice.net.guard.streams import Messages, MessageTooLargeError, Stream, content
-from coppice.net.guard.turnstile import Account, Turnstile
+from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError, content
+from coppice.net.guard.turnstile import HostAccount, Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ _FLUSH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GuardLimits:
     """Bounds of the guard. Times are seconds."""
 
     # Largest message of our methods.
@@ -132,7 +132,7 @@ class Limits:
 class Room:
     """Bytes of large messages that are coming in, and those of calls that are held, over all connections."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GuardLimits) -> None:
         self._limits = limits
         self._used: dict[Connection, int] = {}
         # Connections with a message that found no room.
@@ -225,7 +225,7 @@ class Connection:
     def __init__(
         self,
         peer: str,
-        limits: Limits,
+        limits: GuardLimits,
         room: Room,
         turnstile: Turnstile,
         dial: Callable[[asyncio.Protocol], asyncio.Task[asyncio.Transport | None]],
@@ -241,7 +241,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.opened_s = self._loop.time()
         self.peer = peer
-        self.account: Account = turnstile.open(peer.rpartition(":")[0], self._go_on)
+        self.account: HostAccount = turnstile.open(peer.rpartition(":")[0], self._go_on)
         self.client_end = End(self._from_client, self._client_lost, self._client_writable, self._client_made)
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
@@ -263,10 +263,10 @@ class Connection:
         self._last_stream = 0
         self._next_upstream = 1
         # By the client's number; and the client's numbers by the server's.
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, HttpStream] = {}
         self._by_upstream: dict[int, int] = {}
         # Calls whose first message is not complete, in the order of their opening.
-        self._incomplete: dict[int, Stream] = {}
+        self._incomplete: dict[int, HttpStream] = {}
         # Bytes that the guard has let the client send again, and that the server will let it send again, too.
         self._granted = 0
 
@@ -518,7 +518,7 @@ class Connection:
         if number in self._streams:
             self._maybe_release(number, stream, out)
 
-    def _pass_on(self, number: int, stream: Stream, flags: int, payload: bytes, out: list[bytes]) -> None:
+    def _pass_on(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
         out.append(HEAD.pack(len(payload) << 8, flags, stream.upstream))
         out.append(payload)
         if stream.reserved and stream.messages.num_complete:
@@ -585,7 +585,7 @@ class Connection:
         named = [(name, value) for name, value in headers if name.lower() != _PEER]
         now_s = self._loop.time()
         deadline_s = now_s + self._limits.first_message_s
-        stream = Stream([*named, (_PEER, self.peer.encode())], Messages(most), self._window, now_s, deadline_s)
+        stream = HttpStream([*named, (_PEER, self.peer.encode())], Messages(most), self._window, now_s, deadline_s)
         stream.client_ended = bool(flags & END_STREAM)
         stream.is_ours = is_ours
         stream.is_unary = path in self._limits.unary
@@ -611,7 +611,7 @@ class Connection:
         self._to_client(frames.header_frames(number, headers, ends_stream=True))
         self._to_client(frames.reset(number, frames.NO_ERROR))
 
-    def _maybe_release(self, number: int, stream: Stream, out: list[bytes]) -> None:
+    def _maybe_release(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
         """Pass a call on to the server, if what it needs is there."""
         if stream.window < _MIN_WINDOW_BYTES:
             return
@@ -628,7 +628,7 @@ class Connection:
             self._incomplete.pop(number, None)
         self._release(number, stream, out)
 
-    def _release(self, number: int, stream: Stream, out: list[bytes]) -> None:
+    def _release(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
         stream.upstream, self._next_upstream = self._next_upstream, self._next_upstream + 2
         self._by_upstream[stream.upstream] = number
         ends_at_once = stream.client_ended and not stream.frames
@@ -639,7 +639,7 @@ class Connection:
         self._room.hold(self, -stream.num_held)
         stream.headers, stream.frames, stream.num_held = None, [], 0
 
-    def _reserve(self, stream: Stream, size: int) -> bool:
+    def _reserve(self, stream: HttpStream, size: int) -> bool:
         now_s = self._loop.time()
         if not self._room.take(self, size, now_s):
             return False
@@ -647,7 +647,7 @@ class Connection:
         stream.deadline_s = now_s + self._limits.first_message_s + size / _SLOWEST_BYTES_PER_S
         return True
 
-    def _free(self, stream: Stream) -> None:
+    def _free(self, stream: HttpStream) -> None:
         self._room.give_back(self, stream.reserved)
         stream.reserved = 0
 

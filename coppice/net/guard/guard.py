@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from coppice.core.errors import UnavailableError
-from coppice.net.guard.connection import Connection, Limits, Room
+from coppice.net.guard.connection import Connection, GuardLimits, Room
 from coppice.net.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Guard:
     def __init__(
         self,
         upstream: str,
-        limits: Limits,
+        limits: GuardLimits,
         context: Callable[[], ssl.SSLContext] | None = None,
         rates: Rates = DEFAULT_RATES,
     ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from coppice.core.errors import UnavailableError
-from coppice.net.guard.connection import Limits
+from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guard import Guard
 
 # The longest path of a Unix socket is 107 bytes; a longer one than this leaves no room for our part of it.
@@ -22,7 +22,7 @@ class GuardedServer:
     """Starts a server and its guard together, and stops them one after the other."""
 
     def __init__(
-        self, server: grpc.aio.Server, limits: Limits, context: Callable[[], ssl.SSLContext] | None = None
+        self, server: grpc.aio.Server, limits: GuardLimits, context: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
         self.grpc = server
         self._limits = limits

@@ -57,7 +57,7 @@ class Messages:
                 self.num_complete += 1
 
 
-class Stream:
+class HttpStream:
     """A call, from its HEADERS to its end. `upstream` is its number on the way to the server; 0 while it is held."""
 
     __slots__ = (

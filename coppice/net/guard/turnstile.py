@@ -67,14 +67,14 @@ class _Host:
     __slots__ = ("finish", "num_accounts", "virtual", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[float, int, Account]] = []
+        self.waiting: list[tuple[float, int, HostAccount]] = []
         # Of the host among hosts, and of the connection that was served last among its own.
         self.finish = 0.0
         self.virtual = 0.0
         self.num_accounts = 0
 
 
-class Account:
+class HostAccount:
     """What one connection may use. `resume` is called when it had to wait and may go on."""
 
     __slots__ = ("budget", "finish", "host", "of_host", "resume", "turn")
@@ -104,16 +104,16 @@ class Turnstile:
         self._arrivals = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, host: str, resume: Callable[[], object]) -> Account:
+    def open(self, host: str, resume: Callable[[], object]) -> HostAccount:
         """An account for a new connection."""
         if host not in self._hosts:
             self._hosts[host] = _Host()
         of_host = self._hosts[host]
         of_host.num_accounts += 1
         budget = _Budget(self._rates.of_one, self._rates.burst_of_one, self._loop.time())
-        return Account(host, of_host, budget, of_host.virtual, resume)
+        return HostAccount(host, of_host, budget, of_host.virtual, resume)
 
-    def close(self, account: Account) -> None:
+    def close(self, account: HostAccount) -> None:
         """The connection is gone: it is called no more."""
         account.resume = _nothing
         account.of_host.num_accounts -= 1
@@ -121,7 +121,7 @@ class Turnstile:
         if not account.of_host.num_accounts and account.of_host.finish <= self._virtual:
             del self._hosts[account.host]
 
-    def take(self, account: Account, units: float) -> bool:
+    def take(self, account: HostAccount, units: float) -> bool:
         """Whether the connection may do what costs so many units now; else it is called when it may."""
         now_s = self._loop.time()
         if account.budget.fill(now_s) < units:
@@ -134,7 +134,7 @@ class Turnstile:
         self.charge(account, units)
         return True
 
-    def charge(self, account: Account, units: float) -> None:
+    def charge(self, account: HostAccount, units: float) -> None:
         """Count work that was done without asking, since its size was not known before."""
         account.budget.spend(units)
         self._shared.spend(units)
@@ -146,7 +146,7 @@ class Turnstile:
             host.virtual = max(host.virtual, account.finish)
             self._virtual = max(self._virtual, host.finish)
 
-    def _wait(self, account: Account) -> None:
+    def _wait(self, account: HostAccount) -> None:
         host = account.of_host
         if not host.waiting:
             self._queue(host)

@@ -35,7 +35,7 @@ from drafter_svc.drafters.features.heads import FeatureHeads, last_feature
 from drafter_svc.model.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.hf_forward import PlainForward
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
 from drafter_svc.search.coupling import ChildChoice, Coupling
@@ -176,7 +176,7 @@ class BlockLm:
         coupling = Coupling(sampling, self.info.vocab_size, 1.0, prompt, is_coupled=choice.is_coupled)
         calibrated = self._calibration.sigmas_at(temperature, 1 + block.max_masks)
         sigmas = np.asarray([choice.sigma(temperature, sigma) for sigma in calibrated], np.float32)
-        beginning, context = Beginning(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
+        beginning, context = PrefixKey(self.prefixes, cache_salt), DraftContext(prompt, self._max_context)
         limits, max_children = self._limits, choice.max_children
         parts = self._forward, beginning, self.info, block, coupling, sigmas, limits, context, max_children
         return BlockLmSequence(*parts, self._transition, self._heads)
@@ -200,7 +200,7 @@ class BlockLmSequence(ReadContext):
     def __init__(
         self,
         forward: Forward[Any],
-        beginning: Beginning,
+        beginning: PrefixKey,
         info: DrafterInfo,
         block: BlockKind,
         coupling: Coupling,

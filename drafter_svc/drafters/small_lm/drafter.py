@@ -32,7 +32,7 @@ from drafter_svc.model.checkpoint import (
     load_model,
 )
 from drafter_svc.model.draft_context import DraftContext
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning, PrefixBlocks
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import Forward
 from drafter_svc.search.ahead_pace import AheadPace, RoundLengths
@@ -126,7 +126,7 @@ class SmallLm:
         temperature = sampling.temperature
         sigma = self._choice.sigma(temperature, self._calibration.sigma_at(temperature))
         coupling = Coupling(sampling, self.info.vocab_size, sigma, prompt, is_coupled=self._choice.is_coupled)
-        beginning = Beginning(self.prefixes, cache_salt)
+        beginning = PrefixKey(self.prefixes, cache_salt)
         max_children = self._choice.max_children
         context = DraftContext(prompt, self._max_context)
         parts = (self.info.kind, self._forward, coupling, self._limits, context, self._ahead, beginning)
@@ -136,7 +136,7 @@ class SmallLm:
         """Start a sequence whose trees are draws; nothing is computed before the first one."""
         coupling = Coupling(sampling, self.info.vocab_size, self._calibration.sigma_at(sampling.temperature), prompt)
         rates = self._calibration.acceptance_by_rank or UNMEASURED_ACCEPTANCE
-        beginning = Beginning(self.prefixes, cache_salt)
+        beginning = PrefixKey(self.prefixes, cache_salt)
         context = DraftContext(prompt, self._max_context)
         parts = (self._forward, coupling, sampling, self._limits, rates, self.info.kind, context, beginning)
         return SampledLmSequence(*parts)
@@ -178,7 +178,7 @@ class SmallLmSequence(ReadContext):
         limits: TreeLimits,
         context: DraftContext,
         ahead: DraftAhead = NO_DRAFT_AHEAD,
-        beginning: Beginning | None = None,
+        beginning: PrefixKey | None = None,
         max_children: int = COUPLED.max_children,
         rounds: RoundLengths | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from coppice.search.tree_limits import TreeLimits
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
 from drafter_svc.drafters.small_lm.tree_shape import MAX_WIDTH, tree_widths
 from drafter_svc.model.draft_context import DraftContext
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
 from drafter_svc.search.coupling import Coupling
@@ -39,7 +39,7 @@ class SampledLmSequence(ReadContext):
         acceptance_by_rank: Sequence[float],
         source: str,
         context: DraftContext,
-        beginning: Beginning | None = None,
+        beginning: PrefixKey | None = None,
     ) -> None:
         super().__init__(forward, context, beginning)
         self._max_positions = forward.max_positions

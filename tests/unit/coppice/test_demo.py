@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.cli.demo import Comparison, Measured, compare_all, describe, summarise
+from coppice.cli.demo import Comparison, DemoRun, compare_all, describe, summarise
 from coppice.cli.demo_prompts import PROMPTS
 from coppice.client import Options
 from coppice.completion import Completion, Speculation, Timing, Usage
@@ -41,7 +41,7 @@ class ScriptedClient:
 
 
 def comparison(plain: Completion, speculative: Completion) -> Comparison:
-    return Comparison(PROMPTS[0], 0.0, Measured(plain, 4.0), Measured(speculative, 2.0))
+    return Comparison(PROMPTS[0], 0.0, DemoRun(plain, 4.0), DemoRun(speculative, 2.0))
 
 
 def test_figures_come_from_tokens_and_wall_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import ROOT, TokenTree, chain
 from drafter_svc.acceptance_map import AcceptanceMap, ObservedCounts
-from drafter_svc.session import Opening, Outcome, Session
+from drafter_svc.session import Session, SessionOpening, SessionOutcome
 from tests.unit.drafter_svc.test_session import CountingDrafter, CountingSequence
 
 # (own probability of a node, its depth from 1) -> how likely the target is to say its token, if its parent is right.
@@ -211,11 +211,11 @@ class DoubtfulDrafter(CountingDrafter):
 def test_sequences_of_a_service_learn_from_each_other_and_the_search_knows_nothing_of_it() -> None:
     acceptance = AcceptanceMap()
     for _ in range(40):
-        session = Session(DoubtfulDrafter(), Opening((1, 2, 3), SamplingParams(), 4), acceptance)
+        session = Session(DoubtfulDrafter(), SessionOpening((1, 2, 3), SamplingParams(), 4), acceptance)
         assert session.advance() is not None
-        session.post(Outcome(3, (5,), b"", None))
+        session.post(SessionOutcome(3, (5,), b"", None))
         session.advance()
-    fresh = Session(DoubtfulDrafter(), Opening((1, 2, 3), SamplingParams(), 4), acceptance).advance()
+    fresh = Session(DoubtfulDrafter(), SessionOpening((1, 2, 3), SamplingParams(), 4), acceptance).advance()
     assert fresh is not None
     assert math.exp(fresh.tree.log_probs[0]) > 0.7
     assert (fresh.tree.token_ids, fresh.tree.parents) == ((5,), (ROOT,))

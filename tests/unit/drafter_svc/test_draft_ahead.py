@@ -28,7 +28,7 @@ from drafter_svc.model.tree_cache import FloatArray, Rows
 from drafter_svc.search.ahead_pace import READING_SHARE
 from drafter_svc.search.likely_outcomes import FanOut, LikelyOutcome, likely_outcomes
 from drafter_svc.search.outcome_search import DraftAhead
-from drafter_svc.session import Opening, Outcome, Session
+from drafter_svc.session import Session, SessionOpening, SessionOutcome
 
 VOCAB = 61
 PROMPT = (5, 9, 2, 44, 17)
@@ -225,7 +225,7 @@ def test_a_session_drafts_ahead_for_its_own_length_alone_and_never_where_rounds_
 ) -> None:
     drafter, forward = make_drafter(llama, ahead_steps=8)
     sampling = SamplingParams(temperature=1.0, seed=4)
-    session = Session(drafter, Opening(PROMPT, sampling, 10, is_synchronous=synchronous), AcceptanceMap())
+    session = Session(drafter, SessionOpening(PROMPT, sampling, 10, is_synchronous=synchronous), AcceptanceMap())
     assert not session.expect(len(PROMPT), chain([1]))
     draft = session.advance()
     assert draft is not None
@@ -238,7 +238,7 @@ def test_a_session_drafts_ahead_for_its_own_length_alone_and_never_where_rounds_
     prepare_fully(session)
     assert (session.ahead() is None) == synchronous
     session.expect(draft.base_length, draft.tree)
-    session.post(Outcome(draft.base_length, draft.tree.token_ids[:1], b"", None))
+    session.post(SessionOutcome(draft.base_length, draft.tree.token_ids[:1], b"", None))
     # The outcome is there, and not taken in yet.
     assert session.ahead() is None
     assert not session.expect(draft.base_length, draft.tree)

@@ -14,7 +14,7 @@ from coppice.core.tree import TokenTree, chain
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.model.prefix_blocks import PrefixBlocks
-from drafter_svc.session import Draft, Opening, Outcome, Session
+from drafter_svc.session import Session, SessionDraft, SessionOpening, SessionOutcome
 
 
 class CountingSequence:
@@ -58,28 +58,28 @@ class CountingDrafter:
 
 
 def test_a_prompt_is_as_long_as_the_drafter_takes_it() -> None:
-    Opening((1,) * 50, SamplingParams(), 4).check(CountingDrafter.info)
+    SessionOpening((1,) * 50, SamplingParams(), 4).check(CountingDrafter.info)
     with pytest.raises(InvalidRequestError, match="51 tokens, more than the context of 50"):
-        Opening((1,) * 51, SamplingParams(), 4).check(CountingDrafter.info)
-    Opening((1,) * 51, SamplingParams(), 4).check(replace(CountingDrafter.info, max_length=0))
+        SessionOpening((1,) * 51, SamplingParams(), 4).check(CountingDrafter.info)
+    SessionOpening((1,) * 51, SamplingParams(), 4).check(replace(CountingDrafter.info, max_length=0))
 
 
 def new_session(max_nodes: int = 4) -> tuple[Session, CountingDrafter]:
     drafter = CountingDrafter()
-    return Session(drafter, Opening((1, 2, 3), SamplingParams(), max_nodes), AcceptanceMap()), drafter
+    return Session(drafter, SessionOpening((1, 2, 3), SamplingParams(), max_nodes), AcceptanceMap()), drafter
 
 
 def outcome(
     base_length: int, *token_ids: int, max_nodes: int | None = None, row_multiple: int | None = None
-) -> Outcome:
-    return Outcome(base_length, token_ids, b"f%d" % base_length, max_nodes, row_multiple)
+) -> SessionOutcome:
+    return SessionOutcome(base_length, token_ids, b"f%d" % base_length, max_nodes, row_multiple)
 
 
 def test_outcomes_that_wait_are_all_taken_in_before_one_draft() -> None:
     session, drafter = new_session()
     session.post(outcome(3, 7, 8))
     session.post(outcome(5, 9, max_nodes=2, row_multiple=8))
-    assert session.advance() == Draft(6, chain(range(2)))
+    assert session.advance() == SessionDraft(6, chain(range(2)))
     [sequence] = drafter.sequences
     assert sequence.token_ids == [1, 2, 3, 7, 8, 9]
     assert sequence.features == [b"f3", b"f5"]
@@ -133,7 +133,7 @@ class ToldDrafter(CountingDrafter):
 def test_a_drafter_that_denoises_is_told_how_a_request_wants_it() -> None:
     drafter = ToldDrafter()
     for denoising in (LEFT_TO_DRAFTER, Denoising(steps=2), Denoising(block_tokens=3)):
-        opening = Opening((1, 2), SamplingParams(), 4, denoising=denoising)
+        opening = SessionOpening((1, 2), SamplingParams(), 4, denoising=denoising)
         assert Session(drafter, opening, AcceptanceMap()).advance() is not None
     assert drafter.told == [Denoising(steps=2), Denoising(block_tokens=3)]
     assert len(drafter.sequences) == 3

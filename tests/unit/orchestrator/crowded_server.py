@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coppice.core.errors import OverloadedError
 from orchestrator.admission.admission import Admission, Ticket
-from orchestrator.admission.fair_queue import Claim
+from orchestrator.admission.fair_queue import AdmissionRequest
 
 # Tokens per second with n outputs at once are n / (STEP_S + n * ROW_S): what the bundled pair does on two cores.
 STEP_S = 0.003
@@ -69,7 +69,7 @@ class CrowdedServer:
         tokens = round(min(max(self._chooser.lognormvariate(0, SPREAD) * MEDIAN_TOKENS, MIN_TOKENS), MAX_TOKENS))
         prompt = self._chooser.uniform(MIN_PROMPT, MAX_PROMPT)
         try:
-            ticket = self.admission.enter(Claim("", 1), 1e9, 1)
+            ticket = self.admission.enter(AdmissionRequest("", 1), 1e9, 1)
         except OverloadedError:
             self.num_refused += 1
         else:

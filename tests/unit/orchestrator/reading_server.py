@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coppice.core.errors import OverloadedError
 from orchestrator.admission.admission import Admission, Ticket
-from orchestrator.admission.fair_queue import Claim
+from orchestrator.admission.fair_queue import AdmissionRequest
 
 # A pass takes so long by itself, for each round, and for each token of a prompt: about what the bundled pair does on
 # two cores.
@@ -86,7 +86,7 @@ class ReadingServer:
         prompt = round(min(max(self._chooser.lognormvariate(0, 0.6) * MEDIAN_PROMPT, MIN_PROMPT), MAX_PROMPT))
         tokens = round(min(max(self._chooser.lognormvariate(0, 0.6) * MEDIAN_TOKENS, MIN_TOKENS), MAX_TOKENS))
         try:
-            ticket = self.admission.enter(Claim("", 1), 1e9, 1)
+            ticket = self.admission.enter(AdmissionRequest("", 1), 1e9, 1)
         except OverloadedError:
             self.num_refused += 1
         else:

@@ -10,15 +10,15 @@ import pytest
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
-from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.cache_promise import CachePromise
 from orchestrator.prefix_cache.hit_rates import HitRates
-from orchestrator.prefix_cache.keys import Realm, TenantKeys
+from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.memory_store import MemoryStore
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.store import CacheCounts
-from orchestrator.prefix_cache.usual_promise import UsualPromise
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
 from orchestrator.request.merge import labelled
 from orchestrator.request.statistics import Statistics
@@ -58,7 +58,7 @@ class PricedPlanner(FixedPlanner):
         super().__init__(max_nodes, linger_us=1000)
         self._row_price, self._row_multiple = row_price, row_multiple
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         return replace(super().plan(situation, load), row_price=self._row_price, row_multiple=self._row_multiple)
 
 
@@ -77,7 +77,7 @@ class Cached:
     ) -> None:
         self.events: list[str] = []
         self.transcript = Transcript(list(prompt), (), max_tokens, 200, (), ())
-        keys = TenantKeys(Realm(b"s", "m", "f"), "")
+        keys = TenantKeys(CacheNamespace(b"s", "m", "f"), "")
         shown: list[PrefixStatistics] = []
         self.shown = shown
 
@@ -85,7 +85,7 @@ class Cached:
             return Recall(MemoryStore(1000, 1.0), keys, CacheCounts(), VOCAB, set(), on_recalled)
 
         self.cache = CacheDrafter(
-            HitRates(), UsualPromise(), recall, shown.append, self.transcript.tokens, len(prompt), False
+            HitRates(), CachePromise(), recall, shown.append, self.transcript.tokens, len(prompt), False
         )
         self.follower = Follower(self.events)
         clients = (self.follower,) if drafter else ()
@@ -263,7 +263,7 @@ def test_the_more_sequences_share_a_pass_the_likelier_a_guess_has_to_be() -> Non
     sizes = []
     for batch_size in (1, 16, 64, 1000):
         one = Cached(drafter=False)
-        one.drafting.load = Load(batch_size=batch_size)
+        one.drafting.load = VerifierLoad(batch_size=batch_size)
         one.commit(1, 2)
         sizes.append(len(one.sent[-1][1]) if one.sent[-1][0] == 26 else 0)
     assert sizes == sorted(sizes, reverse=True)
@@ -275,7 +275,7 @@ def test_where_the_planner_knows_the_price_of_a_row_a_guess_has_to_be_worth_it_w
     trees = []
     for price in (0.01, 0.5, 0.75, 0.999):
         one = Cached(drafter=False, planner=PricedPlanner(20, price))
-        one.drafting.load = Load(batch_size=1000)
+        one.drafting.load = VerifierLoad(batch_size=1000)
         one.commit(1, 2)
         trees.append(one.sent[-1][1] if one.sent and one.sent[-1][0] == 26 else None)
     cheap, usual, dear, none = trees
@@ -305,7 +305,7 @@ class NowAndThen(FixedPlanner):
 
     wants = True
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         return super().plan(situation, load) if self.wants else RoundPlan(0, 0)
 
 

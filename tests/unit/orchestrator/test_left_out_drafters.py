@@ -10,7 +10,7 @@ import pytest
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.base import UNKNOWN_LOAD, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
@@ -26,7 +26,7 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         self.sources = situation.sources
         return RoundPlan(self.max_nodes, 1000, left_out=self.left_out)
 

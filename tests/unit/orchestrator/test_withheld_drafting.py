@@ -11,7 +11,7 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from coppice.v1 import sampling_pb2
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.base import UNKNOWN_LOAD, DraftGain, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, DraftGain, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
@@ -26,7 +26,7 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 
     def tree_arrived(self, took_s: float | None = None) -> None: ...

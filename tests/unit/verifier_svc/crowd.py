@@ -16,7 +16,7 @@ from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import ErrorEvent, Event, OutcomeEvent
-from verifier_svc.verify.output_end import Finish
+from verifier_svc.verify.output_end import SequenceFinish
 
 STREAM = 1
 MAX_NODES = 16
@@ -42,7 +42,7 @@ class Case:
     stopping: StoppingOptions
     salt: str = ""
     output: tuple[int, ...] = ()
-    finish: Finish | None = None
+    finish: SequenceFinish | None = None
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Open:
     case: Case
     num_resumed: int
     tokens: list[int] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: SequenceFinish | None = None
     is_cancelled: bool = False
 
 

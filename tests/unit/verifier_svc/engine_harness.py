@@ -13,7 +13,7 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SequenceKey
 from verifier_svc.engine.sequence import Draft, SequenceSpec
 from verifier_svc.stream.events import CompleteEvent, ErrorEvent, Event, LoadEvent, OutcomeEvent
-from verifier_svc.verify.output_end import Finish
+from verifier_svc.verify.output_end import SequenceFinish
 
 DEADLINE_S = 60.0
 # (request index, tokens generated so far, committed length) to the next draft, or None to send nothing.
@@ -26,7 +26,7 @@ class Result:
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: SequenceFinish | None = None
     rounds: int = 0
     accepted: int = 0
     stale: int = 0

@@ -28,7 +28,7 @@ from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.packed_linear import pack_linears
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import ErrorEvent, OutcomeEvent
-from verifier_svc.verify.output_end import Finish, FinishReason
+from verifier_svc.verify.output_end import FinishReason, SequenceFinish
 
 # Tokens 3 and up are the printable characters, in order; two characters at the end have no token of their own.
 SPECIAL = ["<pad>", "<bos>", "<eos>"]
@@ -96,12 +96,12 @@ def test_greedy_output_is_the_likeliest_allowed_token_after_token(
             text = text_of(tokens)
             allowed = [TOKEN[character] for character in CHARACTERS if text + character in beginnings]
             if not allowed:
-                expected = Finish(FinishReason.STOP)
+                expected = SequenceFinish(FinishReason.STOP)
                 break
             logits = plain_logits(model, [*prompt, *tokens]).numpy()
             tokens.append(max([*allowed, *([EOS] if text in PAIRS else [])], key=lambda token: logits[token]))
             if tokens[-1] == EOS:
-                expected = Finish(FinishReason.EOS)
+                expected = SequenceFinish(FinishReason.EOS)
                 break
         assert result.token_ids == tokens
         assert result.finish == expected
@@ -147,7 +147,7 @@ def test_an_output_that_was_complete_ends_without_a_pass(engine: Engine) -> None
     resumed = harness.generate([[7, *complete]], constrained(PAIR), num_resumed=len(complete))[0]
     empty = harness.generate([[7]], constrained("()"))[0]
     for result in (resumed, empty):
-        assert (result.token_ids, result.rounds, result.finish) == ([], 0, Finish(FinishReason.STOP))
+        assert (result.token_ids, result.rounds, result.finish) == ([], 0, SequenceFinish(FinishReason.STOP))
 
 
 def test_a_resumed_output_that_is_no_beginning_is_refused(engine: Engine) -> None:
@@ -162,7 +162,7 @@ def test_the_end_of_the_grammar_comes_before_min_tokens_and_with_max_tokens(engi
     three = [TOKEN["x"]] * 3
     for stopping in (StoppingOptions(max_tokens=3), StoppingOptions(max_tokens=9, min_tokens=9)):
         result = harness.generate([[7]], constrained("x{3}"), stopping)[0]
-        assert (result.token_ids, result.finish) == (three, Finish(FinishReason.STOP))
+        assert (result.token_ids, result.finish) == (three, SequenceFinish(FinishReason.STOP))
 
 
 def test_eos_waits_for_min_tokens_and_is_not_drawn_where_it_is_ignored(engine: Engine) -> None:
@@ -172,9 +172,9 @@ def test_eos_waits_for_min_tokens_and_is_not_drawn_where_it_is_ignored(engine: E
     at_once = harness.generate([[7]], eager)[0]
     late = harness.generate([[7]], eager, StoppingOptions(max_tokens=9, min_tokens=4))[0]
     never = harness.generate([[7]], eager, StoppingOptions(max_tokens=9, ignore_eos=True))[0]
-    assert (at_once.token_ids, at_once.finish) == ([x, EOS], Finish(FinishReason.EOS))
-    assert (late.token_ids, late.finish) == ([x, x, x, x, EOS], Finish(FinishReason.EOS))
-    assert (never.token_ids, never.finish) == ([x] * 9, Finish(FinishReason.LENGTH))
+    assert (at_once.token_ids, at_once.finish) == ([x, EOS], SequenceFinish(FinishReason.EOS))
+    assert (late.token_ids, late.finish) == ([x, x, x, x, EOS], SequenceFinish(FinishReason.EOS))
+    assert (never.token_ids, never.finish) == ([x] * 9, SequenceFinish(FinishReason.LENGTH))
 
 
 def test_stops_end_a_match_anywhere(engine: Engine) -> None:
@@ -183,8 +183,8 @@ def test_stops_end_a_match_anywhere(engine: Engine) -> None:
     strings = harness.generate([[7]], constrained("abc,abc"), StoppingOptions(max_tokens=9, stop_strings=("c,a",)))[0]
     tokens = harness.generate([[7]], constrained("abc,abc"), StoppingOptions(max_tokens=9, stop_token_ids=(comma,)))[0]
     absent = harness.generate([[7]], constrained("abc,abc"), StoppingOptions(max_tokens=9, stop_token_ids=(EOS + 90,)))
-    assert (text_of(strings.token_ids), strings.finish) == ("abc,a", Finish(FinishReason.STOP, "c,a"))
-    assert (text_of(tokens.token_ids), tokens.finish) == ("abc,", Finish(FinishReason.STOP, ","))
+    assert (text_of(strings.token_ids), strings.finish) == ("abc,a", SequenceFinish(FinishReason.STOP, "c,a"))
+    assert (text_of(tokens.token_ids), tokens.finish) == ("abc,", SequenceFinish(FinishReason.STOP, ","))
     assert text_of(absent[0].token_ids) == "abc,abc"
 
 

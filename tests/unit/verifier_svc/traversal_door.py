@@ -21,8 +21,8 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey
-from verifier_svc.stream.door import Door as PeerDoor
 from verifier_svc.stream.events import Event, OutcomeEvent
+from verifier_svc.stream.request_parser import RequestParser as PeerDoor
 from verifier_svc.verify.token_choice import Logits
 
 VOCAB = 3

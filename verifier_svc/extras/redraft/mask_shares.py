@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verifier_svc.engine.pass_shares import SHARED_ROWS, Share
+from verifier_svc.engine.pass_shares import SHARED_ROWS, RowAllotment
 
 # Rows that take so many parts of the time of a pass by itself are next to nothing, up to a number of them.
 OWN_PART = 4
@@ -19,7 +19,9 @@ MOST_FREE_ROWS = 4 * SHARED_ROWS
 PROMPT_PART = 8
 
 
-def deal_masks(shares: Sequence[Share], *, free_rows: int, own_rows: float, max_rows: int = 0) -> list[Share]:
+def deal_masks(
+    shares: Sequence[RowAllotment], *, free_rows: int, own_rows: float, max_rows: int = 0
+) -> list[RowAllotment]:
     """Give masks to those who can use them, one group to each, then a second; none where a pass is full.
 
     Args:
@@ -46,6 +48,6 @@ def deal_masks(shares: Sequence[Share], *, free_rows: int, own_rows: float, max_
     return [replace(share, max_masks=count) if count else share for share, count in zip(shares, masks, strict=True)]
 
 
-def _ends_prompt(share: Share) -> bool:
+def _ends_prompt(share: RowAllotment) -> bool:
     """Whether a token comes out of it at all."""
     return share.num_pending == share.sequence.num_pending

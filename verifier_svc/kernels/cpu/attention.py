@@ -58,7 +58,7 @@ class RaggedRows(NamedTuple):
     tails: IntArray
 
 
-class Group(NamedTuple):
+class HeadGroup(NamedTuple):
     """Rows `first` to before `last` of a segment, for the query heads of one key head.
 
     `context` tokens are cached, `begin` is the first position that any of the rows looks at, a block's first, and
@@ -257,7 +257,7 @@ def attend_rows(
                 last = min(first + _ROWS_TOGETHER, stop)
                 begin = first_key(rows, segment, first, last, window)
                 last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
-                some = Group(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
+                some = HeadGroup(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
                 score_rows(query, keys, some, scale, work)
                 for index in range((last - first) * group):
                     weigh(rows, context, first + index // group, begin, window, work.scores[index])
@@ -277,7 +277,7 @@ def first_key(rows: RaggedRows, segment: int, first: int, last: int, window: int
 
 
 @compiled_exactly
-def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float32, work: Work) -> None:
+def score_rows(query: FloatArray, keys: FloatArray, some: HeadGroup, scale: np.float32, work: Work) -> None:
     """Scores of a group's rows, by position from its beginning on."""
     group = query.shape[1] // keys.shape[1]
     count = (some.last - some.first) * group
@@ -293,7 +293,7 @@ def score_rows(query: FloatArray, keys: FloatArray, some: Group, scale: np.float
 
 
 @compiled_exactly
-def sum_values(values: FloatArray, rows: RaggedRows, some: Group, work: Work, output: FloatArray) -> None:
+def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, output: FloatArray) -> None:
     """Weighted means of the values that a group's rows see."""
     group = output.shape[1] // values.shape[1]
     count = (some.last - some.first) * group

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from coppice.core.tree import TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import Load, RoundPlan, Situation
+from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
 from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 
@@ -47,7 +47,7 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
     drafts = _endless_drafts(rng, num_nodes, mixed)
     asked = [False] * num_requests
     # As `Drafting` does it, which makes another one when something has changed.
-    situation = Situation(has_drafter=True)
+    situation = RoundContext(has_drafter=True)
     costs: list[float] = []
     num_asked = 0
     for number in range(warm_up + num_passes):
@@ -62,7 +62,7 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
         outcomes = [_outcome(rng, length, tree, rows, pass_s) for length, tree in zip(lengths, chosen, strict=True)]
         sent = [[tree] if len(tree) else [] for tree in chosen]
         lengths = [length + len(outcome.token_ids) for length, outcome in zip(lengths, outcomes, strict=True)]
-        load = Load(num_requests, rows, round(1e6 * pass_s))
+        load = VerifierLoad(num_requests, rows, round(1e6 * pass_s))
 
         started_s = time.thread_time()
         plans: list[RoundPlan] = []

@@ -12,13 +12,15 @@ from drafter_svc.__main__ import main as run_drafter
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.service import DrafterService
-from drafter_svc.session import Draft, Opening, Session
+from drafter_svc.session import Session, SessionDraft, SessionOpening
 
 
 class RecordedSession(Session):
     """A sequence whose drafts are written down."""
 
-    def __init__(self, drafter: Drafter, opening: Opening, acceptance: AcceptanceMap, kept: list[DraftRecord]) -> None:
+    def __init__(
+        self, drafter: Drafter, opening: SessionOpening, acceptance: AcceptanceMap, kept: list[DraftRecord]
+    ) -> None:
         super().__init__(drafter, opening, acceptance)
         self._kept = kept
         self._num_known = 0
@@ -40,7 +42,7 @@ class RecordedSession(Session):
         self._read_s += now_s() - started_s
         return num_left
 
-    def advance(self) -> Draft | None:
+    def advance(self) -> SessionDraft | None:
         """Take in everything posted and draft once. What was read before counts as if it had been read just now."""
         asked_s, started_s, self._read_s = self._asked_s, now_s() - self._read_s, 0.0
         draft = super().advance()
@@ -58,7 +60,7 @@ class RecordedService(DrafterService):
     # Outlives the service, which is made and stopped out of reach.
     kept: ClassVar[list[DraftRecord]] = []
 
-    def new_session(self, opening: Opening) -> Session:
+    def new_session(self, opening: SessionOpening) -> Session:
         """A session that counts against the limit until `release`."""
         super().new_session(opening)
         return RecordedSession(self.drafter, opening, self.acceptance, self.kept)

@@ -15,7 +15,7 @@ from coppice.settings import ConfigError
 from drafter_svc.acceptance_map import AcceptanceMap
 from drafter_svc.config import DrafterConfig
 from drafter_svc.model.cache_budget import CacheBudget, CachingSequence
-from drafter_svc.session import Opening, Outcome, Session
+from drafter_svc.session import Session, SessionOpening, SessionOutcome
 from tests.unit.drafter_svc.drafters.small_lm import test_small_lm
 from tests.unit.drafter_svc.model.test_draft_context import CASES, KINDS, VOCAB, llama
 
@@ -114,9 +114,12 @@ def test_sessions_share_the_room(llama: LlamaForCausalLM) -> None:
     drafter = test_small_lm.make_drafter(llama)
     budget = CacheBudget(24)
     sessions = [
-        Session(drafter, Opening((5, 9, 2, number), SamplingParams(), 8), AcceptanceMap(), budget) for number in (1, 2)
+        Session(drafter, SessionOpening((5, 9, 2, number), SamplingParams(), 8), AcceptanceMap(), budget)
+        for number in (1, 2)
     ]
-    alone = [Session(drafter, Opening((5, 9, 2, number), SamplingParams(), 8), AcceptanceMap()) for number in (1, 2)]
+    alone = [
+        Session(drafter, SessionOpening((5, 9, 2, number), SamplingParams(), 8), AcceptanceMap()) for number in (1, 2)
+    ]
     for length in range(4, 12):
         for session, other in zip(sessions, alone, strict=True):
             draft, expected = session.advance(), other.advance()
@@ -124,7 +127,7 @@ def test_sessions_share_the_room(llama: LlamaForCausalLM) -> None:
             assert expected is not None
             assert draft.tree.token_ids == expected.tree.token_ids
             for one in (session, other):
-                one.post(Outcome(length, draft.tree.token_ids[:1], b"", None))
+                one.post(SessionOutcome(length, draft.tree.token_ids[:1], b"", None))
     assert budget.num_forgotten >= 8
 
 
@@ -133,7 +136,7 @@ def idle_sessions(llama: LlamaForCausalLM, budget: CacheBudget, max_nodes: int) 
     drafter = test_small_lm.make_drafter(llama)
     prompts = np.random.default_rng(2).integers(0, VOCAB, (3, 20)).tolist()
     sessions = [
-        Session(drafter, Opening(tuple(prompt), SamplingParams(), max_nodes), AcceptanceMap(), budget)
+        Session(drafter, SessionOpening(tuple(prompt), SamplingParams(), max_nodes), AcceptanceMap(), budget)
         for prompt in prompts
     ]
     for session in sessions:
@@ -161,7 +164,7 @@ def test_idle_work_keeps_to_the_limit_and_comes_to_an_end(llama: LlamaForCausalL
     assert num_cached(sessions) == budget.num_tokens <= 34
     # One that was made to forget works ahead again when it was drafted for.
     first = sessions[0]
-    first.post(Outcome(20, (3,), b"", None))
+    first.post(SessionOutcome(20, (3,), b"", None))
     assert first.advance() is not None
     first.prepare()
     assert 20 < num_cached([first]) == num_cached(sessions) == budget.num_tokens
@@ -173,6 +176,6 @@ def test_without_a_tree_to_draft_there_is_no_idle_work(llama: LlamaForCausalLM) 
     assert not any(session.prepare() for session in sessions)
     assert num_cached(sessions) == budget.num_tokens == 0
     for session in sessions:
-        session.post(Outcome(20, (3,), b"", 8))
+        session.post(SessionOutcome(20, (3,), b"", 8))
         assert session.advance() is not None
     assert 20 < num_cached(sessions) == budget.num_tokens <= 34

@@ -18,7 +18,7 @@ from drafter_svc.drafters.small_lm.drafter import SmallLm
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.hf_forward import CachedForward, PlainForward
 from drafter_svc.model.llama_forward import LlamaForward
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, Beginning, KvBlock, PrefixBlocks
+from drafter_svc.model.prefix_blocks import PIECE_ROWS, KvBlock, PrefixBlocks, PrefixKey
 from drafter_svc.model.tree_cache import FloatArray, Forward, Rows
 from tests.tiny_checkpoint import tiny_llama
 
@@ -199,13 +199,13 @@ def test_the_beginning_left_longest_ago_is_forgotten_from_its_end() -> None:
     pieces = [[number] * PIECE_ROWS for number in range(3)]
 
     def keep(salt: str) -> None:
-        beginning = Beginning(blocks, salt)
+        beginning = PrefixKey(blocks, salt)
         for number, piece in enumerate(pieces):
             if beginning.find(piece) is None:
                 beginning.add(piece, KvBlock((salt, number), 10))
 
     def num_kept(salt: str) -> int:
-        beginning = Beginning(blocks, salt)
+        beginning = PrefixKey(blocks, salt)
         found = [beginning.find(piece) for piece in pieces]
         kept = [block.content for block in found if block is not None]
         assert kept == [(salt, number) for number in range(len(kept))]
@@ -220,10 +220,10 @@ def test_the_beginning_left_longest_ago_is_forgotten_from_its_end() -> None:
 
 def test_a_prompt_that_is_larger_than_the_memory_leaves_its_beginning() -> None:
     blocks = PrefixBlocks(max_bytes=25)
-    beginning = Beginning(blocks, "")
+    beginning = PrefixKey(blocks, "")
     for number in range(5):
         beginning.add([number] * PIECE_ROWS, KvBlock(number, 10))
-    again = Beginning(blocks, "")
+    again = PrefixKey(blocks, "")
     found = [again.find([number] * PIECE_ROWS) for number in range(3)]
     assert [block.content for block in found if block is not None] == [0, 1]
     assert found[2] is None

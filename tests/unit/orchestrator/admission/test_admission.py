@@ -11,7 +11,7 @@ import pytest
 
 from coppice.core.errors import OverloadedError
 from orchestrator.admission.admission import Admission, LongWaitError, Ticket
-from orchestrator.admission.fair_queue import STAY_S, Claim
+from orchestrator.admission.fair_queue import STAY_S, AdmissionRequest
 from orchestrator.admission.pace import MIN_SEEN
 
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def enter(admission: Admission, tenant: str = "", places: int = 1, time_left_s: float = 1e9, tokens: int = 1) -> Ticket:
-    return admission.enter(Claim(tenant, places), time_left_s, tokens)
+    return admission.enter(AdmissionRequest(tenant, places), time_left_s, tokens)
 
 
 def test_as_many_run_as_there_are_places_and_the_others_wait_in_order() -> None:
@@ -272,7 +272,7 @@ def test_what_has_more_to_do_than_read_its_prompt_holds_nobody_up() -> None:
     admission = Admission(100, 100, clock=clock, max_wait_s=0.25)
     read_steadily(admission, clock, 0.1)
     for _ in range(5):
-        admission.enter(Claim("", 1, only_reads=False), 1e9, 1)
+        admission.enter(AdmissionRequest("", 1, only_reads=False), 1e9, 1)
     assert enter(admission).started_s is not None
 
 
@@ -303,7 +303,7 @@ class Timers:
 
 
 def from_peer(admission: Admission, peer: str, places: int = 1) -> Ticket:
-    return admission.enter(Claim("", places, peer=peer), 1e9, 1)
+    return admission.enter(AdmissionRequest("", places, peer=peer), 1e9, 1)
 
 
 def test_a_newcomer_has_its_place_at_once_and_those_it_was_taken_from_go_on_later() -> None:

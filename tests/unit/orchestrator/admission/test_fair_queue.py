@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.admission.fair_queue import STAY_S, Claim, FairQueue
+from orchestrator.admission.fair_queue import STAY_S, AdmissionRequest, FairQueue
 
 WEIGHTS = {"b": 2, "c": 3}
 
@@ -21,8 +21,8 @@ class SlowQueue:
     """The rule, word for word: one list of all that wait, searched anew each time."""
 
     num_places: int
-    waiting: list[Claim] = field(default_factory=list)
-    running: list[Claim] = field(default_factory=list)
+    waiting: list[AdmissionRequest] = field(default_factory=list)
+    running: list[AdmissionRequest] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     taken: Counter[str] = field(default_factory=Counter)
 
@@ -32,18 +32,18 @@ class SlowQueue:
     def in_use(self, tenant: str) -> int:
         return sum(claim.num_places for claim in self.running if claim.tenant == tenant)
 
-    def wait(self, claim: Claim) -> None:
+    def wait(self, claim: AdmissionRequest) -> None:
         if claim.tenant not in self.turns:
             self.turns.append(claim.tenant)
         self.waiting.append(claim)
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, claim: AdmissionRequest) -> None:
         self.waiting.remove(claim)
         if not any(other.tenant == claim.tenant for other in self.waiting):
             self.turns.remove(claim.tenant)
             self.taken.pop(claim.tenant, None)
 
-    def take_next(self) -> Claim | None:
+    def take_next(self) -> AdmissionRequest | None:
         shares = {tenant: self.in_use(tenant) / self.weight(tenant) for tenant in self.turns}
         fewest = [tenant for tenant in self.turns if shares[tenant] == min(shares.values())]
         if not fewest:
@@ -75,7 +75,7 @@ def test_claims_start_in_the_order_of_the_slow_queue(num_places: int, events: li
     fast, slow = FairQueue(WEIGHTS), SlowQueue(num_places)
     for event in events:
         if event[0] == "wait":
-            claim = Claim(*event[1:])
+            claim = AdmissionRequest(*event[1:])
             fast.wait(claim)
             slow.wait(claim)
         elif event[0] == "end" and slow.running:
@@ -97,7 +97,7 @@ def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
     queue = FairQueue(WEIGHTS)
     for tenant in "abc":
         for _ in range(12):
-            queue.wait(Claim(tenant, 1))
+            queue.wait(AdmissionRequest(tenant, 1))
     order = ""
     for _ in range(24):
         claim = queue.take_next(1)
@@ -109,13 +109,13 @@ def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
 
 def test_a_tenant_that_holds_all_places_gets_none_until_another_has_as_many() -> None:
     queue = FairQueue()
-    held = [Claim("greedy", 1) for _ in range(8)]
+    held = [AdmissionRequest("greedy", 1) for _ in range(8)]
     for claim in held:
         queue.start(claim)
     for _ in range(50):
-        queue.wait(Claim("greedy", 1))
+        queue.wait(AdmissionRequest("greedy", 1))
     for _ in range(50):
-        queue.wait(Claim("modest", 1))
+        queue.wait(AdmissionRequest("modest", 1))
     started = []
     for claim in held:
         queue.end(claim)
@@ -126,15 +126,15 @@ def test_a_tenant_that_holds_all_places_gets_none_until_another_has_as_many() ->
 
 def test_long_requests_do_not_creep_into_all_places() -> None:
     queue, num_places = FairQueue(), 6
-    running: list[tuple[int, Claim]] = []
+    running: list[tuple[int, AdmissionRequest]] = []
     for tenant in ("long", "short"):
-        queue.wait(Claim(tenant, 1))
+        queue.wait(AdmissionRequest(tenant, 1))
     for step in range(300):
         for claim in [claim for ends, claim in running if ends <= step]:
             queue.end(claim)
         running = [(ends, claim) for ends, claim in running if ends > step]
         while (claim := queue.take_next(num_places - len(running))) is not None:
-            queue.wait(Claim(claim.tenant, 1))
+            queue.wait(AdmissionRequest(claim.tenant, 1))
             running.append((step + (100 if claim.tenant == "long" else 1), claim))
         counts = Counter(claim.tenant for _, claim in running)
         assert counts == {"long": 3, "short": 3}
@@ -143,7 +143,7 @@ def test_long_requests_do_not_creep_into_all_places() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 5, -5])))
 def test_within_a_tenant_priority_goes_first_then_arrival(order: tuple[int, ...]) -> None:
     queue = FairQueue()
-    claims = [Claim("", 1, priority) for priority in (*order, *order)]
+    claims = [AdmissionRequest("", 1, priority) for priority in (*order, *order)]
     for claim in claims:
         queue.wait(claim)
     taken = [queue.take_next(9) for _ in claims]
@@ -152,26 +152,31 @@ def test_within_a_tenant_priority_goes_first_then_arrival(order: tuple[int, ...]
 
 def test_what_is_ahead_are_the_tenants_own_claims_of_no_less_priority() -> None:
     queue = FairQueue()
-    for claim in (Claim("a", 3, 1), Claim("a", 2, 0), Claim("a", 1, -1), Claim("b", 7, 9)):
+    for claim in (
+        AdmissionRequest("a", 3, 1),
+        AdmissionRequest("a", 2, 0),
+        AdmissionRequest("a", 1, -1),
+        AdmissionRequest("b", 7, 9),
+    ):
         queue.wait(claim)
-    assert [queue.ahead_of(Claim("a", 1, priority)) for priority in (2, 1, 0, -1)] == [0, 3, 5, 6]
-    assert queue.ahead_of(Claim("c", 1)) == 0
+    assert [queue.ahead_of(AdmissionRequest("a", 1, priority)) for priority in (2, 1, 0, -1)] == [0, 3, 5, 6]
+    assert queue.ahead_of(AdmissionRequest("c", 1)) == 0
 
 
 def test_the_crowd_is_the_end_of_the_longest_queues_and_never_of_a_shorter_one_than_ones_own() -> None:
     queue = FairQueue(WEIGHTS)
-    first = [Claim("a", 1) for _ in range(4)]
+    first = [AdmissionRequest("a", 1) for _ in range(4)]
     for claim in first:
         queue.wait(claim)
-    assert queue.crowd(Claim("d", 1), 2) == [first[3], first[2]]
+    assert queue.crowd(AdmissionRequest("d", 1), 2) == [first[3], first[2]]
     # After two of them, "a" would wait for as little as "d".
-    assert queue.crowd(Claim("d", 2), 3) == []
-    assert queue.crowd(Claim("a", 1), 1) == []
+    assert queue.crowd(AdmissionRequest("d", 2), 3) == []
+    assert queue.crowd(AdmissionRequest("a", 1), 1) == []
     # A tenant of weight 2 may wait for twice as much.
-    second = [Claim("b", 1) for _ in range(6)]
+    second = [AdmissionRequest("b", 1) for _ in range(6)]
     for claim in second:
         queue.wait(claim)
-    assert queue.crowd(Claim("d", 1), 1) == [first[3]]
+    assert queue.crowd(AdmissionRequest("d", 1), 1) == [first[3]]
     assert queue.num_waiting == 10
 
 
@@ -181,8 +186,8 @@ def test_what_others_take_before_a_claim_is_foreseen_to_within_a_turn_of_each(se
     queue = FairQueue(WEIGHTS)
     for tenant in "abcd":
         for _ in range(chooser.randint(0, 12)):
-            queue.wait(Claim(tenant, 1))
-    mine = Claim(chooser.choice("abc"), 1)
+            queue.wait(AdmissionRequest(tenant, 1))
+    mine = AdmissionRequest(chooser.choice("abc"), 1)
     foreseen = queue.others_before(mine)
     queue.wait(mine)
     taken = Counter(claim.tenant for claim in iter(lambda: queue.take_next(1), mine) if claim is not None)
@@ -190,7 +195,7 @@ def test_what_others_take_before_a_claim_is_foreseen_to_within_a_turn_of_each(se
     assert abs(sum(others.values()) - foreseen) <= sum(WEIGHTS.get(tenant, 1) for tenant in "abcd")
 
 
-def started_in_turn(queue: FairQueue, number: int) -> list[Claim]:
+def started_in_turn(queue: FairQueue, number: int) -> list[AdmissionRequest]:
     """With one place, the claims that get it one after the other."""
     started = []
     for _ in range(number):
@@ -204,9 +209,9 @@ def started_in_turn(queue: FairQueue, number: int) -> list[Claim]:
 def test_connections_take_turns_whatever_tenants_they_name() -> None:
     queue = FairQueue({"gold": 9})
     for number in range(6):
-        queue.wait(Claim(f"tenant {number}", 1, peer="h:1"))
-        queue.wait(Claim("gold", 1, peer="h:2"))
-        queue.wait(Claim("", 1, peer="h:3"))
+        queue.wait(AdmissionRequest(f"tenant {number}", 1, peer="h:1"))
+        queue.wait(AdmissionRequest("gold", 1, peer="h:2"))
+        queue.wait(AdmissionRequest("", 1, peer="h:3"))
     assert Counter(claim.peer for claim in started_in_turn(queue, 12)) == {"h:1": 4, "h:2": 4, "h:3": 4}
 
 
@@ -214,7 +219,7 @@ def test_weights_are_those_of_tenants_within_a_connection() -> None:
     queue = FairQueue(WEIGHTS)
     for _ in range(12):
         for tenant in "ac":
-            queue.wait(Claim(tenant, 1, peer="h:1"))
+            queue.wait(AdmissionRequest(tenant, 1, peer="h:1"))
     assert "".join(claim.tenant for claim in started_in_turn(queue, 16)) == "accc" * 4
 
 
@@ -222,8 +227,8 @@ def test_hosts_share_before_their_connections_do() -> None:
     queue = FairQueue()
     for _ in range(20):
         for connection in range(10):
-            queue.wait(Claim("", 1, peer=f"crowd:{connection}"))
-        queue.wait(Claim("", 1, peer="[::1]:7"))
+            queue.wait(AdmissionRequest("", 1, peer=f"crowd:{connection}"))
+        queue.wait(AdmissionRequest("", 1, peer="[::1]:7"))
     started = started_in_turn(queue, 20)
     assert Counter(claim.path[0] for claim in started) == {"crowd": 10, "[::1]": 10}
     assert len({claim.peer for claim in started}) == 11
@@ -231,14 +236,14 @@ def test_hosts_share_before_their_connections_do() -> None:
 
 def test_a_full_queue_makes_room_for_a_connection_with_less_than_its_share() -> None:
     queue = FairQueue()
-    crowd = [Claim("t", 1, peer=f"crowd:{number % 3}") for number in range(9)]
-    calm = Claim("", 1, peer="calm:1")
+    crowd = [AdmissionRequest("t", 1, peer=f"crowd:{number % 3}") for number in range(9)]
+    calm = AdmissionRequest("", 1, peer="calm:1")
     for claim in (*crowd, calm):
         queue.wait(claim)
-    assert queue.crowd(Claim("new", 1, peer="calm:2"), 2) == [crowd[6], crowd[7]]
+    assert queue.crowd(AdmissionRequest("new", 1, peer="calm:2"), 2) == [crowd[6], crowd[7]]
     # The host has more than its share, this connection has less than those beside it.
-    assert queue.crowd(Claim("new", 1, peer="crowd:9"), 1) == [crowd[6]]
-    assert queue.crowd(Claim("t", 1, peer="crowd:0"), 1) == []
+    assert queue.crowd(AdmissionRequest("new", 1, peer="crowd:9"), 1) == [crowd[6]]
+    assert queue.crowd(AdmissionRequest("t", 1, peer="crowd:0"), 1) == []
 
 
 class Clock:
@@ -248,15 +253,15 @@ class Clock:
         return self.now_s
 
 
-def running(queue: FairQueue, peer: str, number: int, places: int = 1, tenant: str = "") -> list[Claim]:
-    claims = [Claim(tenant or f"t{index}", places, peer=peer) for index in range(number)]
+def running(queue: FairQueue, peer: str, number: int, places: int = 1, tenant: str = "") -> list[AdmissionRequest]:
+    claims = [AdmissionRequest(tenant or f"t{index}", places, peer=peer) for index in range(number)]
     for claim in claims:
         queue.start(claim)
         queue.may_pause(claim)
     return claims
 
 
-def excess(queue: FairQueue) -> list[Claim]:
+def excess(queue: FairQueue) -> list[AdmissionRequest]:
     paused = []
     while (claim := queue.excess()) is not None:
         queue.pause(claim)
@@ -270,7 +275,7 @@ def test_beside_one_that_asks_for_little_a_connection_is_paused_down_to_its_quot
     greedy = running(queue, "h:1", 20, tenant="t")
     assert not excess(queue)
     assert not queue.is_shared
-    modest = Claim("", 1, peer="h:2")
+    modest = AdmissionRequest("", 1, peer="h:2")
     queue.wait(modest)
     # The last ones first, so that what is lost is little.
     assert excess(queue) == greedy[:3:-1]
@@ -322,13 +327,13 @@ def test_one_claim_of_a_connection_always_runs_however_large() -> None:
 def test_paused_claims_are_not_sent_away_and_go_on_before_others_of_their_tenant() -> None:
     queue = FairQueue(shared_places=2)
     first, second = running(queue, "h:1", 2, tenant="t")
-    late, urgent = Claim("t", 1, peer="h:1"), Claim("t", 1, 5, peer="h:1")
+    late, urgent = AdmissionRequest("t", 1, peer="h:1"), AdmissionRequest("t", 1, 5, peer="h:1")
     queue.wait(late)
-    queue.wait(Claim("", 1, peer="h:2"))
+    queue.wait(AdmissionRequest("", 1, peer="h:2"))
     assert excess(queue) == [second]
     queue.wait(urgent)
-    assert queue.crowd(Claim("", 1, peer="h:2"), 2) == []
-    assert queue.crowd(Claim("", 1, peer="h:2"), 1) == [late]
+    assert queue.crowd(AdmissionRequest("", 1, peer="h:2"), 2) == []
+    assert queue.crowd(AdmissionRequest("", 1, peer="h:2"), 1) == [late]
     queue.end(first)
     order = started_in_turn(queue, 4)
     assert [claim for claim in order if claim.peer == "h:1"] == [urgent, second, late]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from coppice.core.prefix_digests import prefix_digests
-from orchestrator.peers.routing import BLOCKS_PER_SEQUENCE, BLOCKS_WITHOUT_ROOM, Candidate, PrefixMemory, cost
+from orchestrator.peers.routing import BLOCKS_PER_SEQUENCE, BLOCKS_WITHOUT_ROOM, PrefixMemory, RouteCandidate, cost
 
 BLOCK = 4
 
@@ -53,16 +53,16 @@ def test_the_blocks_left_longest_ago_are_forgotten_from_their_end() -> None:
 @pytest.mark.parametrize(
     ("better", "worse", "num_blocks"),
     [
-        (Candidate(0), Candidate(1), 3),
-        (Candidate(0, known_blocks=3), Candidate(0), 3),
+        (RouteCandidate(0), RouteCandidate(1), 3),
+        (RouteCandidate(0, known_blocks=3), RouteCandidate(0), 3),
         # What is known is worth company, up to a point.
-        (Candidate(1, known_blocks=BLOCKS_PER_SEQUENCE + 1), Candidate(0), 9),
-        (Candidate(0), Candidate(1, known_blocks=BLOCKS_PER_SEQUENCE - 1), 9),
+        (RouteCandidate(1, known_blocks=BLOCKS_PER_SEQUENCE + 1), RouteCandidate(0), 9),
+        (RouteCandidate(0), RouteCandidate(1, known_blocks=BLOCKS_PER_SEQUENCE - 1), 9),
         # A verifier without room is worse than a busy one, unless the room is not needed.
-        (Candidate(5, free_kv_blocks=9), Candidate(0, free_kv_blocks=8), 9),
-        (Candidate(0, known_blocks=5, free_kv_blocks=4), Candidate(1, free_kv_blocks=99), 9),
-        (Candidate(1), Candidate(2, free_kv_blocks=BLOCKS_WITHOUT_ROOM), 1),
+        (RouteCandidate(5, free_kv_blocks=9), RouteCandidate(0, free_kv_blocks=8), 9),
+        (RouteCandidate(0, known_blocks=5, free_kv_blocks=4), RouteCandidate(1, free_kv_blocks=99), 9),
+        (RouteCandidate(1), RouteCandidate(2, free_kv_blocks=BLOCKS_WITHOUT_ROOM), 1),
     ],
 )
-def test_the_cheaper_verifier(better: Candidate, worse: Candidate, num_blocks: int) -> None:
+def test_the_cheaper_verifier(better: RouteCandidate, worse: RouteCandidate, num_blocks: int) -> None:
     assert cost(better, num_blocks) < cost(worse, num_blocks)

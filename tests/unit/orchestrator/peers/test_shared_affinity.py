@@ -14,12 +14,12 @@ from coppice.core.prefix_digests import prefix_digests
 from orchestrator.peers.shared_affinity import TTL_S, WAIT_S, SharedAffinity, landmarks, verifier_digest
 from orchestrator.peers.verifier_client import VerifierClient
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.prefix_cache.keys import Realm
+from orchestrator.prefix_cache.keys import CacheNamespace
 from orchestrator.prefix_cache.store import CacheCounts
 from tests.fakes import eventually
 from tests.toy_deployment import INFO
 
-REALM = Realm(b"secret", "model", "fingerprint")
+REALM = CacheNamespace(b"secret", "model", "fingerprint")
 BLOCK = 4
 DIGESTS = prefix_digests(list(range(101)), BLOCK, "")
 
@@ -47,7 +47,7 @@ class Store:
     async def close(self) -> None: ...
 
 
-def affinity(store: Store, realm: Realm = REALM) -> SharedAffinity:
+def affinity(store: Store, realm: CacheNamespace = REALM) -> SharedAffinity:
     return SharedAffinity(store, CacheCounts(), realm)
 
 
@@ -58,7 +58,9 @@ async def noted(store: Store, digests: Sequence[bytes], instance_id: str = "one"
     await shared.close()
 
 
-async def found(store: Store, digests: Sequence[bytes], salt: str = "", realm: Realm = REALM) -> dict[bytes, int]:
+async def found(
+    store: Store, digests: Sequence[bytes], salt: str = "", realm: CacheNamespace = REALM
+) -> dict[bytes, int]:
     """By verifier, how many first blocks it was given."""
     told: dict[bytes, int] = {}
     shared = affinity(store, realm)

@@ -10,13 +10,13 @@ import pytest
 from coppice.core.errors import CoppiceError, IncompatibleError, OverloadedError, UnavailableError
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.v1 import sampling_pb2, verifier_pb2
-from orchestrator.peers.verifier_client import Place, VerifierClient, VerifierInfo
+from orchestrator.peers.verifier_client import SequenceHandle, VerifierClient, VerifierInfo
 from orchestrator.peers.verifier_pool import VerifierPool
-from orchestrator.request.rounds import Opening
+from orchestrator.request.rounds import VerifyOpening
 from tests.toy_deployment import INFO
 
 ODD = replace(INFO, model="another")
-OPENING = Opening(
+OPENING = VerifyOpening(
     (1, 2, 3),
     0,
     SamplingParams(),
@@ -76,7 +76,7 @@ class Sequence:
         self.num_refused = 0
         self.error: CoppiceError | None = None
 
-    def opening(self) -> Opening | None:
+    def opening(self) -> VerifyOpening | None:
         return None if self.finish_if_complete() else OPENING
 
     def finish_if_complete(self) -> bool:
@@ -86,7 +86,7 @@ class Sequence:
         self.num_refused += 1
         return self.num_refused
 
-    def on_opened(self, place: Place) -> None:
+    def on_opened(self, place: SequenceHandle) -> None:
         self.sent_to.append(place.verifier.address)
 
     def on_failed(self, error: CoppiceError) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import Load, RoundPlan, Situation
+from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 
@@ -57,7 +57,7 @@ class SharedCores:
         self._now_s = 0.0
         self.planner = AdaptivePlanner(15, LINGER_US, seed, clock=lambda: self._now_s)
         self._running: list[_Running] = []
-        self._load = Load(batch_size=num_requests)
+        self._load = VerifierLoad(batch_size=num_requests)
 
     def run(self, num_tokens: int) -> float:
         """Go on until so many tokens have been said; returns tokens per second, over those of plain decoding."""
@@ -120,7 +120,7 @@ class SharedCores:
         return len(tokens)
 
     def _plan(self, request: AdaptiveRequest) -> RoundPlan:
-        return request.plan(Situation(has_drafter=True, sources=self._choice), self._load)
+        return request.plan(RoundContext(has_drafter=True, sources=self._choice), self._load)
 
     def _names(self, plan: RoundPlan) -> tuple[str, ...]:
         return tuple(name for name in self.drafters if name not in plan.left_out) if plan.max_nodes else ()

@@ -11,7 +11,7 @@ from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.simulator.policies import MAX_NODES, Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner
-from orchestrator.planner.base import Situation
+from orchestrator.planner.base import RoundContext
 from orchestrator.request.rounds import Outcome
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
@@ -210,9 +210,9 @@ def test_a_request_that_its_drafter_drops_keeps_nobody_from_drafting() -> None:
     planner = AdaptivePlanner(15, 40_000)
     for _ in range(2 * NEWCOMERS):
         request = planner.follow(is_greedy=True)
-        assert request.plan(Situation(has_drafter=True)).max_nodes > 0
-        request.plan(Situation(has_drafter=False))
+        assert request.plan(RoundContext(has_drafter=True)).max_nodes > 0
+        request.plan(RoundContext(has_drafter=False))
         # Its prompt has been read.
         request.round_over(Outcome(3, (1,), 0, 0, 0, 0, b"", 4, 1000, 0, 0), [], asked=False)
     assert planner.num_newcomers == 0
-    assert planner.follow(is_greedy=True).plan(Situation(has_drafter=True)).max_nodes > 0
+    assert planner.follow(is_greedy=True).plan(RoundContext(has_drafter=True)).max_nodes > 0

@@ -10,9 +10,9 @@ import pytest
 from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import RoundPlan, Situation
+from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.planner.draft_plans import SPARE_NODES, STEPS_PER_GAIN, DraftPlans
-from orchestrator.planner.stance import CLEARLY, Stance
+from orchestrator.planner.plan_snapshot import CLEARLY, PlanSnapshot
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 
@@ -75,14 +75,14 @@ def test_every_draft_is_cut_to_the_nodes_that_are_worth_their_row(seed: int) -> 
             # So that waits are no part of it, everyone has asked in every round.
             outcome = Outcome(300 + number, (*path, 0), len(path), len(tree), tree.depth, 0, b"", rows, pass_us, 0, 0)
             one.round_over(outcome, [tree] if len(tree) else [], asked=True)
-            one.plan(Situation(has_drafter=True))
+            one.plan(RoundContext(has_drafter=True))
     assert min(num_whole, num_cut, num_reordered) > 20
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_share_plans_that_are_those_of_their_own_gains_rounded_up_to_a_step(seed: int) -> None:
     rng = random.Random(seed)
-    stance = Stance(price=0.12, gain=rng.uniform(0.5, 3), nodes=rng.uniform(1, 9), rate=rng.uniform(200, 5000))
+    stance = PlanSnapshot(price=0.12, gain=rng.uniform(0.5, 3), nodes=rng.uniform(1, 9), rate=rng.uniform(200, 5000))
     running = rng.choice([1, 5, 64])
     plans = DraftPlans(stance, running, LINGER_US)
     found = set()
@@ -104,7 +104,7 @@ def test_requests_share_plans_that_are_those_of_their_own_gains_rounded_up_to_a_
 
 
 def test_who_tries_asks_for_the_most_nodes_and_who_does_not_wait_lingers_for_nothing() -> None:
-    plans = DraftPlans(Stance(price=0.1, gain=0.01, nodes=2.0, rate=1000.0), 8, LINGER_US)
+    plans = DraftPlans(PlanSnapshot(price=0.1, gain=0.01, nodes=2.0, rate=1000.0), 8, LINGER_US)
     usual = plans.plan(1.0, 1.0, MAX_NODES, 1, NONE, is_trial=False, waits=True)
     assert usual == RoundPlan(4, 80, 1, NONE, 0.1)
     assert plans.plan(1.0, 1.0, MAX_NODES, 1, NONE, is_trial=False, waits=False).linger_us == 0

@@ -6,17 +6,17 @@ import pytest
 
 from coppice.v1 import tree_pb2
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.asked_at import AskedAt
-from orchestrator.planner.base import Situation
+from orchestrator.planner.ask_times import AskTimes
+from orchestrator.planner.base import RoundContext
 from orchestrator.planner.draft_plans import DraftPlans
 from orchestrator.planner.draft_times import DraftTimes
+from orchestrator.planner.plan_snapshot import PlanSnapshot
 from orchestrator.planner.source_choice import NONE_LEFT_OUT
-from orchestrator.planner.stance import Stance
 from orchestrator.request.rounds import Outcome
 
 LINGER_US = 40_000
 # A second of waiting is worth 100 tokens, and a usual draft five: 50 ms, more than the most.
-STANCE = Stance(gain=5.0, nodes=8.0, rate=100.0)
+STANCE = PlanSnapshot(gain=5.0, nodes=8.0, rate=100.0)
 
 
 def times(quickest_s: float, way_s: float = 0.0) -> DraftTimes:
@@ -98,13 +98,13 @@ def test_a_request_learns_the_way_from_what_the_verifier_says_of_its_rounds(
 ) -> None:
     planner = AdaptivePlanner(8, LINGER_US)
     request = planner.follow(is_greedy=True)
-    request.plan(Situation(has_drafter=True))
+    request.plan(RoundContext(has_drafter=True))
     request.round_over(outcome(0, 0, tree_pb2.DRAFT_ORIGIN_UNSPECIFIED), [], asked=True)
     for number in range(1, 6):
         request.tree_arrived(0.022)
         request.round_over(outcome(number, waited_us, origin), [], asked=True)
     request.close()
-    plan = planner.follow(is_greedy=True).plan(Situation(has_drafter=True))
+    plan = planner.follow(is_greedy=True).plan(RoundContext(has_drafter=True))
     assert (plan.max_nodes, plan.linger_us) == (8, expected_us)
 
 
@@ -116,20 +116,20 @@ def outcome(number: int, waited_us: int, origin: tree_pb2.DraftOrigin) -> Outcom
 def test_requests_that_know_nothing_else_do_not_wait_in_vain_either(took_s: float, expected_us: int) -> None:
     planner = AdaptivePlanner(8, LINGER_US)
     first = planner.follow(is_greedy=True)
-    assert first.plan(Situation(has_drafter=True)).linger_us == LINGER_US
+    assert first.plan(RoundContext(has_drafter=True)).linger_us == LINGER_US
     for _ in range(8):
         first.tree_arrived(took_s)
     first.close()
     second = planner.follow(is_greedy=True)
-    plan = second.plan(Situation(has_drafter=True))
+    plan = second.plan(RoundContext(has_drafter=True))
     assert (plan.max_nodes, plan.linger_us) == (8, expected_us)
     # Who insists on drafts waits for them.
-    assert second.plan(Situation(has_drafter=True, forced=True)).linger_us == LINGER_US
+    assert second.plan(RoundContext(has_drafter=True, forced=True)).linger_us == LINGER_US
 
 
 def test_times_are_from_the_first_that_was_asked_to_the_first_that_came() -> None:
     now_s = 5.0
-    asked = AskedAt(lambda: now_s)
+    asked = AskTimes(lambda: now_s)
     asked.note(10)
     now_s = 5.25
     asked.note(10)

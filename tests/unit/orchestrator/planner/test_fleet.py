@@ -8,12 +8,12 @@ import pytest
 
 from coppice.core.tree import TokenTree, chain
 from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import Situation
+from orchestrator.planner.base import RoundContext
 from orchestrator.planner.fleet import FleetPlanner
 from orchestrator.request.rounds import Outcome
 
 NEAR, FAR = "near:1", "far:2"
-SITUATION = Situation(has_drafter=True)
+SITUATION = RoundContext(has_drafter=True)
 TREE = chain([1, 2, 3], [-0.1, -0.1, -0.1])
 
 

@@ -10,9 +10,9 @@ from coppice.core.tree import chain
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import Planner, Situation
+from orchestrator.planner.base import Planner, RoundContext
 from orchestrator.planner.latency_class import class_weight
-from orchestrator.planner.stance import Stance
+from orchestrator.planner.plan_snapshot import PlanSnapshot
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 PLANNER = Policy("planner")
@@ -71,10 +71,10 @@ def test_of_two_classes_the_higher_one_gets_the_rows_and_the_tokens() -> None:
 def asking(priority: int, price: float) -> AdaptiveRequest:
     """A request of its class that drafts beside one of the highest, at a price that is known."""
     planner = AdaptivePlanner(MAX_NODES, LINGER_US)
-    planner.follow(is_greedy=True, priority=2).plan(Situation(has_drafter=True))
-    planner.stance = Stance(price=price, gain=1.0, nodes=2.0, rate=100.0)
+    planner.follow(is_greedy=True, priority=2).plan(RoundContext(has_drafter=True))
+    planner.stance = PlanSnapshot(price=price, gain=1.0, nodes=2.0, rate=100.0)
     request = planner.follow(is_greedy=True, priority=priority)
-    assert request.plan(Situation(has_drafter=True)).max_nodes > 0
+    assert request.plan(RoundContext(has_drafter=True)).max_nodes > 0
     return request
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from coppice.core.tree import TokenTree
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import Situation
+from orchestrator.planner.base import RoundContext
 from orchestrator.request.rounds import Outcome
 
 NUM_REQUESTS, NUM_NODES = 64, 32
@@ -47,7 +47,7 @@ def test_a_pass_of_64_requests_with_32_nodes_each_costs_few_calls_for_each_reque
     planner = AdaptivePlanner(NUM_NODES, 40_000, clock=lambda: now_s)
     rng = random.Random(3)
     requests = [planner.follow(is_greedy=True) for _ in range(NUM_REQUESTS)]
-    situation = Situation(has_drafter=True, row_multiple=4)
+    situation = RoundContext(has_drafter=True, row_multiple=4)
     counts = []
     for number in range(60):
         trees = [random_tree(rng) for _ in requests]
@@ -86,7 +86,7 @@ def test_few_trees_are_looked_at_and_everybodys_in_turn(
     for number in range(num_passes):
         now_s += 0.03
         for request in requests:
-            request.plan(Situation(has_drafter=True))
+            request.plan(RoundContext(has_drafter=True))
             request.tree_arrived()
             request.select(tree)
             outcome = Outcome(9 + number, (1, 2), 1, 32, tree.depth, 0, b"", 999, 20_000 + number, 0, 0)
@@ -116,7 +116,7 @@ def test_nothing_grows_with_the_number_of_requests_and_rounds() -> None:
             request = planner.follow(is_greedy=number % 2 == 0)
             for step in range(5):
                 now_s += 0.01
-                request.plan(Situation(has_drafter=True))
+                request.plan(RoundContext(has_drafter=True))
                 request.tree_arrived()
                 request.select(tree)
                 request.round_over(Outcome(9, (1, 2), 1, 32, 3, 0, b"", 33, 9000 + step, 0, 0), [tree], True)

@@ -12,9 +12,9 @@ import pytest
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
-from orchestrator.planner.base import UNKNOWN_LOAD, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.planner.draft_plans import DraftPlans
-from orchestrator.planner.stance import CLEARLY
+from orchestrator.planner.plan_snapshot import CLEARLY
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 
@@ -60,7 +60,7 @@ class PlainPlanner(AdaptivePlanner):
 class PlainRequest(AdaptiveRequest):
     """Plans as if every plan were the first, looks at every node, and learns by the formulas."""
 
-    def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         self._planner.load = None
         return self._plan_anew(situation, load)
 
@@ -90,7 +90,7 @@ class Twins:
         self.requested = rng.choice([None, None, None, 6])
         self.asked = False
 
-    def plan(self, situation: Situation, load: Load) -> RoundPlan:
+    def plan(self, situation: RoundContext, load: VerifierLoad) -> RoundPlan:
         plan = self.quick.plan(situation, load)
         assert plan == self.plain.plan(situation, load)
         return plan
@@ -136,7 +136,7 @@ def test_plans_and_cuts_of_random_rounds_are_those_of_the_definition(
         rows = len(running) + sum(map(len, chosen))
         pass_us = round((20_000 + row_us * rows) * rng.uniform(0.98, 1.04))
         now_s += pass_us / 1e6
-        load = Load(len(running), rows, pass_us, queued)
+        load = VerifierLoad(len(running), rows, pass_us, queued)
         for one, tree in zip(running, chosen, strict=True):
             # Some wait for their drafts, and miss the pass.
             if one.asked and rng.random() < 0.1:
@@ -144,7 +144,7 @@ def test_plans_and_cuts_of_random_rounds_are_those_of_the_definition(
             path = drawn_path(rng, tree)
             outcome = Outcome(one.length, (*path, 0), len(path), len(tree), tree.depth, 0, b"", rows, pass_us, 0, 0)
             has_drafter, forced, row_multiple = rng.random() < 0.98, rng.random() < 0.01, rng.choice([1, 4])
-            plan = one.plan(Situation(has_drafter, one.requested, forced, row_multiple), load)
+            plan = one.plan(RoundContext(has_drafter, one.requested, forced, row_multiple), load)
             one.round_over(outcome, [tree] if len(tree) else [])
             one.asked = plan.max_nodes > 0
             seen["asks" if one.asked else "does not"] += 1

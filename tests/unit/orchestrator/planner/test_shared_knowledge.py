@@ -9,7 +9,7 @@ from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.knowledge_codec import decode_knowledge
-from orchestrator.planner.shared_knowledge import LEAST_PASSES, Pupil, SharedKnowledge
+from orchestrator.planner.shared_knowledge import LEAST_PASSES, PlannerSnapshotTarget, SharedKnowledge
 from orchestrator.prefix_cache.store import CacheCounts
 from tests.fakes import eventually
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
@@ -43,9 +43,9 @@ def deployment() -> EndlessLoad:
     return made
 
 
-def pupil(of: EndlessLoad, key: bytes) -> Pupil:
+def pupil(of: EndlessLoad, key: bytes) -> PlannerSnapshotTarget:
     assert isinstance(of.planner, AdaptivePlanner)
-    return Pupil(of.planner, lambda: key)
+    return PlannerSnapshotTarget(of.planner, lambda: key)
 
 
 async def test_every_interval_has_one_write_of_those_that_have_learned_something() -> None:
@@ -78,7 +78,12 @@ async def test_what_was_learned_since_is_written_at_the_end_and_read_at_the_next
     await shared.close()
     counts = CacheCounts()
     other = AdaptivePlanner(15, 40_000)
-    again = SharedKnowledge(store, counts, [Pupil(other, lambda: b"key"), Pupil(other, lambda: b"none")], ttl_s=60.0)
+    again = SharedKnowledge(
+        store,
+        counts,
+        [PlannerSnapshotTarget(other, lambda: b"key"), PlannerSnapshotTarget(other, lambda: b"none")],
+        ttl_s=60.0,
+    )
     await again.start()
     assert (counts.reads, counts.hits, counts.misses) == (1, 1, 1)
     assert other.knowledge() is not None

@@ -11,15 +11,15 @@ import pytest
 
 from coppice.core.tree import ROOT, TokenTree, chain
 from orchestrator.planner.comparison_pace import FIRST_BETWEEN
-from orchestrator.planner.cost_model import PassRecord
+from orchestrator.planner.cost_model import PassSample
 from orchestrator.planner.source_choice import (
     LONGEST_BETWEEN_PAUSES,
     LONGEST_TRIAL,
     NONE_LEFT_OUT,
     PAUSE_PASSES,
     TRIAL_SHARE,
+    AcceptedPath,
     SourceChoice,
-    Verified,
 )
 from orchestrator.request.merge import labelled, merge
 
@@ -59,7 +59,7 @@ class Rounds:
         names = tuple(self.qualities)
         seconds = PASS_S * self._random.uniform(0.9, 1.1)
         seconds += sum(quality.extra_s for name, quality in self.qualities.items() if self._num_asking(name))
-        record = PassRecord(self.num_requests, self.num_requests, 0, 0, 0, seconds, 0.0)
+        record = PassSample(self.num_requests, self.num_requests, 0, 0, 0, seconds, 0.0)
         for number, left_out in list(self._plans.items()):
             self.num_rounds += 1
             trees = [self._tree(name) for name in names if name not in left_out and not self.qualities[name].is_silent]
@@ -67,7 +67,7 @@ class Rounds:
                 self.asked[name] += name not in left_out
             tree = merge(trees)
             accepted = max((path[-1] + 1 for path in tree.paths() if path[-1] != 99), default=0)
-            verified = Verified(tree, list(range(accepted + 1)), accepted)
+            verified = AcceptedPath(tree, list(range(accepted + 1)), accepted)
             self.choice.count(number, names, left_out)
             self.choice.learn(number, names, left_out, [tree], verified, accepted)
             self._plans[number] = self.choice.left_out(number, names)
@@ -218,7 +218,7 @@ def test_a_trial_of_a_source_that_is_gone_or_of_requests_that_stop_drafting_is_s
     while not one.choice.is_tried_by(1):
         one.run(1)
     del one.qualities[one.choice._trial.name]  # type: ignore[union-attr]
-    record = PassRecord(1, 0, 1, 1, 9, PASS_S, 0.0)
+    record = PassSample(1, 0, 1, 1, 9, PASS_S, 0.0)
     for _ in range(LONGEST_TRIAL):
         if is_asked:
             one.run(1)
@@ -232,10 +232,10 @@ def test_what_a_source_adds_are_accepted_nodes_of_its_own_alone() -> None:
     #     1ab - 2a - 3ac
     #      \ 4b
     tree = TokenTree((1, 2, 3, 4), (ROOT, 0, 1, 0), (-0.1,) * 4, names, (0b011, 0b001, 0b101, 0b010))
-    long, short = Verified(tree, (1, 2, 3, 9), 3), Verified(tree, (1, 4, 9), 2)
+    long, short = AcceptedPath(tree, (1, 2, 3, 9), 3), AcceptedPath(tree, (1, 4, 9), 2)
     assert [long.added_by(name, ("a", "b")) for name in ("a", "b")] == [2, 0]
     assert [short.added_by(name, ("a", "b")) for name in ("a", "b")] == [0, 1]
-    assert Verified(None, (9,), 0).added_by("a", ("a", "b")) == 0
+    assert AcceptedPath(None, (9,), 0).added_by("a", ("a", "b")) == 0
 
 
 def test_a_source_that_comes_later_is_tried_beside_the_others() -> None:
@@ -253,6 +253,6 @@ def test_a_source_that_comes_later_is_tried_beside_the_others() -> None:
 def test_rounds_of_a_request_that_comes_from_another_verifier_are_no_choice_of_this_one() -> None:
     choice = SourceChoice(0)
     choice.count(1, ("a", "b"), frozenset({"b"}))
-    choice.pass_over(PassRecord(1, 1, 1, 1, 3, 0.001, 0.001), 1, may_compare=True)
+    choice.pass_over(PassSample(1, 1, 1, 1, 3, 0.001, 0.001), 1, may_compare=True)
     assert not choice.is_comparing
     assert len(choice.left_out(1, ("a", "b"))) == 1

@@ -18,13 +18,13 @@ from orchestrator.prefix_cache.codec import (
 )
 from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.request.statistics import SourceCounts
+from orchestrator.request.statistics import SourceTotals
 
 PATHS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=70), max_size=8)
 COUNTS = st.integers(0, 2**30)
 SOURCES = st.dictionaries(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=16),
-    st.tuples(COUNTS, COUNTS).map(lambda pair: SourceCounts(max(pair), min(pair))),
+    st.tuples(COUNTS, COUNTS).map(lambda pair: SourceTotals(max(pair), min(pair))),
     max_size=5,
 )
 
@@ -45,7 +45,7 @@ def test_continuations_come_back_as_they_were(paths: list[list[int]]) -> None:
 
 @given(st.tuples(*[COUNTS] * 6), SOURCES)
 @settings(max_examples=100, deadline=None)
-def test_statistics_come_back_as_they_were(counts: tuple[int, ...], sources: dict[str, SourceCounts]) -> None:
+def test_statistics_come_back_as_they_were(counts: tuple[int, ...], sources: dict[str, SourceTotals]) -> None:
     rounds, tokens, hits, milli, asked, gain = counts
     statistics = PrefixStatistics(rounds, tokens, hits, milli, sources, asked, gain)
     assert decode_statistics(encode_statistics(statistics)) == statistics

@@ -9,42 +9,42 @@ import random
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
-from orchestrator.prefix_cache.guesses import SOURCE, Candidate, Guesses
-from orchestrator.prefix_cache.hit_rates import MOST, HitRates, Place, kind_of
-from orchestrator.prefix_cache.outlook import Outlook
+from orchestrator.prefix_cache.guesses import SOURCE, Guesses, TokenCandidate
+from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
+from orchestrator.prefix_cache.hit_rates import MOST, DraftersWord, HitRates, kind_of
 
 LONG = 16
 KINDS = [
     kind_of(sampled, place, remembered, length, depth, rank)
     for sampled, place, remembered, length, depth, rank in itertools.product(
-        (False, True), Place, (False, True), (2, 3, 4, 6, 9, 16), (1, 2, 4, 8), (0, 1)
+        (False, True), DraftersWord, (False, True), (2, 3, 4, 6, 9, 16), (1, 2, 4, 8), (0, 1)
     )
 ]
 
 
 def guesses(
-    rates: HitRates, *candidates: Candidate, drafted: TokenTree | None = None, least: float = 0.1, nodes: int = 99
+    rates: HitRates, *candidates: TokenCandidate, drafted: TokenTree | None = None, least: float = 0.1, nodes: int = 99
 ) -> Guesses:
-    made = Guesses(rates, Outlook(), False, drafted, least)
+    made = Guesses(rates, HitRatePrior(), False, drafted, least)
     for candidate in candidates:
         made.add(candidate, 8, nodes)
     return made
 
 
-def own(*token_ids: int, length: int = LONG) -> Candidate:
-    return Candidate(token_ids, length, False)
+def own(*token_ids: int, length: int = LONG) -> TokenCandidate:
+    return TokenCandidate(token_ids, length, False)
 
 
 def test_every_kind_of_guess_has_its_own_number() -> None:
     assert sorted(KINDS) == list(range(len(KINDS)))
-    assert kind_of(False, Place.ALONE, False, 99, 99, 9) == kind_of(False, Place.ALONE, False, 16, 8, 1)
+    assert kind_of(False, DraftersWord.ALONE, False, 99, 99, 9) == kind_of(False, DraftersWord.ALONE, False, 16, 8, 1)
     assert all(0 < HitRates().rate(kind) <= MOST for kind in KINDS)
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.4, 0.9])
 def test_rates_become_what_is_observed_and_follow_when_that_changes(truth: float) -> None:
     rng = random.Random(4)
-    rates, kind = HitRates(), kind_of(True, Place.AGAINST, False, 3, 1, 0)
+    rates, kind = HitRates(), kind_of(True, DraftersWord.AGAINST, False, 3, 1, 0)
     for rate in (truth, 1 - truth):
         for _ in range(3000):
             rates.count(kind, rng.random() < rate)
@@ -58,7 +58,7 @@ def test_candidates_become_one_tree_and_each_nodes_log_prob_is_its_kinds_rate() 
     assert tree.source_names == (SOURCE,)
     kinds = [(LONG, 1, 0), (LONG, 2, 0), (LONG, 3, 0), (9, 2, 1)]
     for log_prob, (length, depth, rank) in zip(tree.log_probs, kinds, strict=True):
-        rate = rates.rate(kind_of(False, Place.ALONE, False, length, depth, rank))
+        rate = rates.rate(kind_of(False, DraftersWord.ALONE, False, length, depth, rank))
         assert math.exp(log_prob) == pytest.approx(rate)
 
 
@@ -109,13 +109,19 @@ def test_guesses_are_counted_where_their_parents_were_right_and_nowhere_else() -
     made.learn([1, 3])
     changed = {kind for kind, rate in enumerate(before) if rates.rate(kind) != rate}
     first, second, other = (LONG, 1, 0), (LONG, 2, 0), (9, 1, 1)
-    assert changed == {kind_of(False, Place.ALONE, False, *one) for one in (first, second, other)}
-    assert rates.rate(kind_of(False, Place.ALONE, False, *first)) > before[kind_of(False, Place.ALONE, False, *first)]
-    assert rates.rate(kind_of(False, Place.ALONE, False, *second)) < before[kind_of(False, Place.ALONE, False, *second)]
+    assert changed == {kind_of(False, DraftersWord.ALONE, False, *one) for one in (first, second, other)}
+    assert (
+        rates.rate(kind_of(False, DraftersWord.ALONE, False, *first))
+        > before[kind_of(False, DraftersWord.ALONE, False, *first)]
+    )
+    assert (
+        rates.rate(kind_of(False, DraftersWord.ALONE, False, *second))
+        < before[kind_of(False, DraftersWord.ALONE, False, *second)]
+    )
 
 
 def test_what_drafters_proposed_is_not_the_caches_to_count() -> None:
-    rates, outlook = HitRates(), Outlook()
+    rates, outlook = HitRates(), HitRatePrior()
     made = Guesses(rates, outlook, False, chain([1], [-0.1]), 0.01)
     made.add(own(1, 2), 8, 9)
     made.learn([1, 2])
@@ -124,12 +130,12 @@ def test_what_drafters_proposed_is_not_the_caches_to_count() -> None:
 
 
 def test_the_outlook_of_a_request_moves_its_probabilities_within_bounds() -> None:
-    good, bad, known = Outlook(), Outlook(), Outlook()
+    good, bad, known = HitRatePrior(), HitRatePrior(), HitRatePrior()
     for _ in range(50):
         good.hits, good.expected = good.hits + 1, good.expected + 0.5
         bad.expected += 0.5
     assert bad.factor < 1 < good.factor
-    assert Outlook().factor == 1
+    assert HitRatePrior().factor == 1
     known.know(0, 1000)
     assert bad.factor <= known.factor < 1
     # What is only known of others is outweighed by a request's own guesses.
@@ -143,4 +149,6 @@ def test_the_root_of_nothing_drafted_is_a_place_where_drafters_say_nothing() -> 
     rates = HitRates()
     tree = guesses(rates, own(1), drafted=EMPTY_TREE, least=0.3).tree()
     assert tree.parents == (ROOT,)
-    assert math.exp(tree.log_probs[0]) == pytest.approx(rates.rate(kind_of(False, Place.BEYOND, False, LONG, 1, 0)))
+    assert math.exp(tree.log_probs[0]) == pytest.approx(
+        rates.rate(kind_of(False, DraftersWord.BEYOND, False, LONG, 1, 0))
+    )

@@ -8,9 +8,9 @@ import itertools
 import struct
 from dataclasses import replace
 
-from orchestrator.prefix_cache.keys import BEGINNING_TOKENS, PREFIX, SUFFIX_TOKENS, Realm, TenantKeys
+from orchestrator.prefix_cache.keys import BEGINNING_TOKENS, PREFIX, SUFFIX_TOKENS, CacheNamespace, TenantKeys
 
-REALM = Realm(b"secret", "model", "fingerprint")
+REALM = CacheNamespace(b"secret", "model", "fingerprint")
 TOKENS = tuple(range(40))
 
 
@@ -25,7 +25,7 @@ def test_realms_and_tenants_have_no_key_in_common() -> None:
         replace(REALM, model="other"),
         replace(REALM, tokenizer_fingerprint="other"),
         # What moves from one part to the next.
-        Realm(b"secret", "modelf", "ingerprint"),
+        CacheNamespace(b"secret", "modelf", "ingerprint"),
     ]
     everyone = [keys_of(TenantKeys(realm, salt)) for realm in realms for salt in ("", "a", "fingerprint")]
     assert all(len(keys) == 3 for keys in everyone)

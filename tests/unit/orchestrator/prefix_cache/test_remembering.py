@@ -18,16 +18,16 @@ from orchestrator.prefix_cache.codec import (
     encode_statistics,
 )
 from orchestrator.prefix_cache.continuations import Continuations
-from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, Realm, TenantKeys
+from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.memory_store import MemoryStore
 from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import Recall
 from orchestrator.prefix_cache.store import CacheCounts
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
-from orchestrator.request.statistics import SourceCounts, Statistics
+from orchestrator.request.statistics import SourceTotals, Statistics
 from tests.fakes import eventually
 
-REALM = Realm(b"secret", "model", "fingerprint")
+REALM = CacheNamespace(b"secret", "model", "fingerprint")
 KEYS = TenantKeys(REALM, "tenant")
 VOCAB = 1000
 
@@ -86,7 +86,7 @@ def text(seed: int, size: int = 200) -> tuple[int, ...]:
 
 
 def finished(tokens: tuple[int, ...], num_prompt: int = 50) -> Finished:
-    return Finished(KEYS, tokens, num_prompt, PrefixStatistics(10, 30, 5, 6000, {"cache": SourceCounts(8, 5)}))
+    return Finished(KEYS, tokens, num_prompt, PrefixStatistics(10, 30, 5, 6000, {"cache": SourceTotals(8, 5)}))
 
 
 def test_anchors_belong_to_the_text_and_are_as_dense_as_they_should_be() -> None:
@@ -113,7 +113,7 @@ async def test_a_prompt_that_comes_again_is_told_what_followed_in_one_round_trip
     # The likeliest last: what followed the whole prompt.
     assert request.told[-1] == tokens[50 - SUFFIX_TOKENS : 50 + 64]
     assert request.recall.knows_prompt
-    assert request.statistics[0].sources == {"cache": SourceCounts(8, 5)}
+    assert request.statistics[0].sources == {"cache": SourceTotals(8, 5)}
 
 
 async def test_what_lies_ahead_is_always_known_when_an_output_comes_again(store: Store, writing: WriteBehind) -> None:
@@ -205,7 +205,7 @@ async def test_outputs_that_end_together_are_written_together_and_counted_each(s
     assert len(store.reads) == len(store.writes) == 1
     statistics = decode_statistics(store.writes[0][KEYS.beginning(text(8))])
     assert (statistics.rounds, statistics.tokens, statistics.mean_acceptance_length) == (30, 90, 3.0)
-    assert statistics.sources == {"cache": SourceCounts(24, 15)}
+    assert statistics.sources == {"cache": SourceTotals(24, 15)}
 
 
 @pytest.mark.parametrize("num_writers", [2, 5])
@@ -326,13 +326,13 @@ async def test_what_a_prompts_beginning_has_shown_moves_the_first_draft(
 
 
 def test_statistics_add_up_and_fade() -> None:
-    one = PrefixStatistics(10, 40, 3, 4000, {"a": SourceCounts(9, 3)}, asked_rounds=8, gain_milli=4000)
-    other = PrefixStatistics(1, 2, 1, 500, {"b": SourceCounts(2, 1), "a": SourceCounts(1, 1)}, 1, 500)
+    one = PrefixStatistics(10, 40, 3, 4000, {"a": SourceTotals(9, 3)}, asked_rounds=8, gain_milli=4000)
+    other = PrefixStatistics(1, 2, 1, 500, {"b": SourceTotals(2, 1), "a": SourceTotals(1, 1)}, 1, 500)
     both = one.plus(other)
     assert both.gain == DraftGain(9, 4.5)
     assert (both.rounds, both.tokens, both.guess_hits, both.guess_expectation_milli) == (11, 42, 4, 4500)
-    assert both.sources == {"a": SourceCounts(10, 4), "b": SourceCounts(2, 1)}
-    assert one.sources == {"a": SourceCounts(9, 3)}
+    assert both.sources == {"a": SourceTotals(10, 4), "b": SourceTotals(2, 1)}
+    assert one.sources == {"a": SourceTotals(9, 3)}
     total = PrefixStatistics()
     for _ in range(5000):
         total = total.plus(one)

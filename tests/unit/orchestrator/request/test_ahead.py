@@ -13,7 +13,7 @@ from coppice.v1 import drafter_pb2
 from coppice.wire.convert import tree_to_proto
 from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.planner.base import FixedPlanner
-from orchestrator.request.ahead import MOST_NODES, AheadCounts, AheadDraft, hung
+from orchestrator.request.ahead import MOST_NODES, AheadCounts, ExpectedDraft, hung
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
@@ -64,7 +64,7 @@ class Request:
         return counts.expected, counts.hits_by_rank, counts.inside
 
 
-DRAFTS = [AheadDraft((7, 9), -0.5, chain([4, 5])), AheadDraft((7, 8, 6), -1.0, chain([2], [-0.1]))]
+DRAFTS = [ExpectedDraft((7, 9), -0.5, chain([4, 5])), ExpectedDraft((7, 8, 6), -1.0, chain([2], [-0.1]))]
 
 
 async def test_a_drafter_that_drafts_ahead_is_told_of_its_merged_tree_once_a_round_and_no_other() -> None:
@@ -159,7 +159,7 @@ async def test_trees_that_come_late_are_passed_on_for_the_outcome_that_came_and_
 
 
 async def test_huge_and_many_trees_are_bounded_in_their_order() -> None:
-    many = [AheadDraft((number % 50, number // 50), -1.0, chain([1] * 30)) for number in range(1000)]
+    many = [ExpectedDraft((number % 50, number // 50), -1.0, chain([1] * 30)) for number in range(1000)]
     tree = hung(many, "a")
     assert len(tree) <= MOST_NODES
     assert tree.children[tree.children[ROOT, 0], 0] >= 0
@@ -174,11 +174,11 @@ async def test_tokens_and_probabilities_that_make_no_sense_are_refused() -> None
     one = Request()
     one.drafting.on_tree("a", 3, (), chain([7, 8]))
     with pytest.raises(InvalidTreeError, match="outside the vocabulary"):
-        one.drafting.on_ahead("a", 3, [AheadDraft((50,), 0.0, chain([1]))])
+        one.drafting.on_ahead("a", 3, [ExpectedDraft((50,), 0.0, chain([1]))])
     with pytest.raises(InvalidTreeError, match="outside the vocabulary"):
-        one.drafting.on_ahead("a", 3, [AheadDraft((1,), 0.0, chain([50]))])
+        one.drafting.on_ahead("a", 3, [ExpectedDraft((1,), 0.0, chain([50]))])
     with pytest.raises(InvalidTreeError, match="log-probability"):
-        AheadDraft((1,), float("nan"), chain([1]))
+        ExpectedDraft((1,), float("nan"), chain([1]))
 
 
 async def test_a_cyclic_tree_drops_the_drafter_from_the_sequence_alone() -> None:
@@ -202,5 +202,5 @@ def test_tokens_of_the_expected_tree_are_as_likely_as_it_says_and_outcomes_as_li
         assert end is not None
         assert tree.path_log_probs[end] == draft.log_prob
     # An outcome that is likelier than the expected tree says its path is: nothing is more than certain.
-    likely = hung([AheadDraft((7, 6), -0.1, chain([1]))], "a", chain([7, 8], [-0.25, -0.5]))
+    likely = hung([ExpectedDraft((7, 6), -0.1, chain([1]))], "a", chain([7, 8], [-0.25, -0.5]))
     assert likely.log_probs == (-0.25, 0.0, 0.0)

@@ -12,7 +12,7 @@ from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from coppice.v1 import sampling_pb2, tree_pb2
-from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, Load, RoundPlan, Situation
+from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.statistics import Statistics, verified_tree
@@ -158,18 +158,22 @@ def test_a_tree_that_was_cut_is_one_that_had_more_nodes() -> None:
 @pytest.mark.parametrize(
     ("situation", "load", "plan"),
     [
-        (Situation(has_drafter=True), UNKNOWN_LOAD, RoundPlan(12, 1000)),
-        (Situation(has_drafter=True, requested_nodes=5), UNKNOWN_LOAD, RoundPlan(5, 1000)),
-        (Situation(has_drafter=True, requested_nodes=99), UNKNOWN_LOAD, RoundPlan(12, 1000)),
-        (Situation(has_drafter=True, requested_nodes=0), UNKNOWN_LOAD, RoundPlan(0, 0)),
-        (Situation(has_drafter=False), UNKNOWN_LOAD, RoundPlan(12, 0)),
-        (Situation(has_drafter=True, row_multiple=4), UNKNOWN_LOAD, RoundPlan(12, 1000, row_multiple=4)),
-        (Situation(has_drafter=True, row_multiple=4), Load(batch_size=1), RoundPlan(12, 1000, row_multiple=4)),
-        (Situation(has_drafter=True, row_multiple=4), Load(batch_size=2), RoundPlan(12, 1000)),
+        (RoundContext(has_drafter=True), UNKNOWN_LOAD, RoundPlan(12, 1000)),
+        (RoundContext(has_drafter=True, requested_nodes=5), UNKNOWN_LOAD, RoundPlan(5, 1000)),
+        (RoundContext(has_drafter=True, requested_nodes=99), UNKNOWN_LOAD, RoundPlan(12, 1000)),
+        (RoundContext(has_drafter=True, requested_nodes=0), UNKNOWN_LOAD, RoundPlan(0, 0)),
+        (RoundContext(has_drafter=False), UNKNOWN_LOAD, RoundPlan(12, 0)),
+        (RoundContext(has_drafter=True, row_multiple=4), UNKNOWN_LOAD, RoundPlan(12, 1000, row_multiple=4)),
+        (
+            RoundContext(has_drafter=True, row_multiple=4),
+            VerifierLoad(batch_size=1),
+            RoundPlan(12, 1000, row_multiple=4),
+        ),
+        (RoundContext(has_drafter=True, row_multiple=4), VerifierLoad(batch_size=2), RoundPlan(12, 1000)),
     ],
 )
 def test_the_fixed_plan_waits_only_where_a_draft_can_come_and_fills_rows_only_alone(
-    situation: Situation, load: Load, plan: RoundPlan
+    situation: RoundContext, load: VerifierLoad, plan: RoundPlan
 ) -> None:
     assert FixedPlanner(12, 1000).plan(situation, load) == plan
 
@@ -253,17 +257,17 @@ def test_a_round_of_the_targets_own_draft_is_counted_as_that() -> None:
 
 
 async def test_rounds_are_planned_by_the_load_that_was_told_last() -> None:
-    told: list[Load] = []
+    told: list[VerifierLoad] = []
 
     class Hears(FixedPlanner):
-        def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+        def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
             told.append(load)
             return super().plan(situation, load)
 
     transcript = Transcript([1, 2, 3], (), 200, 500, (), ())
     drafting = Drafting((connected("a"),), Hears(4, linger_us=1000), transcript, SamplingParams(), 4, False, VOCAB)
     drafting.open()
-    busy = drafting.load = Load(batch_size=7, rows=30)
+    busy = drafting.load = VerifierLoad(batch_size=7, rows=30)
     drafting.on_drafters_changed()
     assert told[-1] is busy
 
@@ -272,7 +276,7 @@ async def test_what_is_left_over_for_a_round_without_drafts_is_verified_as_far_a
     """A budget of 0 would leave that to the verifier."""
 
     class Stops(FixedPlanner):
-        def plan(self, situation: Situation, load: Load = UNKNOWN_LOAD) -> RoundPlan:
+        def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
             return RoundPlan(self.max_nodes, self.linger_us)
 
     planner, sent = Stops(4, linger_us=1000), []

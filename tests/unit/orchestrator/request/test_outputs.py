@@ -10,7 +10,7 @@ import pytest
 
 from coppice.core.errors import CoppiceError, UnavailableError
 from coppice.v1 import inference_pb2
-from orchestrator.request.output import Delta
+from orchestrator.request.output import OutputDelta
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.rounds import Finish
 
@@ -54,9 +54,9 @@ class Script:
         self.error = error
         self._wake.set()
 
-    def take(self) -> Delta:
+    def take(self) -> OutputDelta:
         taken, self._tokens = self._tokens, []
-        return Delta(token_ids=tuple(taken))
+        return OutputDelta(token_ids=tuple(taken))
 
 
 class Telling:
@@ -65,7 +65,7 @@ class Telling:
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def delta(self, delta: Delta) -> inference_pb2.GenerateResponse:
+    def delta(self, delta: OutputDelta) -> inference_pb2.GenerateResponse:
         return inference_pb2.GenerateResponse(token_ids=delta.token_ids, output_index=self._index)
 
     def last(self, generation: Any, finish: Finish) -> inference_pb2.GenerateResponse:

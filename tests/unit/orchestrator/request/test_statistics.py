@@ -11,7 +11,7 @@ from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.v1 import tree_pb2
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
-from orchestrator.request.statistics import OriginCounts, Statistics
+from orchestrator.request.statistics import OriginTotals, Statistics
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -66,7 +66,7 @@ def test_rounds_are_counted_by_when_their_drafts_were_made() -> None:
         statistics.record(outcome, [])
     plain = Outcome(7, (1,), 0, 0, 0, 0, b"", 1, 5, 0, 0, bubble_us=30)
     one.record(plain, [])
-    assert one.origins == {late: OriginCounts(2, 8, 2), fresh: OriginCounts(1, 6, 1)}
+    assert one.origins == {late: OriginTotals(2, 8, 2), fresh: OriginTotals(1, 6, 1)}
     assert one.bubble_us == 120
     one.add(other)
-    assert one.origins[late] == OriginCounts(3, 12, 3)
+    assert one.origins[late] == OriginTotals(3, 12, 3)

@@ -13,7 +13,7 @@ from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import ROOT, TokenTree, chain
 from tests.unit.verifier_svc.closed_loop import INFO, TOKENIZER
-from verifier_svc.engine.pass_shares import Share, keep_likeliest
+from verifier_svc.engine.pass_shares import RowAllotment, keep_likeliest
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 
 MAX_NODES = 16
@@ -21,11 +21,11 @@ MAX_NODES = 16
 LOG_PROBS = (0.0, -0.1, -0.1, -0.3, -1.0, -2.5)
 
 
-def share(number: int, tree: TokenTree, *, budget: int = MAX_NODES, traverses: bool = False) -> Share:
+def share(number: int, tree: TokenTree, *, budget: int = MAX_NODES, traverses: bool = False) -> RowAllotment:
     spec = SequenceSpec((1,), SamplingParams(), StoppingOptions(max_tokens=50), traverses=traverses)
     sequence = Sequence(spec, INFO, TOKENIZER, max_nodes=MAX_NODES, opened_s=0.0)
     sequence.submit(Draft(1, tree, budget))
-    return Share(SequenceKey(0, number), sequence, 1, sequence.num_nodes)
+    return RowAllotment(SequenceKey(0, number), sequence, 1, sequence.num_nodes)
 
 
 def sampled(num_nodes: int) -> TokenTree:

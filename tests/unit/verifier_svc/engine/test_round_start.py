@@ -6,15 +6,15 @@ import pytest
 
 from coppice.core.tree import EMPTY_TREE, chain
 from verifier_svc.engine.mailbox import Mailbox
-from verifier_svc.engine.round_start import WORTH_STARTING, UsualPromise, has_draft_to_start_with
+from verifier_svc.engine.round_start import WORTH_STARTING, RoundPromise, has_draft_to_start_with
 
 TOKENS = [1, 2, 3]
 BUDGET, ROOM = 8, 100
 
 
-def usual(*depths: int) -> UsualPromise:
+def usual(*depths: int) -> RoundPromise:
     """After drafts of certain tokens, so many each."""
-    promise = UsualPromise()
+    promise = RoundPromise()
     for depth in depths:
         promise.add(chain([5] * depth), BUDGET)
     return promise

@@ -13,7 +13,7 @@ from coppice.core.tree import chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache
-from verifier_svc.engine.pass_shares import PROMPT_SHARE, SHARED_ROWS, Share
+from verifier_svc.engine.pass_shares import PROMPT_SHARE, SHARED_ROWS, RowAllotment
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import MARGIN_TOKENS, Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
@@ -34,7 +34,7 @@ class Bench:
         defaults = {"max_sequences": 16, "max_queued": 100, "prefill_chunk": 32}
         self.scheduler = Scheduler(self.cache, SchedulerLimits(**{**defaults, **limits}))
         self.now_s = 0.0
-        self.last_batch: list[Share] = []
+        self.last_batch: list[RowAllotment] = []
 
     def add(
         self,

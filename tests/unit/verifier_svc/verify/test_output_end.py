@@ -10,7 +10,7 @@ from coppice.core.tokenizer import TargetTokenizer
 from orchestrator.request.output import Output
 from orchestrator.request.transcript import Transcript
 from tests.toy_target import CONTEXT, TOKENIZER_JSON
-from verifier_svc.verify.output_end import Finish, FinishReason, OutputEnd
+from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
 
 TOKENIZER = TargetTokenizer(TOKENIZER_JSON)
 PROMPT = list(b"ab")
@@ -19,7 +19,7 @@ TEXTS = st.text(alphabet="ab€", min_size=1, max_size=16).map(str.encode)
 STOPS = st.sampled_from([("ab",), ("a€", "b"), ("€",), ("abab", "ba")])
 
 
-def ended(options: StoppingOptions, tokens: list[int], num_resumed: int = 0) -> tuple[int, Finish | None]:
+def ended(options: StoppingOptions, tokens: list[int], num_resumed: int = 0) -> tuple[int, SequenceFinish | None]:
     """How many tokens an output has that would go on, and how it ends."""
     end = OutputEnd(
         options,
@@ -57,7 +57,7 @@ def test_the_first_stop_string_counts_that_ends_behind_min_tokens(
     # Nobody resumes an output that has ended.
     length_got, finish = ended(options, list(text), min(num_resumed, length - 1))
     assert length_got == length
-    assert finish == (None if match is None else Finish(FinishReason.STOP, match))
+    assert finish == (None if match is None else SequenceFinish(FinishReason.STOP, match))
 
 
 @given(TEXTS, STOPS, st.integers(0, 12))

@@ -14,14 +14,14 @@ import grpc
 import pytest
 
 from coppice.net.guard import frames
-from coppice.net.guard.connection import Limits
+from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
 from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 
 TIMEOUT_S = 10.0
 SAY, ECHO, WATCH = "/coppice.test/Say", "/coppice.test/Echo", "/coppice.test/Watch"
 STREAMING = frozenset({ECHO.encode()})
-LIMITS = Limits(8 << 20, 64, STREAMING, unary=frozenset({SAY.encode()}), first_message_s=1.0, preface_s=1.0)
+LIMITS = GuardLimits(8 << 20, 64, STREAMING, unary=frozenset({SAY.encode()}), first_message_s=1.0, preface_s=1.0)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Calls(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: Limits = LIMITS) -> AsyncIterator[tuple[Calls, str]]:
+async def serving(limits: GuardLimits = LIMITS) -> AsyncIterator[tuple[Calls, str]]:
     calls = Calls()
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", limits.max_message_bytes)])
     server.add_generic_rpc_handlers([calls])
@@ -160,7 +160,7 @@ async def test_calls_pass_with_the_clients_address_that_it_cannot_choose() -> No
 
 
 async def test_large_messages_and_many_calls_pass_both_ways() -> None:
-    async with serving(Limits(8 << 20, 64, STREAMING)) as (_, address), channel(address) as one:
+    async with serving(GuardLimits(8 << 20, 64, STREAMING)) as (_, address), channel(address) as one:
         texts = [bytes((number,)) * size for number, size in enumerate([5_000_000, 1, 70_000, 33_000] * 6)]
         assert await asyncio.gather(*(one.unary_unary(SAY)(text, timeout=60) for text in texts)) == texts
         call = one.stream_stream(ECHO)(timeout=60)
@@ -348,7 +348,7 @@ async def test_a_client_that_hangs_up_or_cancels_ends_its_calls() -> None:
 
 
 async def test_more_calls_than_a_connection_may_have_are_refused_for_another_try() -> None:
-    limits = Limits(1 << 20, 4, first_message_s=60.0)
+    limits = GuardLimits(1 << 20, 4, first_message_s=60.0)
     async with serving(limits) as (_, address), raw(address) as client:
         client.send(*(opened(stream) for stream in range(1, 11, 2)))
         _, payload = await client.until(frames.RST_STREAM, 9)
@@ -358,7 +358,7 @@ async def test_more_calls_than_a_connection_may_have_are_refused_for_another_try
 
 
 async def test_too_large_a_message_is_refused_before_it_is_there() -> None:
-    async with serving(Limits(1000, 64)) as (calls, address):
+    async with serving(GuardLimits(1000, 64)) as (calls, address):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await say(address, b"x" * 2000)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -367,7 +367,7 @@ async def test_too_large_a_message_is_refused_before_it_is_there() -> None:
 
 
 async def test_what_is_held_for_all_is_bounded_and_who_holds_most_pays() -> None:
-    limits = Limits(1 << 20, 64, max_held_bytes=200_000)
+    limits = GuardLimits(1 << 20, 64, max_held_bytes=200_000)
     part = message(b"x" * 30_000)[:16_000]
     async with serving(limits) as (_, address), raw(address) as modest, raw(address) as greedy:
         modest.send(opened(1), data(1, part, ends=False))
@@ -382,7 +382,7 @@ async def test_what_is_held_for_all_is_bounded_and_who_holds_most_pays() -> None
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_call_that_is_too_large_and_has_no_window_takes_room_from_nobody(leaves: bool) -> None:
-    limits = Limits(1 << 20, 64, max_held_bytes=200_000, first_message_s=1.0)
+    limits = GuardLimits(1 << 20, 64, max_held_bytes=200_000, first_message_s=1.0)
     window = (frames.SETTINGS_INITIAL_WINDOW_SIZE, 0)
     async with serving(limits) as (_, address), contextlib.AsyncExitStack() as stack:
         modest = await stack.enter_async_context(raw(address))
@@ -438,7 +438,7 @@ async def test_entries_of_the_dynamic_table_cost_what_they_stand_for() -> None:
 
 
 async def test_large_messages_wait_for_each_other_and_none_is_lost() -> None:
-    limits = Limits(1 << 20, 64, max_large_bytes=300_000, max_large_bytes_of_one=200_000)
+    limits = GuardLimits(1 << 20, 64, max_large_bytes=300_000, max_large_bytes_of_one=200_000)
     async with serving(limits) as (_, address), channel(address) as one, channel(address) as other:
         text = b"x" * 150_000
         answers = await asyncio.gather(
@@ -448,7 +448,7 @@ async def test_large_messages_wait_for_each_other_and_none_is_lost() -> None:
 
 
 async def test_who_sends_slowly_makes_room_for_others() -> None:
-    limits = Limits(1 << 20, 64, max_large_bytes=300_000, max_large_bytes_of_one=300_000)
+    limits = GuardLimits(1 << 20, 64, max_large_bytes=300_000, max_large_bytes_of_one=300_000)
     async with serving(limits) as (_, address), raw(address) as slow:
         for stream in (1, 3):
             slow.send(opened(stream), data(stream, message(b"x" * 140_000)[:100], ends=False))
@@ -468,7 +468,10 @@ async def test_connections_that_say_nothing_are_closed() -> None:
 
 
 async def test_newcomers_get_in_when_all_places_are_taken_by_idle_connections() -> None:
-    async with serving(Limits(1 << 20, 64, max_connections=4)) as (_, address), contextlib.AsyncExitStack() as stack:
+    async with (
+        serving(GuardLimits(1 << 20, 64, max_connections=4)) as (_, address),
+        contextlib.AsyncExitStack() as stack,
+    ):
         clients = [await stack.enter_async_context(raw(address)) for _ in range(6)]
         assert await say(address) == b"hello"
         assert await clients[0].is_hung_up_on() == frames.NO_ERROR

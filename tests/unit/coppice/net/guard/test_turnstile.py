@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from coppice.net.guard.turnstile import Account, Rates, Turnstile
+from coppice.net.guard.turnstile import HostAccount, Rates, Turnstile
 
 RATES = Rates(of_one=1000, burst_of_one=300, of_all=1000, burst_of_all=300)
 
@@ -16,7 +16,7 @@ class Greedy:
     def __init__(self, turnstile: Turnstile, host: str = "10.0.0.1") -> None:
         self.num_units = 0.0
         self.turnstile = turnstile
-        self.account: Account = turnstile.open(host, self.use)
+        self.account: HostAccount = turnstile.open(host, self.use)
 
     def use(self) -> None:
         while self.turnstile.take(self.account, 1.0):
@@ -35,7 +35,7 @@ def leave(*some: Greedy) -> None:
         greedy.turnstile.close(greedy.account)
 
 
-async def admitted_s(turnstile: Turnstile, account: Account, units: float, resumed: asyncio.Event) -> float:
+async def admitted_s(turnstile: Turnstile, account: HostAccount, units: float, resumed: asyncio.Event) -> float:
     """How long a connection waits until it may use so many units."""
     started_s = time.monotonic()
     while not turnstile.take(account, units):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.engine.pass_shares import Share
+from verifier_svc.engine.pass_shares import RowAllotment
 from verifier_svc.engine.sequence import SequenceKey
 from verifier_svc.extras.redraft.mask_choice import FURTHER, choose_groups, num_worth_verifying
 from verifier_svc.extras.redraft.mask_counts import MASK_PRICE, path_ends
@@ -31,12 +31,12 @@ def tree(*nodes: tuple[int, float]) -> TokenTree:
     )
 
 
-def share(pending: int = 1, nodes: int = 0, shape: MaskShape | None = SHAPE, more: int = 0) -> Share:
+def share(pending: int = 1, nodes: int = 0, shape: MaskShape | None = SHAPE, more: int = 0) -> RowAllotment:
     sequence: Any = SimpleNamespace(mask_shape=shape, num_pending=pending + more)
-    return Share(SequenceKey(0, 0), sequence, pending, nodes)
+    return RowAllotment(SequenceKey(0, 0), sequence, pending, nodes)
 
 
-def dealt(*shares: Share, free: int = 16, own: float = 0.0, most: int = 0) -> list[int]:
+def dealt(*shares: RowAllotment, free: int = 16, own: float = 0.0, most: int = 0) -> list[int]:
     return [one.max_masks for one in deal_masks(shares, free_rows=free, own_rows=own, max_rows=most)]
 
 

@@ -10,7 +10,7 @@ CLEARLY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Stance:
+class PlanSnapshot:
     """What the planner thinks of drafting now; until costs and values are known, that it is free and pays.
 
     `threshold` is the least gain, relative to that of a usual draft, with which a request's drafts pay. Of a usual

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.planner.cost_model import PassRecord
+from orchestrator.planner.cost_model import PassSample
 
 # A wait of this share of a pass does not show.
 _NOTICEABLE = 0.1
 
 
-class Changeover:
+class PlanLagFilter:
     """Tells passes that ran as planned from those behind a change from drafting to not drafting, or back.
 
     A round that has begun to wait goes on waiting until the verifier hears that it is not to. So a pass is what was
@@ -21,7 +21,7 @@ class Changeover:
         # Since the outcome with which what is planned changed.
         self._since_s = 0.0
 
-    def pass_over(self, record: PassRecord, way_s: float) -> bool:
+    def pass_over(self, record: PassSample, way_s: float) -> bool:
         """A pass has ended; whether it ran as planned, if it takes so long to the verifier and back.
 
         Passes in which some ask and some do not, or prompts end, change nothing.

@@ -10,7 +10,7 @@ FEW_PROMPTS = 4
 LONGEST_S = 10.0
 
 
-class Reading:
+class PrefillPressure:
     """Counts requests whose prompts the verifier has still to read.
 
     A pass that reads a prompt starts at once, without those who wait for their drafts; and drafters that read prompts

@@ -6,17 +6,17 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.peers.drafter_client import DrafterClient, DraftHandler
-from orchestrator.planner.asked_at import AskedAt
+from orchestrator.planner.ask_times import AskTimes
 from orchestrator.planner.base import RoundPlan
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
 
 
-class Followers:
+class DrafterSet:
     """Asks drafters as plans say. One joins when a draft of its is first wanted, and then follows to the end."""
 
     def __init__(
-        self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, asked_at: AskedAt
+        self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, asked_at: AskTimes
     ) -> None:
         """`handler` gets what drafters send; `asked_at` is told when they are asked."""
         self._clients = tuple(clients)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _MOST = 64
 
 
-class AskedAt:
+class AskTimes:
     """By committed length, when the first drafter was told of the outcome that made it so many."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

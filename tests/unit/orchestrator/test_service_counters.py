@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import Histogram
 
 from orchestrator.request.latencies import Latencies
-from orchestrator.request.statistics import Clock, SourceCounts, Statistics
+from orchestrator.request.statistics import OutputClock, SourceTotals, Statistics
 from tests.metrics import values
 
 
@@ -18,7 +18,7 @@ def some(scale: int) -> Statistics:
         redraft_tokens=4 * scale,
         stale_drafts=5 * scale,
         near_ties=6 * scale,
-        sources={"a": SourceCounts(scale, 1)},
+        sources={"a": SourceTotals(scale, 1)},
         rounds_drafted_by_depth=[scale] * scale,
         rounds_accepted_by_depth=[scale],
         linger_us=7 * scale,
@@ -28,7 +28,7 @@ def some(scale: int) -> Statistics:
 def test_statistics_add_up_by_depth_and_source() -> None:
     total = some(1)
     total.add(some(3))
-    total.add(Statistics(sources={"b": SourceCounts(2, 2)}))
+    total.add(Statistics(sources={"b": SourceTotals(2, 2)}))
     assert total == Statistics(
         rounds=4,
         draft_tokens=8,
@@ -36,7 +36,7 @@ def test_statistics_add_up_by_depth_and_source() -> None:
         redraft_tokens=16,
         stale_drafts=20,
         near_ties=24,
-        sources={"a": SourceCounts(4, 2), "b": SourceCounts(2, 2)},
+        sources={"a": SourceTotals(4, 2), "b": SourceTotals(2, 2)},
         rounds_drafted_by_depth=[4, 3, 3],
         rounds_accepted_by_depth=[4],
         linger_us=28,
@@ -61,7 +61,7 @@ def test_a_clock_tells_the_first_token_once_and_then_every_gap(monkeypatch: pyte
     now_s = 10.0
     monkeypatch.setattr("orchestrator.request.statistics.time.monotonic", lambda: now_s)
     latencies = Latencies()
-    clock, silent = Clock(9.0, latencies=latencies), Clock(9.0)
+    clock, silent = OutputClock(9.0, latencies=latencies), OutputClock(9.0)
     for now_s in (10.0, 10.25, 10.75):  # noqa: B007
         clock.tokens_came()
         silent.tokens_came()

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, chain
-from orchestrator.prefix_cache.track_record import TrackRecord
-from orchestrator.prefix_cache.usual_promise import UsualPromise
+from orchestrator.prefix_cache.cache_promise import CachePromise
+from orchestrator.prefix_cache.match_length_estimate import MatchLengthEstimate
 
 USUAL = 5.5
 
@@ -17,7 +17,7 @@ USUAL = 5.5
 def test_what_is_expected_is_what_comes_true(wrong: float) -> None:
     """Of an output whose guesses leave it at random, after many rounds of six tokens."""
     rng = random.Random(0)
-    record = TrackRecord()
+    record = MatchLengthEstimate()
     for _ in range(4000):
         record.learn([0] * 32, [int(rng.random() < wrong) for _ in range(6)])
     runs = [next((n for n in range(32) if rng.random() < wrong), 32) for _ in range(20_000)]
@@ -25,7 +25,7 @@ def test_what_is_expected_is_what_comes_true(wrong: float) -> None:
 
 
 def test_guesses_go_ahead_of_drafters_once_a_round_agreed_and_no_longer_once_they_left_the_output() -> None:
-    record = TrackRecord()
+    record = MatchLengthEstimate()
     assert 1 < record.expected_tokens(32) < USUAL
     record.learn([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6])
     assert record.expected_tokens(32) > USUAL
@@ -36,7 +36,7 @@ def test_guesses_go_ahead_of_drafters_once_a_round_agreed_and_no_longer_once_the
 
 
 def test_what_followed_the_very_same_prompt_goes_ahead_from_the_start() -> None:
-    record = TrackRecord()
+    record = MatchLengthEstimate()
     record.repeats()
     assert record.expected_tokens(32) > 2 * USUAL
     for _ in range(6):
@@ -45,7 +45,7 @@ def test_what_followed_the_very_same_prompt_goes_ahead_from_the_start() -> None:
 
 
 def test_an_output_goes_by_what_others_were_promised_until_it_knows_better() -> None:
-    usual = UsualPromise()
+    usual = CachePromise()
     first = usual.of_output()
     assert first.tokens == 0
     first.add(EMPTY_TREE)

@@ -11,7 +11,7 @@ _LEAST, _MOST = 0.2, 1.5
 
 
 @dataclass
-class Outlook:
+class HitRatePrior:
     """Right guesses of this request, and how many of them the common rates had expected."""
 
     hits: float = 0.0

@@ -13,7 +13,7 @@ from coppice.core.prefix_digests import prefix_digests
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache, SequenceCache
 
 
-class Residence:
+class SequenceBlocks:
     """Which blocks one sequence owns or would need, and what it has computed more than once.
 
     `tokens` are the committed ones, a list that grows to `max_tokens` at most; a tree adds up to `max_nodes` rows.

@@ -17,7 +17,7 @@ from verifier_svc.model.target_model import TargetInfo
 from verifier_svc.stream.events import DraftRejection, ErrorEvent, Event
 
 
-class Door:
+class RequestParser:
     """One peer's door. What it refuses goes to `tell`, and fails its own sequence or draft only."""
 
     def __init__(self, engine: Engine, info: TargetInfo, stream: int, tell: Callable[[Sequence[Event]], None]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Tally:
+class ServiceCounters:
     """Counts requests, and adds up what the outputs that have ended counted and those that run have so far.
 
     Only the event loop touches it.
@@ -96,7 +96,7 @@ class Tally:
 class CountedRequest:
     """One call of Generate, from its arrival to its end."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: ServiceCounters) -> None:
         self._tally = tally
         self._outputs: Outputs | None = None
 

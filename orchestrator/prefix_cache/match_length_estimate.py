@@ -11,7 +11,7 @@ _PRIOR_TOKENS = 5.0
 _REPEATED_TOKENS = 32.0
 
 
-class TrackRecord:
+class MatchLengthEstimate:
     """The first of an output's guesses beside what was committed, token by token, whether it was proposed or not.
 
     Guesses that come true do so together, and those behind a wrong one are all wrong. Rates of single guesses, taken

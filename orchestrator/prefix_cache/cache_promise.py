@@ -9,17 +9,17 @@ _RATE_OF_OUTPUT = 0.2
 _RATE_OF_ALL = 0.02
 
 
-class UsualPromise:
+class CachePromise:
     """A running mean over trees; 0 before the first."""
 
-    def __init__(self, tokens: float = 0.0, rate: float = _RATE_OF_ALL, of_all: UsualPromise | None = None) -> None:
+    def __init__(self, tokens: float = 0.0, rate: float = _RATE_OF_ALL, of_all: CachePromise | None = None) -> None:
         self.tokens = tokens
         self._rate = rate
         self._of_all = of_all
 
-    def of_output(self) -> UsualPromise:
+    def of_output(self) -> CachePromise:
         """What one output goes by: it begins with what all others do, and tells them."""
-        return UsualPromise(self.tokens, _RATE_OF_OUTPUT, self)
+        return CachePromise(self.tokens, _RATE_OF_OUTPUT, self)
 
     def add(self, tree: TokenTree) -> None:
         """Count drafters' tree. An empty one promises nothing, and says nothing of others."""
