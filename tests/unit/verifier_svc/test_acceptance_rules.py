@@ -11,6 +11,9 @@ from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
+from tests.oracles.block import block_verification
+from tests.oracles.chain_rejection import chain_rejection
+from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import (
     DEGENERATE,
     Languages,
@@ -21,9 +24,6 @@ from tests.unit.verifier_svc.enumeration import (
     sampler,
 )
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.block import block_verification
-from verifier_svc.verify.rules.chain_rejection import chain_rejection
-from verifier_svc.verify.rules.multi_step import multi_step
 from verifier_svc.verify.rules.residual import FloatArray, residual
 from verifier_svc.verify.rules.traversal import traversal
 

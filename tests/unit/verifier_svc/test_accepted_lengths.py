@@ -7,11 +7,11 @@ import pytest
 from coppice.core.chance import Chance
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import TokenTree
+from tests.oracles.block import block_verification
+from tests.oracles.chain_rejection import chain_rejection
+from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import DEGENERATE, Languages, Rule, find, sampler
 from verifier_svc.verify.acceptance import Acceptance, sample_and_follow
-from verifier_svc.verify.rules.block import block_verification
-from verifier_svc.verify.rules.chain_rejection import chain_rejection
-from verifier_svc.verify.rules.multi_step import multi_step
 from verifier_svc.verify.rules.residual import Target
 from verifier_svc.verify.rules.traversal import traversal
 

@@ -18,11 +18,11 @@ from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from drafter_svc.drafters.small_lm.tree_sampler import sample_children, sample_tree
+from tests.oracles.block import block_verification
+from tests.oracles.chain_rejection import chain_rejection
+from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.block import block_verification
-from verifier_svc.verify.rules.chain_rejection import chain_rejection
-from verifier_svc.verify.rules.multi_step import multi_step
 from verifier_svc.verify.rules.residual import FloatArray, Target, accept, ratio, remaining_rate, residual
 from verifier_svc.verify.rules.traversal import traversal
 
