@@ -108,17 +108,13 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
         if delays != NO_DELAY:
             raise typer.BadParameter("--delays: says how far apart the services of --forms are")
         return ()
-    from coppice.cli.__main__ import app
-    from coppice.lab.bench.form_services import require_options
     from coppice.lab.bench.forms import parse_forms
     from coppice.lab.bench.harness.experiment import BenchmarkError
 
     try:
-        forms = parse_forms(names, delays)
-        require_options(forms, app)
+        return parse_forms(names, delays)
     except BenchmarkError as error:
         raise typer.BadParameter(str(error)) from error
-    return forms
 
 
 def _allow_nodes(budgets: Sequence[int]) -> int | None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
-
-import typer
 
 from coppice.cli.child import Child
 from coppice.cli.topology import START_TIMEOUT_S, STOP_TIMEOUT_S, Topology, TopologySpec
 from coppice.lab.bench.forms import Form, Kind
-from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.latency import LatencySuite
 from coppice.lab.bench.services import unless_one_fails
 from coppice.lab.fault_proxy import FaultProxy, Link
@@ -21,15 +18,6 @@ from coppice.lab.fault_proxy import FaultProxy, Link
 # What is remembered of a request's own text needs no drafter, and would hide how far away that is.
 NO_CACHE = {"CACHE_DRAFTER": "false"}
 AHEAD = {"DRAFT_AHEAD": "on"}
-
-
-def require_options(forms: Iterable[Form], app: typer.Typer) -> None:
-    """Raise BenchmarkError where the `coppice up` of `app` has no option for one of the forms."""
-    up = typer.main.get_command(app).commands["up"]  # type: ignore[attr-defined]
-    known = {name for parameter in up.params for name in parameter.opts}
-    for form in forms:
-        if form.up_option and form.up_option not in known:
-            raise BenchmarkError(f"--forms: this version's `coppice up` has no {form.up_option}")
 
 
 def up_arguments(form: Form, spec: TopologySpec) -> list[str]:

@@ -87,11 +87,6 @@ class Form:
         """What requests ask for: the planner as it is, which synchronous rounds have none of."""
         return Mode.MODE_FORCED if self.kind is Kind.SYNCHRONOUS else Mode.MODE_AUTO
 
-    @property
-    def up_option(self) -> str:
-        """The option of `coppice up` that this form needs; empty where it is the default."""
-        return {Kind.SYNCHRONOUS: "--rounds", Kind.COLOCATED: "--colocated"}.get(self.kind, "")
-
 
 def parse_forms(names: str, delays: str) -> tuple[Form, ...]:
     """The forms that are named, each but the co-located one with every delay in milliseconds; commas between.
