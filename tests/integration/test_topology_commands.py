@@ -68,7 +68,11 @@ asyncio.run(main())
 def services(tmp_path: Path) -> Path:
     """A directory in which `-m verifier_svc` and `-m drafter_svc` run fakes."""
     for name in ("verifier_svc", "drafter_svc"):
-        (tmp_path / f"{name}.py").write_text(SERVICE)
+        package = tmp_path / name
+        package.mkdir()
+        # The rest of the package is the real one: the command line knows services' settings.
+        (package / "__init__.py").write_text("import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n")
+        (package / "__main__.py").write_text(SERVICE)
     return tmp_path
 
 
