@@ -47,7 +47,7 @@ async def public_door() -> AsyncIterator[PublicDoor]:
         drafter = await stack.enter_async_context(serving(FakeDrafter()))
         config = Config(verifier_address=verifier, drafter_addresses=(drafter,), connect_timeout_s=10.0, grace_s=0.0)
         orchestrator = await stack.enter_async_context(running(config))
-        yield PublicDoor(orchestrator.api.service)
+        yield PublicDoor(orchestrator.service)
 
 
 @contextlib.asynccontextmanager
