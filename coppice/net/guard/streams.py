@@ -49,9 +49,9 @@ class Messages:
                     return
                 self.size = self._left = int.from_bytes(self._prefix[1:], "big")
                 self._prefix = b""
-                self.num_large_bytes += max(0, self.size - SMALL_BYTES)
                 if self.size > self.max_bytes:
                     raise MessageTooLargeError
+                self.num_large_bytes += max(0, self.size - SMALL_BYTES)
             if not self._left:
                 self.size = 0
                 self.num_complete += 1

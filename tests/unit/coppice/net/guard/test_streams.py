@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.net.guard.frames import DATA, HEADERS, ProtocolError, header_frames, without_padding
-from coppice.net.guard.streams import Messages, MessageTooLargeError
+from coppice.net.guard.streams import SMALL_BYTES, Messages, MessageTooLargeError
 
 
 def encoded(sizes: list[int]) -> bytes:
@@ -34,6 +34,16 @@ def test_a_message_that_is_too_large_is_told_by_its_length_alone() -> None:
     with pytest.raises(MessageTooLargeError):
         messages.add(b"\x2d")
     assert messages.size == 301
+
+
+def test_bytes_of_large_messages_are_counted_but_not_of_one_that_is_too_large() -> None:
+    messages = Messages(10_000)
+    messages.add(encoded([SMALL_BYTES, SMALL_BYTES + 7, 10_000]))
+    assert messages.num_large_bytes == 7 + 10_000 - SMALL_BYTES
+    before = messages.num_large_bytes
+    with pytest.raises(MessageTooLargeError):
+        messages.add(b"\0\xff\xff\xff\xff")
+    assert messages.num_large_bytes == before
 
 
 @given(payload=st.binary(max_size=40), padding=st.integers(0, 20))
