@@ -1,5 +1,6 @@
-"""`python -m tests.attacks.attacker NAME ADDRESS SOURCE SECONDS CORE`: one attack, pinned to one core.
+"""`python -m tests.attacks.attacker NAME ADDRESS SOURCE SECONDS CORE CA`: one attack, pinned to one core.
 
+With a CA, a file, the port speaks TLS; empty: it does not.
 It writes `started` when it begins, then one line of JSON with what it did. NAME `busy` only keeps the core busy.
 It ends by itself: SIGALRM ends it 10 s after its time, whatever it does.
 """
@@ -10,6 +11,7 @@ import contextlib
 import ipaddress
 import os
 import signal
+import ssl
 import sys
 import time
 
@@ -22,7 +24,7 @@ STARTED = "started"
 SLACK_S = 10
 
 
-def main(name: str, address: str, source: str, seconds: float, core: int) -> None:
+def main(name: str, address: str, source: str, seconds: float, core: int, ca: str) -> None:
     """Attack for `seconds`.
 
     Raises:
@@ -44,10 +46,17 @@ def main(name: str, address: str, source: str, seconds: float, core: int) -> Non
         _tell("{}")
         return
     attack = ATTACKS[name]
-    attempt = Attempt(Target(attack.service, host, int(port), source, PATHS[attack.service]), until_s)
+    tls = _context(ca) if ca else None
+    attempt = Attempt(Target(attack.service, host, int(port), source, PATHS[attack.service], tls), until_s)
     with contextlib.suppress(TimeIsUpError):
         attack.run(attempt)
     _tell(as_json(attempt.tally))
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def _tell(line: str) -> None:
@@ -56,4 +65,4 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import trustme
+
 from coppice.checkpoints.bundled import MODELS
+from tests import certificates
 from tests.attacks.chart_limits import settings
 from tests.faults.deployment import Service, left_in
 
@@ -40,6 +44,8 @@ class Deployment:
     """Running services by name: orchestrator, verifier and drafter."""
 
     services: dict[str, WatchedService]
+    # The CA of the orchestrator's certificate; empty: its port is in plaintext.
+    ca: str = ""
 
     @property
     def address(self) -> str:
@@ -71,8 +77,8 @@ class Deployment:
 
 
 @contextlib.asynccontextmanager
-async def deployed() -> AsyncIterator[Deployment]:
-    """The three services with the chart's settings, as `coppice up` starts them."""
+async def deployed(*, tls: bool = False) -> AsyncIterator[Deployment]:
+    """The three services with the chart's settings, as `coppice up` starts them; clients may have to speak TLS."""
     chart = settings()
     common = {"HEALTH_PORT": "0", "GRACE_S": GRACE_S}
     verifier = WatchedService(
@@ -96,13 +102,18 @@ async def deployed() -> AsyncIterator[Deployment]:
         "DRAFTER_ADDRESSES": drafter.address,
         "REQUIRE_DRAFTERS": "true",
     }
-    orchestrator = WatchedService("orchestrator", "orchestrator", env)
-    deployment = Deployment({"orchestrator": orchestrator, "verifier": verifier, "drafter": drafter})
-    try:
-        await deployment.start()
-        yield deployment
-    finally:
-        await deployment.stop()
+    with tempfile.TemporaryDirectory() as directory:
+        ca = ""
+        if tls:
+            issued = certificates.directory(Path(directory), trustme.CA())
+            ca, env["TLS_CERT"], env["TLS_KEY"] = issued.ca, issued.cert, issued.key
+        orchestrator = WatchedService("orchestrator", "orchestrator", env)
+        deployment = Deployment({"orchestrator": orchestrator, "verifier": verifier, "drafter": drafter}, ca)
+        try:
+            await deployment.start()
+            yield deployment
+        finally:
+            await deployment.stop()
 
 
 def memory_mib(pid: int) -> tuple[float, float]:

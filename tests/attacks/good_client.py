@@ -1,7 +1,7 @@
-"""`python -m tests.attacks.good_client ADDRESS lasting|new TENANT`: valid requests, one after the other.
+"""`python -m tests.attacks.good_client ADDRESS lasting|new TENANT CA`: valid requests, one after the other.
 
 `lasting` keeps one connection; `new` opens one for each request, with pauses. Each writes a line of JSON for what the
-prompts give undisturbed, then one for each request, until it is told to end by SIGTERM.
+prompts give undisturbed, then one for each request, until it is told to end by SIGTERM. CA: see attacker.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from coppice.client import Client, Options, RequestFailedError
+from coppice.net.tls import ChannelTls
 
 LASTING, NEW = "lasting", "new"
 MAX_TOKENS = 16
@@ -31,19 +33,20 @@ PROMPTS = (
 CASES: tuple[tuple[str, str | None], ...] = (*((prompt, None) for prompt in PROMPTS), (PROMPTS[0], REGEX))
 
 
-async def main(address: str, kind: str, tenant: str) -> None:
+async def main(address: str, kind: str, tenant: str, ca: str) -> None:
     """Ask once for what is right, then go on until told to end."""
-    async with Client(address, tenant) as client:
+    connect = partial(Client, address, tenant, tls=ChannelTls(ca) if ca else None)
+    async with connect() as client:
         right = [await _tokens(client, case) for case in range(len(CASES))]
     _tell({"right": right})
     number = 0
     async with contextlib.AsyncExitStack() as stack:
-        lasting = await stack.enter_async_context(Client(address, tenant)) if kind == LASTING else None
+        lasting = await stack.enter_async_context(connect()) if kind == LASTING else None
         while True:
             case = number % len(CASES)
             number += 1
             start = time.monotonic()
-            status, tokens, detail = await _asked(address, tenant, lasting, case)
+            status, tokens, detail = await _asked(connect, lasting, case)
             _tell(
                 {
                     "kind": kind,
@@ -57,10 +60,10 @@ async def main(address: str, kind: str, tenant: str) -> None:
             await asyncio.sleep(FAILED_PAUSE_S if status != "OK" else NEW_PAUSE_S if kind == NEW else 0.0)
 
 
-async def _asked(address: str, tenant: str, lasting: Client | None, case: int) -> tuple[str, list[int], str]:
+async def _asked(connect: Callable[[], Client], lasting: Client | None, case: int) -> tuple[str, list[int], str]:
     """The status of a request, OK or another, its tokens, and what the status says."""
     try:
-        async with asyncio.timeout(TIMEOUT_S + 1), _connected(address, tenant, lasting) as client:
+        async with asyncio.timeout(TIMEOUT_S + 1), _connected(connect, lasting) as client:
             return "OK", await _tokens(client, case), ""
     except RequestFailedError as error:
         return error.code.name, [], error.details
@@ -72,11 +75,11 @@ async def _asked(address: str, tenant: str, lasting: Client | None, case: int) -
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str, tenant: str, lasting: Client | None) -> AsyncIterator[Client]:
+async def _connected(connect: Callable[[], Client], lasting: Client | None) -> AsyncIterator[Client]:
     if lasting is not None:
         yield lasting
         return
-    async with Client(address, tenant) as client:
+    async with connect() as client:
         yield client
 
 
@@ -92,4 +95,4 @@ def _tell(line: object) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4]))
+    asyncio.run(main(*sys.argv[1:5]))

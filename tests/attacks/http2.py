@@ -7,6 +7,7 @@ import json
 import resource
 import select
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ MAX_STREAM = 2**31 - 1
 # Without SETTINGS_MAX_CONCURRENT_STREAMS HTTP/2 sets no limit.
 NO_STREAM_LIMIT = 1 << 31
 _READ_BYTES = 1 << 20
+# Calls of `send` on one connection, before others have a turn.
+_TURNS = 4
 _CONNECT_S = 1.0
 _HANDSHAKE_S = 2.0
 # Before a connection is opened again that was refused or closed at once.
@@ -43,6 +46,60 @@ class TimeIsUpError(Exception):
     """The attack has run for as long as it may."""
 
 
+class TlsSocket:
+    """A socket without blocking that speaks TLS, with the methods of a socket that `Connection` uses.
+
+    Raises:
+        OSError: the server does not accept the handshake within 2 s.
+    """
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+        plain.settimeout(_HANDSHAKE_S)
+        try:
+            self._socket = context.wrap_socket(plain, server_hostname=plain.getpeername()[0])
+        except OSError:
+            plain.close()
+            raise
+
+    def setblocking(self, flag: bool) -> None:
+        """As `socket.setblocking`."""
+        self._socket.setblocking(flag)
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        """As `socket.setsockopt`."""
+        self._socket.setsockopt(level, name, value)
+
+    def fileno(self) -> int:
+        """As `socket.fileno`."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket without an end of TLS."""
+        self._socket.close()
+
+    def send(self, data: bytes | memoryview) -> int:
+        """As `socket.send`.
+
+        Raises:
+            BlockingIOError: nothing can be sent now.
+        """
+        try:
+            return self._socket.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+    def recv(self, size: int) -> bytes:
+        """As `socket.recv`.
+
+        Raises:
+            BlockingIOError: nothing has come.
+        """
+        try:
+            return self._socket.recv(size)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+
 @dataclass(frozen=True)
 class Target:
     """What is attacked: a service's name, its address, and a local address to connect from."""
@@ -52,6 +109,8 @@ class Target:
     port: int
     source: str
     path: bytes
+    # With which connections are opened; None: in plaintext.
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass
@@ -80,6 +139,23 @@ class Attempt:
         """
         time.sleep(max(0.0, min(seconds, self.left_s)))
         self.check()
+
+    def try_connect(self) -> socket.socket | None:
+        """Open a TCP connection and say nothing; None when it was refused.
+
+        Raises:
+            TimeIsUpError: the attack is over.
+        """
+        self.check()
+        try:
+            connected = socket.create_connection(
+                (self.target.host, self.target.port), _CONNECT_S, (self.target.source, 0)
+            )
+        except OSError:
+            self.tally["refused"] += 1
+            return None
+        self.tally["connections"] += 1
+        return connected
 
     def try_open(self, settings: Mapping[int, int] | None = None, *, greets: bool = True) -> Connection | None:
         """Open one connection; None when it was refused or closed during the handshake.
@@ -184,7 +260,8 @@ class Connection:
         self.attempt = attempt
         self.tally = attempt.tally
         target = attempt.target
-        self._socket = socket.create_connection((target.host, target.port), _CONNECT_S, (target.source, 0))
+        plain = socket.create_connection((target.host, target.port), _CONNECT_S, (target.source, 0))
+        self._socket: socket.socket | TlsSocket = plain if target.tls is None else TlsSocket(plain, target.tls)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._poll = select.poll()
@@ -249,6 +326,22 @@ class Connection:
         finally:
             self._is_sending = False
         self._answer()
+
+    def send_now(self, data: memoryview, begin: int) -> int:
+        """Send what is taken at once of `data` without its first `begin` bytes, from the start again after its end.
+
+        Returns where the rest begins.
+        """
+        for _ in range(_TURNS):
+            try:
+                sent = self._socket.send(data[begin:])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._lost(error)
+            self.tally["bytes"] += sent
+            begin = (begin + sent) % len(data)
+        return begin
 
     def flood(self, blocks: Iterable[tuple[bytes, int]], *, reads: bool = True) -> None:
         """Send blocks of frames, given with their number of frames; input is dropped unread or left where it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.attacks import frame_attacks, message_attacks
+from tests.attacks import frame_attacks, message_attacks, tls_attacks
 from tests.attacks.http2 import Attempt
 
 ORCHESTRATOR, VERIFIER, DRAFTER = "orchestrator", "verifier", "drafter"
@@ -26,6 +26,7 @@ LEAST_S = {
     "large-stop-strings": 8.0,
     "large-token-ids": 8.0,
     "many-medium": 8.0,
+    "full": 15.0,
 }
 
 
@@ -37,6 +38,8 @@ class Attack:
     service: str
     run: Callable[[Attempt], None]
     max_ratio: float
+    # Whether the service's port speaks TLS.
+    tls: bool = False
 
     @property
     def least_s(self) -> float:
@@ -100,11 +103,23 @@ _INSIDE = (
     "continuations",
     "settings",
 )
+# On the orchestrator's port when it speaks TLS, as `tls:NAME`.
+_TLS: dict[str, tuple[Callable[[Attempt], None], float]] = {
+    "full": (tls_attacks.tls_full, MAX_FLOOD_RATIO),
+    "silent": (tls_attacks.tls_silent, MAX_RATIO),
+    "stalled": (tls_attacks.tls_stalled, MAX_RATIO),
+    "handshakes": (tls_attacks.tls_handshakes, MAX_FLOOD_RATIO),
+    "half-handshakes": (tls_attacks.tls_half_handshakes, MAX_FLOOD_RATIO),
+    "noise": (tls_attacks.tls_noise, MAX_RATIO),
+    "rapid-reset": (frame_attacks.rapid_reset, MAX_FLOOD_RATIO),
+    "headers-only": (frame_attacks.headers_only, MAX_FLOOD_RATIO),
+}
 
 
 def _attacks() -> dict[str, Attack]:
     rows = [Attack(name, ORCHESTRATOR, run, ratio) for name, (run, ratio) in _ALL.items()]
     rows += [Attack(f"{service}:{name}", service, *_ALL[name]) for service in (VERIFIER, DRAFTER) for name in _INSIDE]
+    rows += [Attack(f"tls:{name}", ORCHESTRATOR, run, ratio, tls=True) for name, (run, ratio) in _TLS.items()]
     rows.append(Attack(f"{VERIFIER}:large-drafts", VERIFIER, message_attacks.large_drafts, MAX_RATIO))
     return {row.name: row for row in rows}
 

@@ -129,7 +129,7 @@ class GoodClient:
         self._news = asyncio.Event()
         self._ready: asyncio.Queue[object] = asyncio.Queue()
 
-    async def start(self, address: str, tenant: str) -> None:
+    async def start(self, deployment: Deployment, tenant: str) -> None:
         """Start them, and return when both know what is right.
 
         Raises:
@@ -137,7 +137,7 @@ class GoodClient:
             TimeoutError: one of them had no answer within 60 s.
         """
         for kind in (LASTING, NEW):
-            process = await _spawn("tests.attacks.good_client", address, kind, tenant)
+            process = await _spawn("tests.attacks.good_client", deployment.address, kind, tenant, deployment.ca)
             self._processes.append(process)
             self._readers.append(asyncio.create_task(self._read(process)))
             async with asyncio.timeout(START_S):
@@ -205,10 +205,10 @@ class Run:
         pids, before, lines = self._deployment.pids(), self._memory(), self._lines()
         peak = _Peak(pids)
         cpu = _cpu(pids)
-        address = services[attack.service].address
+        address, ca = services[attack.service].address, self._deployment.ca
         load = os.getloadavg()[0]
         seconds = max(settings.seconds, 0.0 if settings.is_short else attack.least_s)
-        async with _attacker(attack.name, address, settings, seconds) as attacker:
+        async with _attacker(attack.name, address, settings, seconds, ca) as attacker:
             begin_s, sent = time.monotonic(), CRASHED
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds + SLACK_S):
@@ -266,7 +266,7 @@ class Run:
         await self._deployment.start()
         right = self._client.right
         self._client = GoodClient()
-        await self._client.start(self._deployment.address, self._settings.tenant)
+        await self._client.start(self._deployment, self._settings.tenant)
         if self._client.right != right:
             raise RuntimeError("services that were started anew have other tokens")
         self._started_mib, self._quiet = {}, []
@@ -337,24 +337,33 @@ class Run:
 async def attacked(
     attacks: Sequence[Attack], settings: Settings, tell: Callable[[str], None] = lambda _: None
 ) -> list[Row]:
-    """Attack a deployment of its own; a row for each attack.
+    """Attack a deployment of its own, and one with TLS; a row for each attack, those with TLS last.
 
     Raises:
         ChildError: a service did not start.
     """
     rows = []
-    async with deployed() as deployment:
-        client = GoodClient()
-        await client.start(deployment.address, settings.tenant)
-        run = Run(deployment, client, settings, tell)
-        try:
-            for index, attack in enumerate(attacks):
-                rows.append(await run.row(attack))
-                tell(line(rows[-1]))
-                if index + 1 < len(attacks):
-                    await run.renew(rows[-1])
-        finally:
-            await run.close()
+    for tls in (False, True):
+        if those := [attack for attack in attacks if attack.tls is tls]:
+            async with deployed(tls=tls) as deployment:
+                rows += await _rows(those, deployment, settings, tell)
+    return rows
+
+
+async def _rows(
+    attacks: Sequence[Attack], deployment: Deployment, settings: Settings, tell: Callable[[str], None]
+) -> list[Row]:
+    client, rows = GoodClient(), []
+    await client.start(deployment, settings.tenant)
+    run = Run(deployment, client, settings, tell)
+    try:
+        for index, attack in enumerate(attacks):
+            rows.append(await run.row(attack))
+            tell(line(rows[-1]))
+            if index + 1 < len(attacks):
+                await run.renew(rows[-1])
+    finally:
+        await run.close()
     return rows
 
 
@@ -433,9 +442,11 @@ class _Attacker:
 
 
 @contextlib.asynccontextmanager
-async def _attacker(name: str, address: str, settings: Settings, seconds: float) -> AsyncIterator[_Attacker]:
+async def _attacker(
+    name: str, address: str, settings: Settings, seconds: float, ca: str = ""
+) -> AsyncIterator[_Attacker]:
     """An attacker's process, from its beginning on; it is killed when the context closes."""
-    arguments = (name, address, settings.attacker_address, f"{seconds:g}", str(settings.core))
+    arguments = (name, address, settings.attacker_address, f"{seconds:g}", str(settings.core), ca)
     process = await _spawn("tests.attacks.attacker", *arguments)
     try:
         assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from tests.attacks.message_attacks import check_messages
 from tests.attacks.run import HEADER, Settings, attacked, line
 from tests.raw_http2 import ACK, END_HEADERS, HEADERS, frame
 
-ROWS = "bad-path,rapid-reset,headers-only,large-stop-strings,large-token-ids,many-medium"
+ROWS = "bad-path,rapid-reset,headers-only,large-stop-strings,large-token-ids,many-medium,tls:full,tls:stalled"
 SECONDS = 3.0
 # Of an attack on a server that does nothing, and how late it may end on a busy machine.
 TRY_S, LATE_S = 0.1, 5.0
@@ -82,7 +83,7 @@ def _accept(server: socket.socket, *, closes: bool) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize("name", [name for name in ATTACKS if ":" not in name])
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.tls or ":" not in name])
 def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Larger ones take longer to make than the attack lasts.
     monkeypatch.setattr(message_attacks, "LARGE_BYTES", 1 << 16)
@@ -93,14 +94,16 @@ def test_attackers_go_on_until_their_time_is_over(name: str, closes: bool, monke
         thread.start()
         try:
             port = server.getsockname()[1]
-            target = Target(attack.service, "127.0.0.1", port, "127.0.0.2", PATHS[attack.service])
+            tls = ssl.create_default_context() if attack.tls else None
+            target = Target(attack.service, "127.0.0.1", port, "127.0.0.2", PATHS[attack.service], tls)
             attempt = Attempt(target, time.monotonic() + TRY_S)
             with pytest.raises(TimeIsUpError):
                 attack.run(attempt)
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
-    assert attempt.tally["connections"] >= 1
+    # A handshake with a server that says nothing does not end.
+    assert attempt.tally["connections"] + attempt.tally["refused"] >= 1
     assert time.monotonic() < attempt.until_s + LATE_S
 
 

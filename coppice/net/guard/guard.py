@@ -50,7 +50,7 @@ class Guard:
         self._rates = rates
         self._room = Room(limits)
         # By arrival: those that have shown no preface, and the others.
-        self._handshakes: dict[Connection, None] = {}
+        self._handshakes: dict[Connection, asyncio.Task[None]] = {}
         self._connections: dict[Connection, None] = {}
         # Those that have ended, and have an end that is not closed yet.
         self._closing: set[Connection] = set()
@@ -123,7 +123,7 @@ class Guard:
                 continue
             if len(self._handshakes) >= self._limits.max_handshakes:
                 # The one that has taken longest: whoever means well is through in a moment.
-                next(iter(self._handshakes)).abort()
+                self._break_off(next(iter(self._handshakes)))
             connection = Connection(
                 f"{address[0]}:{address[1]}",
                 self._limits,
@@ -133,8 +133,14 @@ class Guard:
                 self._is_ready,
                 self._is_gone,
             )
-            self._handshakes[connection] = None
-            self._start(self._begin(client, connection))
+            self._handshakes[connection] = self._start(self._begin(client, connection))
+            # Connects that come faster than they are accepted may not keep the loop from anything else.
+            await asyncio.sleep(0)
+
+    def _break_off(self, connection: Connection) -> None:
+        """Close a connection that has shown no preface, whether or not its TLS handshake is over."""
+        self._handshakes.pop(connection).cancel()
+        connection.abort()
 
     async def _begin(self, client: socket.socket, connection: Connection) -> None:
         try:
@@ -146,9 +152,9 @@ class Guard:
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
             )
-        except (OSError, ssl.SSLError, ConnectionError) as error:
+        except (OSError, asyncio.CancelledError) as error:
             # A handshake that fails is the client's; what it hears is TLS's own word.
-            logger.info("a connection has not begun: %s", error)
+            logger.info("a connection has not begun: %s", error or "its handshake was broken off")
             client.close()
             connection.abort()
 

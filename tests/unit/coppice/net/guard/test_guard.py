@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 from coppice.net.guard import frames
 from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
+from tests import certificates
 from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 
 TIMEOUT_S = 10.0
@@ -64,11 +68,13 @@ class Calls(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: GuardLimits = LIMITS) -> AsyncIterator[tuple[Calls, str]]:
+async def serving(
+    limits: GuardLimits = LIMITS, context: Callable[[], ssl.SSLContext] | None = None
+) -> AsyncIterator[tuple[Calls, str]]:
     calls = Calls()
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", limits.max_message_bytes)])
     server.add_generic_rpc_handlers([calls])
-    guarded = GuardedServer(server, limits)
+    guarded = GuardedServer(server, limits, context)
     port = await guarded.start("127.0.0.1:0")
     try:
         yield calls, f"127.0.0.1:{port}"
@@ -475,6 +481,28 @@ async def test_newcomers_get_in_when_all_places_are_taken_by_idle_connections() 
         clients = [await stack.enter_async_context(raw(address)) for _ in range(6)]
         assert await say(address) == b"hello"
         assert await clients[0].is_hung_up_on() == frames.NO_ERROR
+
+
+async def test_the_oldest_of_too_many_tls_handshakes_is_broken_off(tmp_path: Path) -> None:
+    issued = certificates.directory(tmp_path / "tls", trustme.CA())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.cert, issued.key)
+    context.set_alpn_protocols(["h2"])
+    limits = GuardLimits(1 << 20, 64, unary=frozenset({SAY.encode()}), max_handshakes=4)
+    async with serving(limits, lambda: context) as (_, address), contextlib.AsyncExitStack() as stack:
+        host, _, port = address.rpartition(":")
+        silent = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            silent.append(reader)
+        # Much less than a handshake may take.
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(silent[0].read(), 2.0) == b""
+        trusted = grpc.ssl_channel_credentials(issued.contents()[0])
+        async with grpc.aio.secure_channel(address, trusted) as one:
+            assert await one.unary_unary(SAY)(b"hello", timeout=TIMEOUT_S) == b"hello"
+        assert not silent[-1].at_eof()
 
 
 async def test_calls_that_run_when_the_server_stops_go_on_to_their_end() -> None:
