@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from coppice.core.errors import UnavailableError
@@ -121,9 +121,9 @@ class Guard:
                 logger.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if len(self._handshakes) >= self._limits.max_handshakes:
-                # The one that has taken longest: whoever means well is through in a moment.
-                self._break_off(next(iter(self._handshakes)))
+            # Whoever means well is through in a moment.
+            if len(self._handshakes) >= self._limits.max_handshakes and (oldest := _oldest_idle(self._handshakes)):
+                self._break_off(oldest)
             connection = Connection(
                 f"{address[0]}:{address[1]}",
                 self._limits,
@@ -178,11 +178,7 @@ class Guard:
 
     def _make_room(self, newcomer: Connection) -> None:
         """Hang up on the oldest connection without calls, of the host that has most; else on the newcomer."""
-        hosts = Counter(connection.account.host for connection in self._connections)
-        crowd, _ = hosts.most_common(1)[0]
-        own = (connection for connection in self._connections if connection.account.host == crowd)
-        idle = next((connection for connection in own if not connection.num_streams), newcomer)
-        idle.close()
+        (_oldest_idle(self._connections) or newcomer).close()
 
     def _is_gone(self, connection: Connection) -> None:
         self._handshakes.pop(connection, None)
@@ -202,6 +198,14 @@ class Guard:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _oldest_idle(connections: Collection[Connection]) -> Connection | None:
+    """The first connection without calls, of the host that has most of these; None where all of its own have calls."""
+    hosts = Counter(connection.account.host for connection in connections)
+    crowd, _ = hosts.most_common(1)[0]
+    own = (connection for connection in connections if connection.account.host == crowd)
+    return next((connection for connection in own if not connection.num_streams), None)
 
 
 def _bound(address: str) -> list[socket.socket]:

@@ -483,7 +483,7 @@ async def test_newcomers_get_in_when_all_places_are_taken_by_idle_connections() 
         assert await clients[0].is_hung_up_on() == frames.NO_ERROR
 
 
-async def test_the_oldest_of_too_many_tls_handshakes_is_broken_off(tmp_path: Path) -> None:
+async def test_of_too_many_tls_handshakes_the_oldest_of_the_host_with_most_is_broken_off(tmp_path: Path) -> None:
     issued = certificates.directory(tmp_path / "tls", trustme.CA())
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(issued.cert, issued.key)
@@ -492,10 +492,12 @@ async def test_the_oldest_of_too_many_tls_handshakes_is_broken_off(tmp_path: Pat
     async with serving(limits, lambda: context) as (_, address), contextlib.AsyncExitStack() as stack:
         host, _, port = address.rpartition(":")
         silent = []
-        for _ in range(8):
-            reader, writer = await asyncio.open_connection(host, int(port))
+        # The first of all is another host's.
+        for source in ("127.0.0.3", *["127.0.0.2"] * 8):
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
             stack.callback(writer.close)
             silent.append(reader)
+        other = silent.pop(0)
         # Much less than a handshake may take.
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(silent[0].read(), 2.0) == b""
@@ -503,6 +505,7 @@ async def test_the_oldest_of_too_many_tls_handshakes_is_broken_off(tmp_path: Pat
         async with grpc.aio.secure_channel(address, trusted) as one:
             assert await one.unary_unary(SAY)(b"hello", timeout=TIMEOUT_S) == b"hello"
         assert not silent[-1].at_eof()
+        assert not other.at_eof()
 
 
 async def test_calls_that_run_when_the_server_stops_go_on_to_their_end() -> None:
