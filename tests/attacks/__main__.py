@@ -70,7 +70,7 @@ def main(
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Rows of a result as a table of docs/attacks.md."""
+    """Rows of a result as a Markdown table."""
     names = list(rows[0]["limit_mib"]) if rows else []
     lines = [
         "| attack | requests | failed | p50 quiet, attack (ms) | p99 quiet, attack (ms) | ratio (limit) "
