@@ -1,7 +1,7 @@
 """Settings of services: typed fields with range, unit and one sentence, read from environment variables.
 
 A setting is declared once, in a subclass of `Settings`. Error messages, docs/configuration.md and the schema of the
-chart's values are made from that declaration (coppice/cli/configuration.py).
+chart's values are made from that declaration (scripts/configuration.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the bundled checkpoints are."""
+"""The directory of the bundled checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint directory must hold, looked at before any library opens it.
+"""Checks of a checkpoint directory's files, before any library opens them.
 
 Weights are safetensors, no code comes with them, the files are whole, and the configuration is that of a causal
 language model that can be loaded here. Whether the tensors are those of the model is checked once they are loaded, see

@@ -1,4 +1,4 @@
-"""What transformers calls the cache of keys and values that a model's forward takes: it has been renamed."""
+"""The name of a model's key and value cache argument, which differs between versions of transformers."""
 
 from __future__ import annotations
 

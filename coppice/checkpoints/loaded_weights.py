@@ -1,4 +1,4 @@
-"""Whether the tensors of a loaded model are all the checkpoint's own, and all numbers.
+"""Checks of a loaded model's tensors: all of them from the checkpoint, and all of them numbers.
 
 A library that loads a model fills tensors that the checkpoint lacks with random numbers, and says so in a warning. What
 such a model generates is worthless, so it is refused. Tensors are torch's, of which only methods are used: nothing here

@@ -1,4 +1,4 @@
-"""Where a sampling rule gets its chance events from, and the seeded source of them.
+"""The source of chance events for sampling rules, and its seeded form.
 
 Rules ask for events by their probabilities instead of for numbers. So a test can follow every branch with its exact
 weight, and a service can replay a round from (seed, committed length) alone.

@@ -1,4 +1,4 @@
-"""How a request wants blocks of masks denoised, where its drafter does that."""
+"""A request's settings for denoising blocks of masks, for drafters that do so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an output has to look like: a JSON schema or a regular expression, as text that nobody has read yet."""
+"""A grammar for outputs: a JSON schema or a regular expression, as unparsed text."""
 
 from __future__ import annotations
 

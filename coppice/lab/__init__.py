@@ -1,4 +1,4 @@
-"""What measures and proves, and serves nobody: benchmarks, simulator, conformance, a faulty network.
+"""Measurements and proofs, none of it for serving: benchmarks, simulator, conformance, a faulty network.
 
 It may import services; no service imports it.
 """

@@ -1,4 +1,4 @@
-"""Who watches a stream of a service without taking part in it."""
+"""The protocol of an observer of a service's stream, which takes no part in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files TLS takes: a server's certificate, key and clients' CA; of whoever calls, the servers' CA and a pair."""
+"""The files of TLS: a server's certificate, key and clients' CA; a caller's CA of servers and its pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service tells of itself, as families of `prometheus_client` that are made when they are read.
+"""Metrics of a service, as families of `prometheus_client` that are made when they are read.
 
 Counts live where things happen, as plain numbers; only distributions are the library's own objects.
 """

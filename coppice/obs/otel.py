@@ -1,4 +1,4 @@
-"""Whether spans are recorded, and where they go: OpenTelemetry's own variables, and its SDK, the extra `traces`."""
+"""Recording and export of spans: OpenTelemetry's own variables, and its SDK, the extra `traces`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When things happened in a process, event by event: for `coppice bench timeline`, and for nothing else.
+"""Events of a process with their times, for `coppice bench timeline` alone.
 
 Off unless TIMELINE_DIR names a directory. The latest events are kept in memory and written when the service stops. All
 processes of one machine read the same monotonic clock, so that their events can be laid side by side.

@@ -1,4 +1,4 @@
-"""How far a draft's log-probabilities are off, by temperature and depth, as checkpoints say it in their own files."""
+"""Error scales of a draft's log-probabilities by temperature and depth, as checkpoints state them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the token before adds to the scores of the next one: a transition as a draft's search uses it. No torch."""
+"""A transition: the token before adds to the scores of the next one, in a draft's search. No torch."""
 
 from __future__ import annotations
 

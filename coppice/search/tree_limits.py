@@ -1,4 +1,4 @@
-"""What a search for a draft tree is given: candidate children, and its bounds."""
+"""The input of a search for a draft tree: candidate children, and its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every training recipe shares: corpus, tokenizer, token store, resumable loop, model card.
+"""Shared parts of the training recipes: corpus, tokenizer, token store, resumable loop, model card.
 
 Serving code never imports this package; the recipes themselves sit beside the models they train
 (`verifier_svc/training`, `drafter_svc/training`).

@@ -1,4 +1,4 @@
-"""How often the target's token is among a drafter's first k children, and how sure the drafter may be of it."""
+"""Shares of the target's tokens among a drafter's first k children, and the calibrated sigma."""
 
 from __future__ import annotations
 

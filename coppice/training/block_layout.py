@@ -1,4 +1,4 @@
-"""How a block drafter is trained on whole rows of text: the row, and behind it groups of masks that see parts of it.
+"""The layout of a training row for block drafters: the text, then groups of masks that see parts of it.
 
 This is SPACE's second layout (Yi et al. 2402.11809, `mask_efficient_train`), with many groups that do not see each
 other. A group stands behind an anchor, the token that would be the last committed one: it sees the text up to there.

@@ -1,4 +1,4 @@
-"""What block drafters are trained for. Terms are [rows, groups, block], in nats per token; losses are means."""
+"""Losses of block drafters. Terms are [rows, groups, block], in nats per token; losses are means."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How often the target's tokens are among a block drafter's first children, by their place in the block, and how sure
-the drafter may be of them.
+"""Shares of the target's tokens among a block drafter's first children, by place in the block, and calibrated sigmas.
 
 The text is the target's own. Above temperature 0 the target drew it with noise that nobody has written down, so that
 noise is drawn anew from what it can have been: Gumbel noise, given that the text's token is the largest.

@@ -1,4 +1,4 @@
-"""What the target says behind held-out prompts: the text that drafts are measured on."""
+"""The target's continuations of held-out prompts, on which drafts are measured."""
 
 from __future__ import annotations
 

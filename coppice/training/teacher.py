@@ -1,4 +1,4 @@
-"""What the target says about every position of the training text: its likeliest tokens, computed once and kept."""
+"""The target's likeliest tokens at every position of the training text, computed once and kept."""
 
 from __future__ import annotations
 

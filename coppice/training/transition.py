@@ -1,4 +1,4 @@
-"""What the token before says of the next one: what masks cannot know, since nobody had drawn it yet when they ran."""
+"""A trained transition: the token before says something of the next one, which masks cannot know."""
 
 from __future__ import annotations
 

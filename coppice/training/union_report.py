@@ -1,4 +1,4 @@
-"""What several drafters find together: how often the target's token is among the first children of any of them."""
+"""Shares of the target's tokens among the first children of any of several drafters."""
 
 from __future__ import annotations
 

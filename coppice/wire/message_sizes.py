@@ -1,4 +1,4 @@
-"""What the fields of a message may take, checked in its bytes before it is parsed.
+"""Limits on the fields of a message, checked in its bytes before it is parsed.
 
 A parser makes something of every entry of a list: a message of a few MiB can hold a million strings, each of which
 takes many times its own length in memory. Only the lengths of fields are looked at, and those of a message's parts

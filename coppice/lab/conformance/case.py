@@ -1,4 +1,4 @@
-"""What a case is: a name and a check."""
+"""A case: a name and a check."""
 
 from __future__ import annotations
 

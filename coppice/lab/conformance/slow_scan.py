@@ -1,4 +1,4 @@
-"""Where an output must end, by looking at the unstopped output again and again: the slow, obvious version."""
+"""The end of an output by repeated scans of the unstopped output: the slow, obvious version."""
 
 from __future__ import annotations
 

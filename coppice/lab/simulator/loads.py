@@ -1,4 +1,4 @@
-"""What requests there are, when they begin, and what is counted of them."""
+"""Loads: requests, their beginnings, and what is counted of them."""
 
 from __future__ import annotations
 

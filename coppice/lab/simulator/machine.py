@@ -1,4 +1,4 @@
-"""What things take on a machine."""
+"""Durations on a machine."""
 
 from __future__ import annotations
 

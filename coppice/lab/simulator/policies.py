@@ -1,4 +1,4 @@
-"""How much is speculated: not at all, a fixed budget, or what the planner thinks best."""
+"""Speculation policies: none, a fixed budget, or the planner's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target says, and what a drafter would offer behind each position of it."""
+"""Texts of the target, with a drafter's tree after each position."""
 
 from __future__ import annotations
 

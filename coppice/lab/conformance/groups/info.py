@@ -1,4 +1,4 @@
-"""What a deployment says of itself, against what it does."""
+"""A deployment's description of itself, against its behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an output ends by its length or by the model's own end token, also in the middle of an accepted block."""
+"""Ends of outputs by length or by the model's own end token, also in the middle of an accepted block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What temperature and truncation mean: values that must come to the same, and draws whose odds are known."""
+"""The meaning of temperature and truncation: values that must be equivalent, and draws whose odds are known."""
 
 from __future__ import annotations
 
