@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from coppice.checkpoints.bundled import MODELS
@@ -24,7 +23,7 @@ async def test_every_policy_under_every_load_gives_the_tokens_of_plain_decoding(
         step=4,
     )
     suite = LoadSuite(Path(MODELS / "target"), PROMPTS, plan, threads=1, min_tokens=4, max_tokens=24, temperature=0.8)
-    report = await asyncio.to_thread(suite.run, topology.address)
+    report = await suite.run(topology.address)
     assert report["mismatches"] == []
     rows = {row["name"]: row for row in report["rows"]}
     assert len(rows) == 4 * 4

@@ -9,28 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coppice.cli.bench.options import (
-    DRAFTER,
-    OUT,
-    TARGET,
-    MaxTokens,
-    NumPrompts,
-    Out,
-    PromptsFile,
-    Runs,
-    Seed,
-    Target,
-    Temperatures,
-    choose_prompts,
-    choose_temperatures,
-    drafter_spec,
-    numbers,
-    require_checkpoint,
-)
+from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
-from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
@@ -41,18 +23,18 @@ NO_DELAY = "0"
 
 
 def latency(
-    prompts: PromptsFile = None,
-    target: Target = TARGET,
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
     drafter: Annotated[
         str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
-    ] = DRAFTER,
-    out: Out = OUT,
-    num_prompts: NumPrompts = 20,
-    max_tokens: MaxTokens = 128,
-    runs: Runs = 3,
-    temperature: Temperatures = None,
+    ] = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    num_prompts: opt.NumPrompts = 20,
+    max_tokens: opt.MaxTokens = 128,
+    runs: opt.Runs = 3,
+    temperature: opt.Temperatures = None,
     threads: Threads = 0,
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
     sweep_nodes: Annotated[
         str, typer.Option(metavar="N,N,…", help="Measure speculation with these node budgets as well.")
     ] = "",
@@ -73,27 +55,23 @@ def latency(
     With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
     Exit code 1 when our output with speculation on is not what it is with speculation off.
     """
-    # Before torch is imported: while another contender works, our waiting threads must sleep.
-    set_spin_count()
     small_lm = _small_lm_directory(drafter)
-    require_checkpoint(target, "--target")
-    require_checkpoint(small_lm, "--drafter")
-    budgets = _node_budgets(sweep_nodes)
-    chosen = choose_prompts(prompts, num_prompts, seed)
-    temperatures = choose_temperatures(temperature)
+    opt.begin(target)
+    opt.require_checkpoint(small_lm, "--drafter")
+    budgets = opt.numbers(sweep_nodes, "--sweep-nodes", MAX_SWEPT_NODES)
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
 
+    from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.form_services import measure_with_forms
     from coppice.lab.bench.forms import form_panels, with_forms
     from coppice.lab.bench.harness.plots import draw
-    from coppice.lab.bench.latency import SHOWN, LatencySuite, Plan
+    from coppice.lab.bench.latency import SHOWN, LatencySuite
 
     spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
-    plan = Plan(runs, max_tokens, temperatures, seed)
-    # The services' own default, which they take for 0 threads.
-    num_threads = threads or os.cpu_count() or 1
-    default_nodes = _allow_nodes(budgets)
-    suite = LatencySuite(target, small_lm, tuple(chosen), plan, num_threads, default_nodes, budgets)
+    setup = opt.setup(target, chosen, Plan(runs, max_tokens, temperatures, seed), threads)
+    suite = LatencySuite(setup, small_lm, _allow_nodes(budgets), budgets)
     if chosen_forms:
         report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
         draw(report, form_panels(report), out / "forms.png")
@@ -132,16 +110,8 @@ def _allow_nodes(budgets: Sequence[int]) -> int | None:
 
 
 def _small_lm_directory(drafter: str) -> Path:
-    spec = drafter_spec(drafter)
+    spec = opt.drafter_spec(drafter)
     if spec.kind != DEFAULT_KIND:
         # It is transformers' assistant too, which has to be a language model.
         raise typer.BadParameter(f"--drafter: this suite takes a {DEFAULT_KIND}, got {drafter!r}")
     return Path(spec.model)
-
-
-def _node_budgets(text: str) -> tuple[int, ...]:
-    budgets = numbers(text, "--sweep-nodes")
-    for nodes in budgets:
-        if not 1 <= nodes <= MAX_SWEPT_NODES:
-            raise typer.BadParameter(f"--sweep-nodes: {nodes} is not in [1, {MAX_SWEPT_NODES}]")
-    return budgets

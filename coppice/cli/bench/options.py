@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +11,18 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
+from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
+    from coppice.lab.bench.comparison import Plan, Setup
     from coppice.lab.bench.prompts import Prompt
 
 # Defaults of every suite's --target and --drafter.
 TARGET = MODELS / "target"
 DRAFTER = f"{DEFAULT_KIND}={MODELS / DEFAULT_KIND}"
 OUT = Path("results")
+# Of arrivals; far above it, a client measures how fast it opens streams.
+MAX_RATE = 10
 
 Target = Annotated[Path, typer.Option(help="The target's checkpoint directory.")]
 Drafter = Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")]
@@ -40,6 +45,27 @@ PromptsFile = Annotated[
 ]
 NumPrompts = Annotated[int, typer.Option(min=1, help="How many prompts to use; fewer if the file has fewer.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the generated prompts, and of sampling.")]
+
+
+def begin(target: Path) -> None:
+    """Before torch is imported: while another contender works, our waiting threads must sleep.
+
+    Raises typer.BadParameter unless a checkpoint is there.
+    """
+    set_spin_count()
+    require_checkpoint(target, "--target")
+
+
+def num_threads(threads: int) -> int:
+    """The services' own default, which they take for 0 threads."""
+    return threads or os.cpu_count() or 1
+
+
+def setup(target: Path, prompts: Sequence[Prompt], plan: Plan, threads: int) -> Setup:
+    """What is measured on which prompts."""
+    from coppice.lab.bench.comparison import Setup
+
+    return Setup(target, tuple(prompts), plan, num_threads(threads))
 
 
 def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: int = 900) -> list[Prompt]:
@@ -91,6 +117,25 @@ def numbers(text: str, option: str, most: int | None = None, least: int = 0) -> 
     if len(values) < least:
         raise typer.BadParameter(f"{option}: needs at least one number")
     return values
+
+
+def multiples(text: str, option: str) -> tuple[float, ...]:
+    """Shares or multiples of a rate, each once; raises typer.BadParameter where one is none."""
+    try:
+        rates = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        rates = (0.0,)
+    if not all(0 < rate < MAX_RATE for rate in rates):
+        raise typer.BadParameter(f"{option}: needs numbers above 0 and below {MAX_RATE} such as 0.3,0.9, got {text!r}")
+    return rates
+
+
+def length_range(text: str) -> tuple[int, int]:
+    """The bounds that `--output-tokens` says; raises typer.BadParameter where it says none."""
+    lengths = numbers(text, "--output-tokens")
+    if not 1 <= len(lengths) <= 2 or list(lengths) != sorted(lengths):
+        raise typer.BadParameter(f"--output-tokens: needs a range such as 32,128, got {text!r}")
+    return lengths[0], lengths[-1]
 
 
 def choose_parts(text: str | None, known: Sequence[str]) -> frozenset[str]:

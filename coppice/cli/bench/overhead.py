@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.bench.options import OUT, Out, numbers
+from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import explained, finish
 
 
 def overhead(
-    out: Out = OUT,
+    out: opt.Out = opt.OUT,
     requests: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,16,64",
     nodes: Annotated[int, typer.Option(min=4, max=1024, help="Nodes of each draft.")] = 32,
     passes: Annotated[int, typer.Option(min=1, help="Passes that are planned, at each number of requests.")] = 1000,
@@ -19,7 +19,7 @@ def overhead(
     seed: Annotated[int, typer.Option(min=0, help="Of the planner's trees.")] = 0,
 ) -> None:
     """What the planner costs per pass, and the orchestrator per round between peers that answer at once. No models."""
-    levels = numbers(requests, "--requests", least=1)
+    levels = opt.numbers(requests, "--requests", least=1)
 
     from coppice.lab.bench.overhead.suite import SHOWN, OverheadPlan, measure_overhead
 

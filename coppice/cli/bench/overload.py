@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from coppice.cli.bench.load import length_range, multiples
-from coppice.cli.bench.options import (
-    DRAFTER,
-    OUT,
-    TARGET,
-    Drafter,
-    NumPrompts,
-    Out,
-    PromptsFile,
-    Runs,
-    Seed,
-    Target,
-    TpotTarget,
-    TtftTarget,
-    choose_prompts,
-    drafter_spec,
-    require_checkpoint,
-)
+from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import finish, measure_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import LOCAL, TopologySpec
-from coppice.kernels.openmp import set_spin_count
 
 
 def overload(
-    prompts: PromptsFile = None,
-    target: Target = TARGET,
-    drafter: Drafter = DRAFTER,
-    out: Out = OUT,
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
     factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
-    runs: Runs = 2,
+    runs: opt.Runs = 2,
     duration: Annotated[
         float, typer.Option(min=0.25, help="Seconds of a load; the calm one takes twice as long.")
     ] = 20.0,
@@ -58,12 +39,12 @@ def overload(
     ] = 0.15,
     leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that leave early.")] = 0.05,
     slow: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that read slowly.")] = 0.05,
-    ttft_ms: TtftTarget = 1000.0,
-    tpot_ms: TpotTarget = 50.0,
-    num_prompts: NumPrompts = 64,
+    ttft_ms: opt.TtftTarget = 1000.0,
+    tpot_ms: opt.TpotTarget = 50.0,
+    num_prompts: opt.NumPrompts = 64,
     output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of lognormal lengths.")] = "16,128",
     threads: Threads = 0,
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
 ) -> None:
     """Requests at 0.7, 1, 2 and 4 times what saturates the server, which wait for no answer.
 
@@ -71,20 +52,19 @@ def overload(
     token is not what it is with speculation off, or a request fails otherwise than by a refusal that says when to come
     again.
     """
-    set_spin_count()
-    require_checkpoint(target, "--target")
-    loads = multiples(factors, "--factors")
+    opt.begin(target)
+    loads = opt.multiples(factors, "--factors")
     if not loads:
         raise typer.BadParameter("--factors: needs at least one number")
-    shortest, longest = length_range(output_tokens)
-    chosen = choose_prompts(prompts, num_prompts, seed)
+    shortest, longest = opt.length_range(output_tokens)
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.overload import SHOWN, AloneSuite, OverloadPlan, OverloadSuite, Sizes, Visitors
 
     plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
     sizes = Sizes(target, tuple(chosen), shortest, longest, seed)
-    spec = TopologySpec(str(target), (drafter_spec(drafter),), threads=threads)
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
     alone_ms = None
     if max_token_ms is None:
         alone_ms = float(measure_or_exit(AloneSuite(sizes, duration / 2), spec)["token_ms"])
@@ -94,7 +74,7 @@ def overload(
     suite = OverloadSuite(
         sizes,
         plan,
-        threads or os.cpu_count() or 1,
+        opt.num_threads(threads),
         max_token_ms,
         max_queue_wait_s,
         alone_ms,

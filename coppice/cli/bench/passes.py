@@ -6,27 +6,25 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli.bench.options import OUT, TARGET, Out, Seed, Target, numbers, require_checkpoint
+from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import explained, finish
 from coppice.cli.options import Device, Threads, require_device
-from coppice.kernels.openmp import set_spin_count
 
 
 def passes(
-    target: Target = TARGET,
-    out: Out = OUT,
+    target: opt.Target = opt.TARGET,
+    out: opt.Out = opt.OUT,
     rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
     context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
     repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
     device: Device = "",
     threads: Threads = 0,
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
 ) -> None:
     """One pass of the target by rows and context, and transformers' own forward, in turn."""
-    set_spin_count()
     require_device(device)
-    require_checkpoint(target, "--target")
-    sizes, contexts = numbers(rows, "--rows", least=1), numbers(context, "--context", least=1)
+    opt.begin(target)
+    sizes, contexts = opt.numbers(rows, "--rows", least=1), opt.numbers(context, "--context", least=1)
 
     from coppice.lab.bench.passes import SHOWN, PassesPlan, measure_passes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coppice.cli.bench.options import (
-    DRAFTER,
-    OUT,
-    TARGET,
-    Drafter,
-    Out,
-    Runs,
-    Seed,
-    Target,
-    choose_prompts,
-    drafter_spec,
-    numbers,
-    require_checkpoint,
-)
+from coppice.cli.bench import options as opt
 from coppice.cli.bench.services import run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import TopologySpec, running
-from coppice.kernels.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from coppice.lab.bench.profile.suite import ProfileSuite
@@ -41,39 +26,38 @@ Reports = tuple[dict[str, Any], dict[str, Any] | None]
 
 
 def profile(
-    target: Target = TARGET,
-    drafter: Drafter = DRAFTER,
-    out: Out = OUT,
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
     concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
     validate: Annotated[
         str, typer.Option(metavar="N,N,…", help="Requests at once, to predict: also writes validation.json.")
     ] = "",
-    runs: Runs = 3,
+    runs: opt.Runs = 3,
     duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window.")] = 5.0,
     max_minutes: Annotated[
         float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
     ] = 40.0,
     threads: Threads = 0,
-    seed: Seed = 0,
+    seed: opt.Seed = 0,
 ) -> None:
     """Loads in service, and recorded outputs, for `coppice simulate`; some minutes.
 
     What passes, drafts and messages take is fitted to plain decoding and to fixed budgets of 2 and 8 nodes. With
     --validate, other policies take turns with these, and the simulator then predicts them.
     """
-    set_spin_count()
-    require_checkpoint(target, "--target")
-    levels = numbers(concurrency, "--concurrency", least=1)
-    predicted = numbers(validate, "--validate")
+    opt.begin(target)
+    levels = opt.numbers(concurrency, "--concurrency", least=1)
+    predicted = opt.numbers(validate, "--validate")
 
     from coppice.lab.bench.harness.report import write_json
     from coppice.lab.bench.profile.suite import ProfilePlan, ProfileSuite
 
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
-    chosen = tuple(choose_prompts(None, num_prompts, seed))
-    suite = ProfileSuite(target, chosen, threads or os.cpu_count() or 1, plan, seed=seed)
-    report, loads = _measured(suite, TopologySpec(str(target), (drafter_spec(drafter),), threads=threads))
+    chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
+    suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
+    report, loads = _measured(suite, TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads))
     # What took minutes to measure is kept whatever comes of the prediction.
     write_json(report, out / "profile.json")
     if loads is not None:

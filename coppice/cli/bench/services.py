@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class Suite(Protocol):
     """A benchmark of services at an address."""
 
-    def run(self, address: str) -> dict[str, Any]:
+    async def run(self, address: str) -> dict[str, Any]:
         """Measure and return the report."""
         ...
 

@@ -1,4 +1,4 @@
-"""Figures of a set of completions: rates, shares and lists, each a function of completions alone."""
+"""Figures of answers: rates, shares and lists, each a function of answers alone."""
 
 from __future__ import annotations
 
@@ -8,83 +8,104 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, TypeAlias
 
-from coppice.completion import OriginCounts, SourceCounts, Speculation
-from coppice.lab.bench.contenders import Completion, PassTime
+from coppice.completion import Completion, OriginCounts, SourceCounts, Speculation
+from coppice.lab.bench.client import Answer
+from coppice.lab.bench.harness.experiment import quotient
 
-Completions: TypeAlias = Sequence[Completion]
-Figure: TypeAlias = Callable[[Completions], float]
+Figure: TypeAlias = Callable[[Sequence[Answer]], float | None]
 
 NGRAM = 4
+# Above this share of repeated 4-grams an output mostly copies itself.
+LOOPING_SHARE = 0.3
 # Drafts that were there when the outcome was known which they continue.
 EARLY_ORIGINS = ("left_over", "rerooted", "ahead", "redraft")
 
 
-def tokens_per_s(completions: Completions) -> float:
-    """All tokens over all wall time, prefill and transport included."""
-    return _ratio(num_tokens(completions), _sum(completions, "wall_s"))
+def num_tokens(answers: Iterable[Answer]) -> int:
+    """Tokens of all answers."""
+    return sum(len(answer.token_ids) for answer in answers)
 
 
-def num_tokens(completions: Completions) -> int:
-    """Tokens of all completions."""
-    return sum(len(item.token_ids) for item in completions)
+def num_rounds(answers: Iterable[Answer]) -> int:
+    """Rounds of completed requests."""
+    return sum(one.speculation.rounds for one in completions(answers))
 
 
-def forward_share(completions: Completions) -> float:
-    """Share of the wall time inside the target's forward."""
-    return _ratio(_sum(completions, "forward_s"), _sum(completions, "wall_s"))
+def completions(answers: Iterable[Answer]) -> list[Completion]:
+    """What the server says of completed requests."""
+    return [answer.completion for answer in answers if answer.completion is not None]
 
 
-def linger_share(completions: Completions) -> float:
-    """Share of the wall time that the verifier waited for drafts."""
-    return _ratio(_sum(completions, "linger_s"), _sum(completions, "wall_s"))
+def forward_share(answers: Sequence[Answer]) -> float:
+    """Share of the requests' time inside the target's forward."""
+    return _ratio(_total(answers, "forward_ms") / 1000, _time_s(answers))
 
 
-def bubble_ms(completions: Completions) -> float:
+def linger_share(answers: Sequence[Answer]) -> float:
+    """Share of the requests' time that the verifier waited for drafts."""
+    return _ratio(_total(answers, "linger_ms") / 1000, _time_s(answers))
+
+
+def bubble_ms(answers: Sequence[Answer]) -> float:
     """Milliseconds per round between two passes, of a sequence that is alone."""
-    return 1000 * _ratio(_sum(completions, "bubble_s"), _sum(completions, "num_rounds"))
+    return _ratio(_total(answers, "bubble_ms"), num_rounds(answers))
 
 
-def draft_ahead_hits(completions: Completions) -> float:
+def draft_ahead_hits(answers: Sequence[Answer]) -> float:
     """Share of expected rounds with a draft for their outcome before it was known.
 
     Drafted ahead for outcomes that left the expected tree, or that tree itself where a round ended inside it.
     """
-    found = _speculations(completions)
+    found = _speculations(answers)
     hits = sum(sum(item.draft_ahead_hits_by_rank) + item.outcomes_inside_expected for item in found)
     return _ratio(hits, sum(item.expected_outcomes for item in found))
 
 
-def guessed_outcomes(completions: Completions) -> float:
+def guessed_outcomes(answers: Sequence[Answer]) -> float:
     """Share of the outcomes that left an expected tree that were drafted for before they were known."""
-    found = _speculations(completions)
+    found = _speculations(answers)
     hits = sum(sum(item.draft_ahead_hits_by_rank) for item in found)
     return _ratio(hits, sum(item.expected_outcomes - item.outcomes_inside_expected for item in found))
 
 
-def early_drafts(completions: Completions) -> float:
+def early_drafts(answers: Sequence[Answer]) -> float:
     """Share of rounds that began with a draft that was there when the outcome before was known."""
-    hits = sum(counts.rounds for origin, counts in _by_origin(completions).items() if origin in EARLY_ORIGINS)
-    return _ratio(hits, _sum(completions, "num_rounds"))
+    hits = sum(counts.rounds for origin, counts in _by_origin(answers).items() if origin in EARLY_ORIGINS)
+    return _ratio(hits, num_rounds(answers))
 
 
-def rerooted_tokens(completions: Completions) -> float:
+def rerooted_tokens(answers: Sequence[Answer]) -> float:
     """Share of the tokens that were accepted from drafts which came late and were re-rooted."""
-    rerooted = _by_origin(completions).get("rerooted", OriginCounts())
-    return _ratio(rerooted.accepted_tokens, num_tokens(completions))
+    rerooted = _by_origin(answers).get("rerooted", OriginCounts())
+    return _ratio(rerooted.accepted_tokens, num_tokens(answers))
 
 
-def mean_acceptance_length(completions: Completions) -> float:
-    """Tokens committed per round, the target's own token included."""
-    return _ratio(num_tokens(completions), _sum(completions, "num_rounds"))
+def mean_acceptance_length(answers: Iterable[Answer]) -> float | None:
+    """Tokens committed per round of completed requests, the target's own included; None where there was no round."""
+    ended = [answer for answer in answers if answer.completion is not None]
+    return quotient(num_tokens(ended), num_rounds(ended))
 
 
-def median_ttft_ms(completions: Completions) -> float:
-    """Median time to the first token."""
-    return 1000 * median(item.ttft_s for item in completions)
+def nodes_per_round(answers: Iterable[Answer]) -> float | None:
+    """Draft nodes verified per round of completed requests; None where there was no round."""
+    counts = [one.speculation for one in completions(answers)]
+    return quotient(sum(count.draft_tokens for count in counts), sum(count.rounds for count in counts))
+
+
+def rows_per_pass(answers: Iterable[Answer]) -> float | None:
+    """Rows of a pass as completed requests saw them: a pass counts once for each that took part in it."""
+    passes = [one for completion in completions(answers) for one in completion.timing.passes]
+    return quotient(sum(one.rows * one.count for one in passes), sum(one.count for one in passes))
+
+
+def median_ttft_s(answers: Iterable[Answer]) -> float | None:
+    """Median time to the first token; None where none came."""
+    times = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
+    return median(times) if times else None
 
 
 # Fields of a row that are no more than a figure.
-SHARES: Mapping[str, Figure] = {
+SHARES: Mapping[str, Callable[[Sequence[Answer]], float]] = {
     "forward_share": forward_share,
     "linger_share": linger_share,
     "bubble_ms": bubble_ms,
@@ -94,82 +115,79 @@ SHARES: Mapping[str, Figure] = {
 }
 
 
-def acceptance_by_depth(completions: Completions) -> list[float]:
+def acceptance_by_depth(answers: Sequence[Answer]) -> list[float]:
     """For each depth, the share of rounds with a tree that deep that accepted that many nodes or more."""
-    drafted = sum_columns(item.rounds_drafted_by_depth for item in _speculations(completions))
-    accepted = sum_columns(item.rounds_accepted_by_depth for item in _speculations(completions))
+    drafted = _columns(answers, "rounds_drafted_by_depth")
+    accepted = _columns(answers, "rounds_accepted_by_depth")
     return [_ratio(taken, offered) for taken, offered in zip_longest(accepted, drafted, fillvalue=0) if offered]
 
 
-def drafted_share(completions: Completions) -> float | None:
-    """Share of rounds that had a draft to verify; None for contenders that report no speculation."""
-    if not (found := _speculations(completions)):
-        return None
-    drafted = sum(sum(item.rounds_drafted_by_depth[:1]) for item in found)
-    return _ratio(drafted, sum(item.num_rounds for item in completions if item.speculation is not None))
+def drafted_share(answers: Sequence[Answer]) -> float | None:
+    """Share of rounds that had a draft to verify; None where nobody counts them."""
+    found = _speculations(answers)
+    return quotient(sum(sum(item.rounds_drafted_by_depth[:1]) for item in found), sum(item.rounds for item in found))
 
 
-def ms_per_pass_by_rows(completions: Completions) -> dict[str, dict[str, float]]:
+def ms_per_pass_by_rows(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Count and mean milliseconds of the target's passes by their number of rows; prefill counts too."""
-    totals: dict[int, PassTime] = {}
-    for completion in completions:
-        for rows, item in completion.passes.items():
-            old = totals.get(rows, PassTime(0, 0.0))
-            totals[rows] = PassTime(old.count + item.count, old.total_s + item.total_s)
+    totals: dict[int, tuple[int, float]] = {}
+    for completion in completions(answers):
+        for one in completion.timing.passes:
+            count, total_ms = totals.get(one.rows, (0, 0.0))
+            totals[one.rows] = count + one.count, total_ms + one.total_ms
     return {
-        str(rows): {"count": item.count, "mean_ms": round(1000 * _ratio(item.total_s, item.count), 4)}
-        for rows, item in sorted(totals.items())
+        str(rows): {"count": count, "mean_ms": round(_ratio(total_ms, count), 4)}
+        for rows, (count, total_ms) in sorted(totals.items())
     }
 
 
-def draft_counts(completions: Completions) -> dict[str, Any]:
-    """Sums of what speculation did; empty for contenders that report none."""
-    if not (found := _speculations(completions)):
+def draft_counts(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Sums of what speculation did; empty where nobody counts it."""
+    if not (found := _speculations(answers)):
         return {}
     sources: dict[str, SourceCounts] = {}
     for speculation in found:
         for name, one in speculation.sources.items():
             old = sources.get(name, SourceCounts())
             sources[name] = SourceCounts(old.proposed + one.proposed, old.accepted + one.accepted)
-    names = ("draft_tokens", "accepted_tokens", "redraft_tokens", "stale_drafts")
+    sums = ("draft_tokens", "accepted_tokens", "redraft_tokens", "stale_drafts")
+    lists = ("rounds_drafted_by_depth", "rounds_accepted_by_depth", "draft_ahead_hits_by_rank")
     return {
-        **{name: sum(getattr(item, name) for item in found) for name in names},
-        "rounds_drafted_by_depth": sum_columns(item.rounds_drafted_by_depth for item in found),
-        "rounds_accepted_by_depth": sum_columns(item.rounds_accepted_by_depth for item in found),
+        **{name: sum(getattr(item, name) for item in found) for name in sums},
+        **{name: _columns(answers, name) for name in lists},
         "sources": {name: asdict(one) for name, one in sources.items()},
         "expected_outcomes": sum(item.expected_outcomes for item in found),
         "outcomes_inside_expected": sum(item.outcomes_inside_expected for item in found),
-        "draft_ahead_hits_by_rank": sum_columns(item.draft_ahead_hits_by_rank for item in found),
         "origins": {
-            name: {"rounds": one.rounds, "accepted": one.accepted_tokens}
-            for name, one in _by_origin(completions).items()
+            name: {"rounds": one.rounds, "accepted": one.accepted_tokens} for name, one in _by_origin(answers).items()
         },
     }
 
 
-def repeated_4grams(token_ids: Iterable[Sequence[int]]) -> float:
+def repeated_4grams(answers: Iterable[Answer]) -> float:
     """Share of 4-grams that occurred before in the same output, over all outputs."""
     total = repeated = 0
-    for output in token_ids:
-        grams = [tuple(output[start : start + NGRAM]) for start in range(len(output) - NGRAM + 1)]
+    for output in (answer.token_ids for answer in answers):
+        grams = [output[start : start + NGRAM] for start in range(len(output) - NGRAM + 1)]
         total += len(grams)
         repeated += len(grams) - len(set(grams))
     return _ratio(repeated, total)
 
 
-def sum_columns(rows: Iterable[Sequence[int]]) -> list[int]:
+def _speculations(answers: Iterable[Answer]) -> list[Speculation]:
+    return [one.speculation for one in completions(answer for answer in answers if answer.counts_drafts)]
+
+
+def _columns(answers: Iterable[Answer], field: str) -> list[int]:
     """Entry by entry sums of lists of different lengths."""
-    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
+    lists = [getattr(item, field) for item in _speculations(answers)]
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
 
 
-def _speculations(completions: Completions) -> list[Speculation]:
-    return [item.speculation for item in completions if item.speculation is not None]
-
-
-def _by_origin(completions: Completions) -> dict[str, OriginCounts]:
-    """Rounds and accepted tokens by when their drafts were made."""
+def _by_origin(answers: Iterable[Answer]) -> dict[str, OriginCounts]:
+    """Rounds and tokens by when their drafts were made."""
     sums: dict[str, OriginCounts] = {}
-    for item in _speculations(completions):
+    for item in _speculations(answers):
         for name, counts in item.origins.items():
             old = sums.get(name, OriginCounts())
             sums[name] = OriginCounts(
@@ -180,8 +198,12 @@ def _by_origin(completions: Completions) -> dict[str, OriginCounts]:
     return sums
 
 
-def _sum(completions: Completions, field: str) -> float:
-    return float(sum(getattr(item, field) for item in completions))
+def _total(answers: Iterable[Answer], field: str) -> float:
+    return float(sum(getattr(one.timing, field) for one in completions(answers)))
+
+
+def _time_s(answers: Iterable[Answer]) -> float:
+    return sum(answer.ended_s - answer.sent_s for answer in answers)
 
 
 def _ratio(numerator: float, denominator: float) -> float:

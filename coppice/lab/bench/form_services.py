@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -63,7 +62,7 @@ async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Seq
                 drafters = await stack.enter_async_context(wires(near, form.delay_ms))
                 env = orchestrator_settings(form, drafters)
                 addresses[form] = await topology.add_orchestrator(form.name, env)
-        measuring = asyncio.to_thread(replace(suite, forms=addresses).run, topology.address)
+        measuring = replace(suite, forms=addresses).run(topology.address)
         return await unless_one_fails(topology, measuring, children)
 
 

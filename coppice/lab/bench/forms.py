@@ -11,15 +11,16 @@ those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from coppice.lab.bench import figures
-from coppice.lab.bench.contenders import OFF, ON, Mode
-from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, at_temperature, known
+from coppice.lab.bench.client import OFF, ON, Mode
+from coppice.lab.bench.comparison import Sample, by_run, speed_ratios
+from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, Samples, at_temperature, known
 from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Row, Shown
 from coppice.lab.bench.harness.tables import Table
@@ -107,8 +108,6 @@ def parse_forms(names: str, delays: str) -> tuple[Form, ...]:
     return (*wired, *(Form(kind) for kind in kinds if kind is Kind.COLOCATED))
 
 
-Speeds = Callable[[str, str, float], list[float]]
-FigureByRun = Callable[[str, float, figures.Figure], list[float | None]]
 SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
     "forward-share-async": (Kind.ASYNCHRONOUS, figures.forward_share),
     "forward-share-sync": (Kind.SYNCHRONOUS, figures.forward_share),
@@ -120,20 +119,17 @@ SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
 }
 
 
-def form_ratios(temperatures: Sequence[float], forms: Iterable[Form], speeds: Speeds, by_run: FigureByRun) -> ByRun:
-    """The named ratios of each run.
-
-    `speeds` is the ratio of two contenders' tokens/s at a temperature, `by_run` a figure of a contender at one.
-    """
+def form_ratios(samples: Samples[Sample], forms: Collection[Form]) -> ByRun:
+    """The named ratios of each run."""
     return {
         at_temperature(f"{name}@{delay}ms" if delay else name, temperature): values
-        for temperature in temperatures
+        for temperature in samples.each("temperature")
         for delay in dict.fromkeys(form.delay_ms for form in forms)
-        for name, values in _at(delay, temperature, speeds, by_run)
+        for name, values in _at(samples, delay, temperature)
     }
 
 
-def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Sequence[Form]) -> list[str]:
+def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Collection[Form]) -> list[str]:
     """Notes on the forms, and what must not be."""
     if not forms:
         return []
@@ -143,18 +139,12 @@ def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Sequen
         if name.startswith("async/off") and value < NEVER_SLOWER
     ]
     early = {row["contender"] for row in rows if row["early_drafts"]}
-    return [
-        *NOTES,
-        *slower,
-        *(
-            f"{form.name} began rounds with drafts that were there already: it is not synchronous."
-            for form in forms
-            if form.kind is Kind.SYNCHRONOUS and form.name in early
-        ),
-    ]
+    waits = [form.name for form in forms if form.kind is Kind.SYNCHRONOUS and form.name in early]
+    wrong = [f"{name} began rounds with drafts that were there already: it is not synchronous." for name in waits]
+    return [*NOTES, *slower, *wrong]
 
 
-def _at(delay_ms: int, temperature: float, speeds: Speeds, by_run: FigureByRun) -> Iterator[tuple[str, list[float]]]:
+def _at(samples: Samples[Sample], delay_ms: int, temperature: float) -> Iterator[tuple[str, list[float]]]:
     wired = (Kind.ASYNCHRONOUS, Kind.SYNCHRONOUS, Kind.DRAFT_AHEAD)
     on, sync, ahead = (Form(kind, delay_ms).name for kind in wired)
     pairs = {
@@ -167,9 +157,9 @@ def _at(delay_ms: int, temperature: float, speeds: Speeds, by_run: FigureByRun) 
     if not delay_ms:
         pairs["colocated/async"] = (Form(Kind.COLOCATED).name, on)
     for name, pair in pairs.items():
-        yield name, speeds(*pair, temperature)
+        yield name, speed_ratios(samples, *pair, temperature)
     for name, (kind, figure) in SHARES.items():
-        yield name, known(by_run(Form(kind, delay_ms).name, temperature, figure))
+        yield name, known(by_run(samples, Form(kind, delay_ms).name, temperature, figure))
 
 
 def with_forms(shown: Shown, report: Report) -> Shown:

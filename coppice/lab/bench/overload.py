@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import math
 import random
-import urllib.request
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,25 +20,29 @@ from coppice.client import Client
 from coppice.completion import Timing
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.frozen_heap import frozen_heap
+from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Mode, Policy, Window, model_info
+from coppice.lab.bench.counters import Counters, read_counters
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import (
-    BenchmarkError,
-    Ratios,
-    Samples,
-    milliseconds,
-    percentile,
-    progress,
-)
+from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress
 from coppice.lab.bench.harness.plots import Panel, stacked
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
 from coppice.lab.bench.load.figures import Targets, num_good
 from coppice.lab.bench.load.loads import DRAIN_S, Arrival, ClosedLoad, open_loop, poisson_arrivals
-from coppice.lab.bench.load.suite import MAX_LAG_MS, References, is_identical, reference_outputs, require_completed
-from coppice.lab.bench.load.window import OFF, PLANNER, Answer, Fate, Mode, Policy, Window
-from coppice.lab.bench.load.workload import ATTENTIVE, Manner, Workload, lognormal_length
-from coppice.lab.bench.prompts import Prompt, fit_context, model_info
+from coppice.lab.bench.load.suite import (
+    OFF,
+    PLANNER,
+    References,
+    counts,
+    lag_ms,
+    late_remarks,
+    percentiles,
+    reference_outputs,
+    require_completed,
+)
+from coppice.lab.bench.load.workload import Workload, lognormal_length
+from coppice.lab.bench.prompts import Prompt, fit_context
 
 RATIO_NOTE = (
     "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
@@ -115,7 +117,6 @@ class Sizes:
 
 
 INTERVAL_S = 0.2
-TIMEOUT_S = 5.0
 RUNNING = "coppice_orchestrator_num_requests_running"
 WAITING = "coppice_orchestrator_num_requests_waiting"
 
@@ -139,7 +140,7 @@ class CrowdWatch:
         """What is seen every 200 ms while the context is open, in order.
 
         Raises:
-            BenchmarkError: the metrics cannot be had.
+            BenchmarkError: the metrics cannot be had, or are those of something else.
         """
         seen: list[Crowd] = []
         task = asyncio.create_task(self._watch(seen))
@@ -149,28 +150,16 @@ class CrowdWatch:
             task.cancel()
             await asyncio.wait({task})
         if not task.cancelled() and (error := task.exception()):
-            raise BenchmarkError(f"no metrics at {self.url}: {error}") from error
+            raise error
 
     async def _watch(self, seen: list[Crowd]) -> None:
         while self.url is not None:
-            seen.append(await asyncio.to_thread(read_crowd, self.url))
+            found = await asyncio.to_thread(read_counters, self.url, (RUNNING, WAITING), "the orchestrator")
+            if not found:
+                raise BenchmarkError(f"no metrics of an orchestrator at {self.url}")
+            counted = Counters(found)
+            seen.append(Crowd(int(counted.total(RUNNING)), int(counted.total(WAITING))))
             await asyncio.sleep(INTERVAL_S)
-
-
-def read_crowd(url: str) -> Crowd:
-    """What an orchestrator's metrics say now.
-
-    Raises:
-        OSError: they cannot be read.
-        ValueError: they are those of something else.
-    """
-    # Only ever of our own orchestrator on this machine.
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-        lines = response.read().decode().splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith((RUNNING, WAITING)))
-    if RUNNING not in values or WAITING not in values:
-        raise ValueError("they are not an orchestrator's")
-    return Crowd(int(float(values[RUNNING])), int(float(values[WAITING])))
 
 
 # What the server itself chooses is what its users get.
@@ -345,7 +334,7 @@ def slowest(samples: Samples[OverloadSample]) -> list[Row]:
             "name": f"x{samples[0].factor:g}",
             "run": run,
             "at_s": round(answer.intended_s, 3),
-            "prompt_tokens": len(answer.request.task.prompt_ids),
+            "prompt_tokens": len(answer.task.prompt_ids),
             "ttft_ms": round(1000 * (answer.ttft_s or 0.0), 1),
             **{f"{part}_ms": round(value, 1) for part, value in parts(answer).items()},
         }
@@ -389,65 +378,55 @@ def overload_ratios(samples: Samples[OverloadSample], targets: Targets) -> Ratio
 
 def problems(result: Sequence[Row]) -> list[str]:
     """What no overload excuses: other tokens, other errors, refusals that do not say when to come again."""
-    found = []
-    for row in result:
-        if differ := row["num_compared"] - row["num_identical"]:
-            found.append(f"{row['name']}: {differ} of {row['num_compared']} outputs differ")
-        if row["num_failed"]:
-            found.append(f"{row['name']}: {row['num_failed']} requests failed: {row['first_error']}")
-        if row["num_refused_without_delay"]:
-            found.append(f"{row['name']}: {row['num_refused_without_delay']} refusals had no RetryInfo")
-    return found
+    return [
+        problem
+        for row in result
+        for problem in (
+            *unequal([row], "num_compared"),
+            f"{row['name']}: {row['num_failed']} requests failed: {row['first_error']}" if row["num_failed"] else "",
+            f"{row['name']}: {row['num_refused_without_delay']} refusals had no RetryInfo"
+            if row["num_refused_without_delay"]
+            else "",
+        )
+        if problem
+    ]
 
 
 def overload_remarks(result: Sequence[Row]) -> list[str]:
-    """What has to be said beside the"""
-    late = [row for row in result if (row["lag_ms_p99"] or 0) > MAX_LAG_MS]
+    """What has to be said with the figures."""
     cut = [row for row in result if row["num_cut"]]
-    return [
-        f"{row['name']}: the load generator itself was {row['lag_ms_p99']:.0f} ms late (p99); latencies contain that."
-        for row in late
-    ] + [f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut]
+    return late_remarks(result) + [
+        f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut
+    ]
 
 
 def _row(group: Samples[OverloadSample], targets: Targets, references: References) -> Row:
     during = [answer for sample in group for answer in sample.during]
+    # Those after an overload too.
+    answers = [answer for sample in group for answer in sample.answers]
     length_s = sum(sample.end_s for sample in group)
     taken = accepted(group)
-    good = num_good(during, targets)
-    tokens = sum(delta.num_tokens for sample in group for one in sample.during for delta in one.deltas)
-    return {
+    tokens = sum(delta.num_tokens for one in during for delta in one.deltas)
+    crowds = [crowd for sample in group for crowd in sample.crowds]
+    found: Row = {
         "name": f"x{group[0].factor:g}",
         "factor": group[0].factor,
         "offered_per_s": round(len(during) / length_s, 3),
         "completed_per_s": round(len([one for one in during if one.fate is Fate.COMPLETED]) / length_s, 3),
         "tokens_per_s": round(tokens / length_s, 3),
-        "goodput_per_s": round(good / length_s, 3),
+        "goodput_per_s": round(_goodput(group, targets), 3),
         "num_measured": len(taken),
-        **{
-            f"{name}_ms_p{percent}": milliseconds(latency(taken, name, percent))
-            for name in LATENCIES
-            for percent in PERCENTS
-        },
-        "lag_ms_p99": milliseconds(percentile((one.sent_s - one.intended_s for one in during), 99)),
-        "most_waiting": max((crowd.num_waiting for sample in group for crowd in sample.crowds), default=None),
-        "most_running": max((crowd.num_running for sample in group for crowd in sample.crowds), default=None),
-        **_counts([answer for sample in group for answer in sample.answers], references),
     }
-
-
-def _counts(answers: Sequence[Answer], references: References) -> Row:
-    """Of all requests, those after an overload too."""
-    fates = Counter(answer.fate for answer in answers)
-    refused = [answer for answer in answers if answer.fate is Fate.REFUSED]
-    compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
+    for name, figure in LATENCIES.items():
+        found |= percentiles(name, map(figure, taken), PERCENTS)
     return {
-        "num_requests": len(answers),
-        **{f"num_{fate.value}": fates[fate] for fate in Fate},
-        "num_refused_without_delay": sum(answer.retry_after_s is None for answer in refused),
-        "first_error": next((answer.error for answer in answers if answer.fate is Fate.FAILED), ""),
-        "num_compared": len(compared),
-        "num_identical": sum(is_identical(answer, references) for answer in compared),
+        **found,
+        "most_waiting": max((crowd.num_waiting for crowd in crowds), default=None),
+        "most_running": max((crowd.num_running for crowd in crowds), default=None),
+        **counts(answers, references),
+        "lag_ms_p99": lag_ms(during),
+        "num_refused_without_delay": sum(one.retry_after_s is None for one in answers if one.fate is Fate.REFUSED),
+        "first_error": next((one.error for one in answers if one.fate is Fate.FAILED), ""),
     }
 
 
@@ -494,17 +473,14 @@ class AloneSuite:
     sizes: Sizes
     duration_s: float
 
-    def run(self, address: str) -> Report:
+    async def run(self, address: str) -> Report:
         """The median time per token, milliseconds, and of how many requests it is.
 
         Raises:
             BenchmarkError: the server failed, or no request ended.
         """
-        return asyncio.run(self._run(address))
-
-    async def _run(self, address: str) -> Report:
         async with Client(address) as client:
-            info = await model_info(address)
+            info = await model_info(client)
             window = Window(client, POLICY)
             load = ClosedLoad(1, self.duration_s)
             span = await load.drive(window, self.sizes.workload(info.max_context_tokens), 0)
@@ -532,20 +508,20 @@ class OverloadSuite:
     metrics_url: str | None = None
     targets: Targets = field(default_factory=Targets)
 
-    def run(self, address: str) -> Report:
+    async def run(self, address: str) -> Report:
         """Measure and return the report.
 
         Raises:
             BenchmarkError: the server failed.
         """
+        machine = describe_machine()
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
-            return asyncio.run(self._run(address))
+            return await self._measured(address, machine)
 
-    async def _run(self, address: str) -> Report:
-        machine = describe_machine()
+    async def _measured(self, address: str, machine: Mapping[str, Any]) -> Report:
         async with Client(address) as client:
-            workload = self.sizes.workload((await model_info(address)).max_context_tokens)
+            workload = self.sizes.workload((await model_info(client)).max_context_tokens)
             references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
             rate_per_s = await saturating_rate(client, workload, self.plan)
             with progress("overload", self.plan.num_runs * (1 + len(self.plan.factors))) as advance:

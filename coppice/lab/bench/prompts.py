@@ -12,11 +12,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
-from coppice.client import Client, RequestFailedError
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.training.corpus import SourceFile, read_corpus, standard_library
-from coppice.v1 import inference_pb2
 
 # Long enough to say what the file is about, short enough to leave the time to decoding. The shortest have two thirds of
 # the most.
@@ -84,19 +82,6 @@ def held_out_prompts(
             return [_cut_prompt(file, cut, max_chars, rng) for file, cut in chosen[:num_prompts]]
         spacing //= 2
     raise PromptsError(f"the held-out files have no room for {num_prompts} prompts")
-
-
-async def model_info(address: str) -> inference_pb2.GetModelInfoResponse:
-    """What a server serves.
-
-    Raises:
-        BenchmarkError: the call failed.
-    """
-    async with Client(address) as client:
-        try:
-            return await client.model_info()
-        except RequestFailedError as error:
-            raise BenchmarkError(f"GetModelInfo: {error}") from error
 
 
 def encoded_prompts(

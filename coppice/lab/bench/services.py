@@ -30,9 +30,11 @@ async def start_metered(add: Callable[[dict[str, str]], Awaitable[str]], env: Ma
 
 
 async def measure_on(
-    spec: TopologySpec, start: Callable[[Topology], Awaitable[Started]], measure: Callable[[Started], Result]
+    spec: TopologySpec,
+    start: Callable[[Topology], Awaitable[Started]],
+    measure: Callable[[Started], Coroutine[Any, Any, Result]],
 ) -> Result:
-    """Start services, measure in a thread, and stop everything; a service that dies ends the measurement.
+    """Start services, measure, and stop everything; a service that dies ends the measurement.
 
     Raises:
         BenchmarkError: the measurement cannot go on.
@@ -41,7 +43,7 @@ async def measure_on(
     topology = Topology(spec)
     try:
         started = await start(topology)
-        return await unless_one_fails(topology, asyncio.to_thread(measure, started))
+        return await unless_one_fails(topology, measure(started))
     finally:
         await topology.stop()
 
@@ -70,7 +72,6 @@ async def unless_one_fails(
                 raise wait.result()
         return measured.result()
     finally:
-        # One that measures in a thread ends with its first call to a server that is gone.
         for task in (measured, *failed):
             task.cancel()
         await asyncio.gather(measured, *failed, return_exceptions=True)

@@ -1,12 +1,15 @@
-"""The baselines: `transformers` generation, plain and assisted, on the same checkpoints in this process."""
+"""The baselines: `transformers` on the same checkpoints in this process, one stream or many requests at once."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,19 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from coppice.lab.bench.contenders import Completion, PassTime, Task
+from coppice.completion import Completion, PassTiming, Speculation, Timing, Usage
+from coppice.lab.bench.client import ASSISTED, TRANSFORMERS, Answer, Batch, Delta, Fate, Task
 from coppice.lab.bench.harness.experiment import BenchmarkError
+
+# transformers' own default for a page of its cache, in tokens.
+PAGE_TOKENS = 256
+# Tokens of one of its passes: what one of ours takes, a chunk of prompt and every other sequence.
+MAX_BATCH_TOKENS = 576
 
 # The library's own annotations are incomplete; what we hand on has a type again.
 _library: Any = transformers
+# The number of threads is one of the thread that computes, which is therefore always the same.
+_COMPUTING = ThreadPoolExecutor(1, "transformers")
 
 
 def load_model(model_dir: Path) -> PreTrainedModel:
@@ -42,30 +53,62 @@ def load_model(model_dir: Path) -> PreTrainedModel:
     return model
 
 
-class TransformersContender:
-    """`generate` on a target, with an assistant model where one is given."""
+class Library(ABC):
+    """One way in which transformers complete tasks."""
 
-    def __init__(self, name: str, target: PreTrainedModel, assistant: PreTrainedModel | None = None) -> None:
-        self.name = name
-        self._target = target
-        set_aside_generation_config(target)
+    def __init__(self, name: str, note: str, target: PreTrainedModel, threads: int) -> None:
+        self.name, self.note = name, note
+        self._target: Any = target
+        self._threads = threads
+        # The checkpoint's own settings would silently join ours: an EOS, for example.
+        target.generation_config = _library.GenerationConfig()
+
+    async def complete(self, tasks: Sequence[Task]) -> Batch:
+        """Complete tasks of the same length, all at once.
+
+        Raises:
+            BenchmarkError: the library lost a request.
+        """
+        return await asyncio.get_running_loop().run_in_executor(_COMPUTING, self._run, tasks)
+
+    def _run(self, tasks: Sequence[Task]) -> Batch:
+        torch.set_num_threads(self._threads)
+        return self._complete(tasks)
+
+    @abstractmethod
+    def _complete(self, tasks: Sequence[Task]) -> Batch: ...
+
+
+def _batch(tasks: Sequence[Task], token_ids: Sequence[Sequence[int]], wall_s: float) -> Batch:
+    """All answers come at once."""
+    ended = zip(tasks, token_ids, strict=True)
+    return Batch(tuple(Answer(task, 0.0, 0.0, wall_s, Fate.COMPLETED, tuple(ids)) for task, ids in ended))
+
+
+class Generate(Library):
+    """`generate` on a target, one request at a time, with an assistant model where one is given."""
+
+    def __init__(self, target: PreTrainedModel, threads: int, assistant: PreTrainedModel | None = None) -> None:
+        name, note = TRANSFORMERS, "transformers generate, float32, dynamic cache, sdpa attention"
         self._options: dict[str, Any] = {}
-        self.note = "transformers generate, float32, dynamic cache, sdpa attention"
         if assistant is not None:
             # Number and schedule of the assistant's tokens stay as the checkpoint and the library have them.
             assert assistant.generation_config is not None
             assistant.generation_config.eos_token_id = None
             self._options["assistant_model"] = assistant
-            self.note = f"transformers assisted generation, {_assistant_settings(assistant)}"
+            name, note = ASSISTED, f"transformers assisted generation, {_assistant_settings(assistant)}"
+        super().__init__(name, note, target, threads)
 
-    def complete(self, task: Task) -> Completion:
-        """Complete one task; torch's global generator is seeded with the task's seed."""
+    @torch.inference_mode()
+    def _complete(self, tasks: Sequence[Task]) -> Batch:
+        """One task; torch's global generator is seeded with the task's seed."""
+        [task] = tasks
         input_ids = torch.tensor([task.prompt_ids])
         first_token = _FirstTokenClock()
         torch.manual_seed(task.seed)
-        with _ForwardClock(self._target) as forward, torch.inference_mode():
+        with _ForwardClock(self._target) as forward:
             start = time.perf_counter()
-            output: Any = self._target.generate(  # type: ignore[operator]
+            output = self._target.generate(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 generation_config=_generation_config(task),
@@ -74,19 +117,74 @@ class TransformersContender:
             )
             token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
             wall_s = time.perf_counter() - start
-        return Completion(
-            token_ids=token_ids,
-            wall_s=wall_s,
-            ttft_s=first_token.time - start,
-            num_rounds=forward.num_passes,
-            forward_s=forward.total_s,
-            passes=forward.passes,
+        counts, timing = Speculation(forward.num_passes), Timing(forward_ms=forward.total_ms, passes=forward.passes)
+        completion = Completion("", task.seed, "", token_ids, "length", None, Usage(), counts, timing)
+        deltas = (Delta(first_token.time - start, 1),)
+        answer = Answer(
+            task, 0.0, 0.0, wall_s, Fate.COMPLETED, token_ids, deltas, completion=completion, counts_drafts=False
         )
+        return Batch((answer,))
 
 
-def set_aside_generation_config(model: PreTrainedModel) -> None:
-    """Forget the checkpoint's own settings, which would silently join ours: an EOS, for example."""
-    model.generation_config = _library.GenerationConfig()
+class BatchedGenerate(Library):
+    """`generate` over one batch, prompts padded on the left."""
+
+    def __init__(self, target: PreTrainedModel, threads: int) -> None:
+        note = "transformers generate, one padded batch, float32, dynamic cache, sdpa attention"
+        super().__init__("transformers-batched", note, target, threads)
+
+    @torch.inference_mode()
+    def _complete(self, tasks: Sequence[Task]) -> Batch:
+        start = time.perf_counter()
+        width = max(len(task.prompt_ids) for task in tasks)
+        input_ids = torch.zeros(len(tasks), width, dtype=torch.long)
+        mask = torch.zeros_like(input_ids)
+        for row, task in enumerate(tasks):
+            input_ids[row, width - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
+            mask[row, width - len(task.prompt_ids) :] = 1
+        output = self._target.generate(
+            input_ids, attention_mask=mask, generation_config=_exact_greedy(tasks[0].max_tokens)
+        )
+        return _batch(tasks, output[:, width:].tolist(), time.perf_counter() - start)
+
+
+class ContinuousBatching(Library):
+    """transformers' own continuous batching."""
+
+    def __init__(self, target: PreTrainedModel, threads: int, longest: int) -> None:
+        """`longest` is the most tokens that a prompt and its completion have together."""
+        note = (
+            f"transformers generate_batch, float32, paged cache with room for all requests, "
+            f"at most {MAX_BATCH_TOKENS} tokens a pass"
+        )
+        super().__init__("transformers-continuous", note, target, threads)
+        self._pages = -(-longest // PAGE_TOKENS)
+        self._concurrency = 0
+
+    def _complete(self, tasks: Sequence[Task]) -> Batch:
+        """The first call for a number of tasks sets the cache up."""
+        if len(tasks) != self._concurrency:
+            if self._concurrency:
+                self._target.destroy_cached_continuous_batching_manager()
+            self._concurrency = len(tasks)
+        config = _library.ContinuousBatchingConfig(
+            num_blocks=self._pages * len(tasks) + 1,
+            max_batch_tokens=MAX_BATCH_TOKENS,
+            page_size=PAGE_TOKENS,
+            # Prompts come again, run after run.
+            allow_block_sharing=False,
+        )
+        start = time.perf_counter()
+        outputs: dict[str, Any] = self._target.generate_batch(
+            [list(task.prompt_ids) for task in tasks],
+            generation_config=_exact_greedy(tasks[0].max_tokens),
+            continuous_batching_config=config,
+            persistent_manager=True,
+        )
+        wall_s = time.perf_counter() - start
+        if len(outputs) != len(tasks):
+            raise BenchmarkError(f"{self.name}: {len(outputs)} of {len(tasks)} requests came back")
+        return _batch(tasks, [output.generated_tokens for output in outputs.values()], wall_s)
 
 
 def quiet_transformers() -> None:
@@ -110,14 +208,14 @@ def top_two_gap(target: PreTrainedModel, context: Sequence[int]) -> tuple[float,
 def _generation_config(task: Task) -> Any:
     if task.temperature == 0:
         return _library.GenerationConfig(max_new_tokens=task.max_tokens, do_sample=False)
-    return _library.GenerationConfig(
-        max_new_tokens=task.max_tokens,
-        do_sample=True,
-        temperature=task.temperature,
-        # The library's default is 50, which would make it another distribution than ours.
-        top_k=0,
-        top_p=1.0,
-    )
+    # The library's default of top-k is 50, which would make it another distribution than ours.
+    options = {"temperature": task.temperature, "top_k": 0, "top_p": 1.0}
+    return _library.GenerationConfig(max_new_tokens=task.max_tokens, do_sample=True, **options)
+
+
+def _exact_greedy(max_tokens: int) -> Any:
+    # No end of sequence: the length is exact. The padding is masked, so that any token will do.
+    return _library.GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
 
 
 def _assistant_settings(assistant: PreTrainedModel) -> str:
@@ -150,20 +248,21 @@ class _ForwardClock:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        # By rows, in milliseconds.
         self._times: dict[int, list[float]] = defaultdict(list)
         self._start = 0.0
 
     @property
     def num_passes(self) -> int:
-        return sum(len(times) for times in self._times.values())
+        return sum(map(len, self._times.values()))
 
     @property
-    def total_s(self) -> float:
-        return sum(sum(times) for times in self._times.values())
+    def total_ms(self) -> float:
+        return sum(map(sum, self._times.values()))
 
     @property
-    def passes(self) -> dict[int, PassTime]:
-        return {rows: PassTime(len(times), sum(times)) for rows, times in sorted(self._times.items())}
+    def passes(self) -> tuple[PassTiming, ...]:
+        return tuple(PassTiming(rows, len(times), sum(times)) for rows, times in sorted(self._times.items()))
 
     def __enter__(self) -> _ForwardClock:
         self._hooks = (
@@ -180,4 +279,4 @@ class _ForwardClock:
         self._start = time.perf_counter()
 
     def _after(self, _model: object, _args: object, kwargs: dict[str, Any], _output: object) -> None:
-        self._times[kwargs["input_ids"].shape[1]].append(time.perf_counter() - self._start)
+        self._times[kwargs["input_ids"].shape[1]].append(1000 * (time.perf_counter() - self._start))

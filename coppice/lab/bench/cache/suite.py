@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from coppice.client import Client, Options, RequestFailedError
-from coppice.completion import Completion
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
+from coppice.client import Client
 from coppice.lab.bench.cache.services import Instance, Services
 from coppice.lab.bench.cache.workload import (
     AGAIN,
@@ -37,9 +33,17 @@ from coppice.lab.bench.cache.workload import (
     Phase,
     phases,
 )
-from coppice.lab.bench.contenders import Task
+from coppice.lab.bench.client import Answer, Mode, Policy, Window, connected, model_info
+from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.figures import repeated_4grams
+from coppice.lab.bench.figures import (
+    LOOPING_SHARE,
+    completions,
+    mean_acceptance_length,
+    median_ttft_s,
+    num_tokens,
+    repeated_4grams,
+)
 from coppice.lab.bench.harness.experiment import (
     BenchmarkError,
     ByRun,
@@ -55,16 +59,13 @@ from coppice.lab.bench.harness.experiment import (
     spread,
 )
 from coppice.lab.bench.harness.plots import Panel, bars
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
-from coppice.lab.bench.latency import LOOPING_SHARE
-from coppice.lab.bench.prompts import model_info
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.prefix_cache.store import CacheCounts
 
 # Enough for streams, lazy initialisation and the first estimates to be there.
 NUM_WARM_UP_PROMPTS = 2
-DEADLINE_S = 600.0
 KINDS = (NEW, REPEATED, EDITED)
 # A cache that has something to say must not make τ smaller; what is below this is not noise.
 LEAST_TAU_RATIO = 0.98
@@ -79,52 +80,21 @@ RATIO_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Which drafters work, as `Options.speculation` names them."""
-
-    name: str
-    speculation: str
+def settings(kinds: Iterable[str]) -> tuple[Policy, ...]:
+    """The cache with each kind of drafter, and alone: which drafters work."""
+    pairs = [*((f"{kind}+{SOURCE}", (kind, SOURCE)) for kind in kinds), (SOURCE, (SOURCE,))]
+    return tuple(Policy(name, Mode.MODE_FORCED, sources=sources) for name, sources in pairs)
 
 
-def settings(kinds: Iterable[str]) -> tuple[Setting, ...]:
-    """The cache beside each kind of drafter, and alone."""
-    return (*(Setting(f"{kind}+{SOURCE}", f"{kind},{SOURCE}") for kind in kinds), Setting(SOURCE, SOURCE))
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """What is measured; the tokens of a prompt are of one seed in every run."""
-
-    settings: tuple[Setting, ...]
-    temperatures: tuple[float, ...]
-    num_runs: int
-    max_tokens: int
-    seed: int
-
-    def task(self, prompt_ids: tuple[int, ...], prompt: int, temperature: float) -> Task:
-        """The request of a prompt, save for its salt."""
-        return Task(prompt_ids, self.max_tokens, temperature, self.seed + prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of one request; without a completion it has failed."""
-
-    prompt: int
-    token_ids: tuple[int, ...]
-    wall_s: float
-    # None where no token came.
-    ttft_s: float | None
-    completion: Completion | None
-    # Tokens of each round that had any: the first is the pass that read the prompt's end.
-    round_tokens: tuple[int, ...] = ()
-    error: str = ""
+PLAIN = Policy(OFF, Mode.MODE_OFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One phase of a run under a setting, and what the orchestrator's cache has counted in it."""
+    """One phase of a run under a setting, and what the orchestrator's cache has counted in it.
+
+    Deltas of its answers are rounds that had tokens: the first is the pass that read the prompt's end.
+    """
 
     setting: str
     temperature: float
@@ -136,9 +106,10 @@ class Sample:
 
 async def measure(
     services: Services,
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[Sequence[int]],
     order: Sequence[Phase],
-    plan: CachePlan,
+    plan: Plan,
+    contenders: Sequence[Policy],
     on_answer: Callable[[], None] = lambda: None,
 ) -> Samples[Sample]:
     """Speculation off once, and then every phase in order under every setting, whose turns rotate, in every run.
@@ -148,46 +119,40 @@ async def measure(
     """
     async with AsyncExitStack() as stack:
         bench = _Bench(services, prompts, plan, on_answer)
-        plain = await stack.enter_async_context(Client(services.plain))
+        plain = await connected(stack, services.plain)
         for instance in filter(None, (services.first, services.second)):
-            bench.clients[instance.address] = await stack.enter_async_context(Client(instance.address))
-        await bench.warm_up(plain)
+            bench.clients[instance.address] = await connected(stack, instance.address)
+        await bench.warm_up(plain, contenders)
         samples = [await bench.off(plain, temperature) for temperature in plan.temperatures]
-        for turn in Experiment(plan.settings, plan.temperatures, plan.num_runs).turns():
+        for turn in Experiment(contenders, plan.temperatures, plan.num_runs).turns():
             samples += [await bench.phase(phase, turn.arm, turn.load, turn.run) for phase in order]
     return Samples(samples)
 
 
 class _Bench:
     def __init__(
-        self,
-        services: Services,
-        prompts: Sequence[tuple[int, ...]],
-        plan: CachePlan,
-        on_answer: Callable[[], None],
+        self, services: Services, prompts: Sequence[Sequence[int]], plan: Plan, on_answer: Callable[[], None]
     ) -> None:
-        self._services = services
-        self._prompts = prompts
-        self._plan = plan
+        self._services, self._prompts, self._plan = services, prompts, plan
         self._on_answer = on_answer
         # By address, of the orchestrators that have a cache.
         self.clients: dict[str, Client] = {}
 
-    async def warm_up(self, plain: Client) -> None:
+    async def warm_up(self, plain: Client, contenders: Sequence[Policy]) -> None:
         """Let everybody answer the first prompts once, under a salt that nobody uses later."""
         for temperature in self._plan.temperatures:
             for prompt in range(min(NUM_WARM_UP_PROMPTS, len(self._prompts))):
-                await self._ask(plain, prompt, temperature, OFF, f"warm-up {OFF} {temperature:g}")
+                await self._ask(plain, PLAIN, prompt, temperature, f"warm-up {OFF} {temperature:g}")
                 for client in self.clients.values():
-                    for setting in self._plan.settings:
-                        salt = f"warm-up {setting.name} {temperature:g} {client.address}"
-                        await self._ask(client, prompt, temperature, setting.speculation, salt)
+                    for policy in contenders:
+                        salt = f"warm-up {policy.name} {temperature:g} {client.address}"
+                        await self._ask(client, policy, prompt, temperature, salt)
 
     async def off(self, plain: Client, temperature: float) -> Sample:
         """Every prompt without speculation: what all others are compared with."""
         answers = []
         for prompt in range(len(self._prompts)):
-            answer = await self._ask(plain, prompt, temperature, OFF, f"{OFF} {temperature:g} {prompt}")
+            answer = await self._ask(plain, PLAIN, prompt, temperature, f"{OFF} {temperature:g} {prompt}")
             if answer.completion is None or len(answer.token_ids) != self._plan.max_tokens:
                 error = answer.error or f"it has {len(answer.token_ids)} tokens"
                 raise BenchmarkError(f"no output without speculation to compare with: {error}")
@@ -195,7 +160,7 @@ class _Bench:
             self._on_answer()
         return Sample(OFF, temperature, 0, OFF, tuple(answers), CacheCounts())
 
-    async def phase(self, phase: Phase, setting: Setting, temperature: float, run: int) -> Sample:
+    async def phase(self, phase: Phase, setting: Policy, temperature: float, run: int) -> Sample:
         """One phase of a run."""
         instance = self._instance(phase)
         session = f"{setting.name} {temperature:g} {run}"
@@ -206,7 +171,7 @@ class _Bench:
             if is_down and at >= 3 * len(phase.prompts) // 4:
                 is_down = await self._restart_redis()
             salt = phase.salt_of(session, prompt)
-            asking = self._ask(self.clients[instance.address], prompt, temperature, setting.speculation, salt)
+            asking = self._ask(self.clients[instance.address], setting, prompt, temperature, salt)
             if phase.kills_redis and at == len(phase.prompts) // 2:
                 answer, is_down = await asyncio.gather(asking, self._kill_redis())
             else:
@@ -237,32 +202,9 @@ class _Bench:
             await self._services.redis.start()
         return False
 
-    async def _ask(self, client: Client, prompt: int, temperature: float, speculation: str, salt: str) -> Answer:
-        task = self._plan.task(self._prompts[prompt], prompt, temperature)
-        options = Options(
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            seed=task.seed,
-            ignore_eos=True,
-            speculation=speculation,
-            cache_salt=salt,
-        )
-        token_ids: list[int] = []
-        ttft_s, completion, error = None, None, ""
-        round_tokens: list[int] = []
-        start = time.perf_counter()
-        stream = client.stream(task.prompt_ids, options, DEADLINE_S)
-        try:
-            async for chunk in stream:
-                if chunk.token_ids:
-                    ttft_s = ttft_s or time.perf_counter() - start
-                    round_tokens.append(len(chunk.token_ids))
-                    token_ids.extend(chunk.token_ids)
-            completion = stream.result()
-        except RequestFailedError as failure:
-            error = str(failure)
-        wall_s = time.perf_counter() - start
-        return Answer(prompt, tuple(token_ids), wall_s, ttft_s, completion, tuple(round_tokens), error)
+    async def _ask(self, client: Client, policy: Policy, prompt: int, temperature: float, salt: str) -> Answer:
+        [task] = self._plan.tasks(self._prompts, [prompt], temperature)
+        return await Window(client, policy).ask(task, salt=salt)
 
 
 def _difference(after: CacheCounts, before: CacheCounts) -> CacheCounts:
@@ -290,20 +232,13 @@ def cache_rows(samples: Samples[Sample], prompts: Sequence[CachePrompt]) -> list
     return [_row(samples, prompts, *group) for group in groups(samples)]
 
 
-def mean_acceptance_length(answers: Iterable[Answer]) -> float | None:
-    """τ: tokens committed per round, of completed requests; None where no round was."""
-    completions = [answer.completion for answer in answers if answer.completion is not None]
-    return quotient(sum(len(one.token_ids) for one in completions), sum(one.speculation.rounds for one in completions))
-
-
 def later_acceptance_length(answers: Iterable[Answer]) -> float | None:
     """τ of the rounds after the first one, of completed requests; None where there was none.
 
     The first round is the pass that reads the prompt's end, and waits for no draft. The colder the prompt, the longer
     it takes, and the likelier a draft is there by then: that says nothing of what drafts are worth.
     """
-    ended = [answer.round_tokens for answer in answers if answer.completion is not None and answer.round_tokens]
-    return _tokens_per_round((each, each[0]) for each in ended)
+    return _tokens_per_round((each, each[0]) for each in _rounds(answers).values())
 
 
 def later_acceptance_ratio(before: Iterable[Answer], after: Iterable[Answer]) -> float | None:
@@ -312,15 +247,17 @@ def later_acceptance_ratio(before: Iterable[Answer], after: Iterable[Answer]) ->
     A draft that is in time for one's first round is in the second of the other, which ends where that one did: after
     its own first round alone, either would have the other's round for nothing.
     """
-    known = {answer.prompt: answer.round_tokens for answer in before if answer.completion and answer.round_tokens}
-    pairs = [
-        (known[answer.prompt], answer.round_tokens, max(known[answer.prompt][0], answer.round_tokens[0]))
-        for answer in after
-        if answer.completion and answer.round_tokens and answer.prompt in known
-    ]
-    divisor = _tokens_per_round((first, start) for first, _, start in pairs)
-    value = _tokens_per_round((second, start) for _, second, start in pairs)
-    return quotient(value, divisor)
+    first, second = _rounds(before), _rounds(after)
+    starts = {prompt: max(first[prompt][0], second[prompt][0]) for prompt in first.keys() & second.keys()}
+    return quotient(
+        *(_tokens_per_round((rounds[prompt], start) for prompt, start in starts.items()) for rounds in (second, first))
+    )
+
+
+def _rounds(answers: Iterable[Answer]) -> dict[int, list[int]]:
+    """Tokens of each round that had any, by prompt, of completed requests."""
+    ended = (answer for answer in answers if answer.completion is not None and answer.deltas)
+    return {answer.task.prompt: [delta.num_tokens for delta in answer.deltas] for answer in ended}
 
 
 def _tokens_per_round(outputs: Iterable[tuple[Sequence[int], int]]) -> float | None:
@@ -335,21 +272,6 @@ def _tokens_per_round(outputs: Iterable[tuple[Sequence[int], int]]) -> float | N
             tokens += counted
             rounds += counted / size
     return quotient(tokens, rounds)
-
-
-def median_ttft_s(answers: Iterable[Answer]) -> float | None:
-    """Median time to the first token; None where none came."""
-    times = [answer.ttft_s for answer in answers if answer.ttft_s is not None]
-    return statistics.median(times) if times else None
-
-
-def wrong_outputs(result: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What breaks the promise: tokens that are not those of the same request with speculation off."""
-    return [
-        f"{row['name']}: {row['num_requests'] - row['num_identical']} of {row['num_requests']} outputs differ"
-        for row in result
-        if not row["identical"]
-    ]
 
 
 def cache_remarks(result: Sequence[Mapping[str, Any]], with_redis: bool) -> list[str]:
@@ -370,8 +292,8 @@ def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str,
     group = of(samples, setting, temperature, phase)
     answers = [answer for sample in group for answer in sample.answers]
     [plain] = of(samples, OFF, temperature, OFF)
-    reference = {answer.prompt: answer.token_ids for answer in plain.answers}
-    num_identical = sum(_is_identical(answer, reference[answer.prompt]) for answer in answers)
+    reference = {answer.task.prompt: answer.token_ids for answer in plain.answers}
+    num_identical = sum(_is_identical(answer, reference[answer.task.prompt]) for answer in answers)
     ttfts_s = [answer.ttft_s for answer in answers]
     return {
         "name": f"{setting} T={temperature:g}" + ("" if phase == OFF else f" {phase}"),
@@ -383,7 +305,7 @@ def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str,
         # By what prompts' endings are.
         **{
             f"mean_acceptance_length_{kind}": rounded(
-                mean_acceptance_length(one for one in answers if prompts[one.prompt].kind == kind)
+                mean_acceptance_length(one for one in answers if prompts[one.task.prompt].kind == kind)
             )
             for kind in KINDS
         },
@@ -391,7 +313,7 @@ def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str,
         "ttft_ms_p99": milliseconds(percentile(ttfts_s, 99)),
         **spread("tokens_per_s", [_tokens_per_s(sample.answers) for sample in group]),
         **_cache_counts(group, answers),
-        "repeated_4grams": round(repeated_4grams(answer.token_ids for answer in answers), 3),
+        "repeated_4grams": round(repeated_4grams(answers), 3),
         "num_requests": len(answers),
         "num_failed": sum(answer.completion is None for answer in answers),
         "num_identical": num_identical,
@@ -407,10 +329,10 @@ def _is_identical(answer: Answer, expected: tuple[int, ...]) -> bool:
 
 def _cache_counts(group: Sequence[Sample], answers: Sequence[Answer]) -> Row:
     """Nodes of the cache's, what it read, and what of the prompts the verifier had computed before."""
-    completions = [answer.completion for answer in answers if answer.completion is not None]
-    sources = [one.speculation.sources[SOURCE] for one in completions if SOURCE in one.speculation.sources]
-    cached = sum(one.usage.cached_prompt_tokens for one in completions)
-    prompt_tokens = sum(one.usage.prompt_tokens for one in completions)
+    ended = completions(answers)
+    sources = [one.speculation.sources[SOURCE] for one in ended if SOURCE in one.speculation.sources]
+    cached = sum(one.usage.cached_prompt_tokens for one in ended)
+    prompt_tokens = sum(one.usage.prompt_tokens for one in ended)
     counts = [asdict(sample.counts) for sample in group]
     return {
         "cache_proposed": sum(one.proposed for one in sources),
@@ -423,7 +345,7 @@ def _cache_counts(group: Sequence[Sample], answers: Sequence[Answer]) -> Row:
 def _tokens_per_s(answers: Iterable[Answer]) -> float | None:
     """All tokens over all time, prompts and transport included."""
     completed = [answer for answer in answers if answer.completion is not None]
-    return quotient(sum(len(answer.token_ids) for answer in completed), sum(answer.wall_s for answer in completed))
+    return quotient(num_tokens(completed), sum(answer.e2e_s for answer in completed))
 
 
 Figure = Callable[[Iterable[Answer]], float | None]
@@ -489,24 +411,18 @@ def _within_runs(samples: Samples[Sample], setting: str, temperature: float, pha
 
 
 def _completed_in_both(before: Sequence[Answer], after: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
-    done = [{answer.prompt for answer in answers if answer.completion} for answers in (before, after)]
+    done = [{answer.task.prompt for answer in answers if answer.completion} for answers in (before, after)]
     both = done[0] & done[1]
-    return [one for one in before if one.prompt in both], [one for one in after if one.prompt in both]
+    return [one for one in before if one.task.prompt in both], [one for one in after if one.task.prompt in both]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSuite:
-    """One benchmark of the prefix cache in front of a target."""
+    """One benchmark of the prefix cache in front of a target; the setup's prompts are the workload's."""
 
-    target: Path
+    setup: Setup
     workload: CacheWorkload
-    plan: CachePlan
-    threads: int
-
-    @property
-    def prompts(self) -> tuple[CachePrompt, ...]:
-        """All of the workload's, as their numbers go."""
-        return (*self.workload.first, *self.workload.shifted)
+    contenders: tuple[Policy, ...]
 
     async def run(self, services: Services) -> Report:
         """Measure and return the report.
@@ -514,47 +430,29 @@ class CacheSuite:
         Raises:
             BenchmarkError: the services failed, or a prompt does not fit the model.
         """
-        machine = describe_machine()
-        prompt_ids = self._encode((await model_info(services.plain)).max_context_tokens)
+        machine, plan, prompts = describe_machine(), self.setup.plan, self.workload.prompts
+        async with Client(services.plain) as client:
+            context = (await model_info(client)).max_context_tokens
+        prompt_ids, num_cut = self.setup.encoded(context)
+        if num_cut:
+            # A prompt without its beginning would not share it.
+            raise BenchmarkError(f"a prompt and --max-tokens {plan.max_tokens} do not fit a context of {context}")
         with_redis = services.redis is not None
         order = phases(self.workload, with_redis)
-        per_setting = sum(len(phase.prompts) for phase in order) * len(self.plan.settings)
-        total = len(self.plan.temperatures) * (len(self.prompts) + self.plan.num_runs * per_setting)
+        per_setting = sum(len(phase.prompts) for phase in order) * len(self.contenders)
+        total = len(plan.temperatures) * (len(prompts) + plan.num_runs * per_setting)
         with progress("cache", total) as advance:
-            samples = await measure(services, prompt_ids, order, self.plan, advance)
-        rows, ratios = cache_rows(samples, self.prompts), cache_ratios(samples)
+            samples = await measure(services, prompt_ids, order, plan, self.contenders, advance)
+        rows, ratios = cache_rows(samples, prompts), cache_ratios(samples)
         notes = [*broken_rules(ratios), *cache_remarks(rows, with_redis)]
-        settings = self._settings(prompt_ids, order)
-        return document("cache", machine, settings, rows, ratios, RATIO_NOTE, notes, wrong_outputs(rows))
-
-    def _encode(self, max_context_tokens: int) -> list[tuple[int, ...]]:
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
-        encoded = [tuple(tokenizer.encode(prompt.text)) for prompt in self.prompts]
-        # A prompt without its beginning would not share it.
-        longest = max(map(len, encoded))
-        if longest + self.plan.max_tokens > max_context_tokens:
-            raise BenchmarkError(
-                f"a prompt of {longest} tokens and --max-tokens {self.plan.max_tokens} do not fit a context of "
-                f"{max_context_tokens}"
-            )
-        return encoded
-
-    def _settings(self, prompt_ids: Sequence[Sequence[int]], order: Sequence[Phase]) -> Row:
-        return {
-            "target": shown_path(self.target),
-            "threads": self.threads,
-            "num_runs": self.plan.num_runs,
-            "max_tokens": self.plan.max_tokens,
-            "seed": self.plan.seed,
+        settings = self.setup.settings(prompt_ids, num_cut)
+        settings |= {
             "phases": [one.name for one in order],
-            "prompts": [
-                {"origin": prompt.origin, "kind": prompt.kind, "tokens": len(token_ids)}
-                for prompt, token_ids in zip(self.prompts, prompt_ids, strict=True)
-            ],
+            "prompts": [{**one, "kind": prompt.kind} for one, prompt in zip(settings["prompts"], prompts, strict=True)],
             "num_first_prompts": len(self.workload.first),
-            "num_prompts": len(self.prompts),
             "mean_prompt_tokens": round(statistics.fmean(map(len, prompt_ids)), 1),
         }
+        return document("cache", machine, settings, rows, ratios, RATIO_NOTE, notes, unequal(rows))
 
 
 SHOWN = Shown(

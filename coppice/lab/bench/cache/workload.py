@@ -28,12 +28,10 @@ _NAME = re.compile(r"\b[A-Za-z_]\w{2,}\b")
 
 
 @dataclass(frozen=True, slots=True)
-class CachePrompt:
+class CachePrompt(Prompt):
     """A prompt, and what its ending is: `NEW`, `REPEATED` behind another system prompt, or `EDITED`."""
 
-    text: str
     kind: str
-    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,11 @@ class CacheWorkload:
 
     first: tuple[CachePrompt, ...]
     shifted: tuple[CachePrompt, ...]
+
+    @property
+    def prompts(self) -> tuple[CachePrompt, ...]:
+        """All of them, as their numbers go."""
+        return (*self.first, *self.shifted)
 
 
 def num_pieces(num_systems: int, num_endings: int) -> int:
@@ -97,7 +100,7 @@ def _system(pieces: Sequence[Prompt]) -> str:
 
 def _prompt(system: str, piece: Prompt, kind: str) -> CachePrompt:
     ending = ending_of(piece.text)
-    return CachePrompt(system + (edited(ending) if kind == EDITED else ending), kind, piece.origin)
+    return CachePrompt(system + (edited(ending) if kind == EDITED else ending), piece.origin, kind)
 
 
 OFF = "off"

@@ -100,6 +100,15 @@ def document(
     }
 
 
+def unequal(rows: Iterable[Row], num_all: str = "num_requests", num_same: str = "num_identical") -> list[str]:
+    """What breaks the promise: tokens that are not those of the same request with speculation off."""
+    return [
+        f"{row['name']}: {row[num_all] - row[num_same]} of {row[num_all]} outputs differ"
+        for row in rows
+        if row[num_all] != row[num_same]
+    ]
+
+
 def machine_remarks(machine: Mapping[str, Any]) -> list[str]:
     """A warning where the machine was busy."""
     load, cores = machine["load_average_1m"], machine["usable_cores"] or 1

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coppice.lab.bench.load.window import Answer, Fate
+from coppice.lab.bench.client import Answer, Fate
+from coppice.lab.bench.figures import nodes_per_round
 
 BIN_S = 0.25
 # Bins of a running mean: a second, in which the lumps of single rounds even out.
@@ -87,27 +88,6 @@ def tpots_s(answers: Iterable[Answer]) -> list[float]:
 def num_good(answers: Iterable[Answer], targets: Targets) -> int:
     """Requests that met the targets; refused, failed and cut ones did not."""
     return sum(map(targets.met_by, answers))
-
-
-def mean_acceptance_length(answers: Iterable[Answer]) -> float | None:
-    """Tokens committed per round of completed requests; None where there was no round."""
-    ended = [answer for answer in answers if answer.completion]
-    rounds = sum(answer.completion.speculation.rounds for answer in ended if answer.completion)
-    return sum(len(answer.token_ids) for answer in ended) / rounds if rounds else None
-
-
-def nodes_per_round(answers: Iterable[Answer]) -> float | None:
-    """Draft nodes verified per round of completed requests; None where there was no round."""
-    counts = [answer.completion.speculation for answer in answers if answer.completion]
-    rounds = sum(count.rounds for count in counts)
-    return sum(count.draft_tokens for count in counts) / rounds if rounds else None
-
-
-def rows_per_pass(answers: Iterable[Answer]) -> float | None:
-    """Rows of a pass as completed requests saw them: a pass counts once for each that took part in it."""
-    passes = [one for answer in answers if answer.completion for one in answer.completion.timing.passes]
-    count = sum(one.count for one in passes)
-    return sum(one.rows * one.count for one in passes) / count if count else None
 
 
 def token_bins(answers: Iterable[Answer], span: Span, bin_s: float = BIN_S) -> list[float]:

@@ -17,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from coppice.lab.bench.client import ATTENTIVE, Fate, Manner, Window
 from coppice.lab.bench.load.figures import Span
-from coppice.lab.bench.load.window import Fate, Window
-from coppice.lab.bench.load.workload import ATTENTIVE, Manner, Workload
+from coppice.lab.bench.load.workload import Workload
 
 TIME_COLUMN = "TIMESTAMP"
 TOKENS_COLUMN = "GeneratedTokens"
@@ -116,7 +116,7 @@ class Crowd:
     async def _work(self) -> None:
         while True:
             request = self._workload.request(next(self._numbers))
-            if await self._window.ask(request) is not Fate.COMPLETED:
+            if (await self._window.ask(request)).fate is not Fate.COMPLETED:
                 await asyncio.sleep(PAUSE_S)
 
 

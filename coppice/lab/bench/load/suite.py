@@ -19,9 +19,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from coppice.client import Client, RequestFailedError
+from coppice.client import Client
 from coppice.frozen_heap import frozen_heap
+from coppice.lab.bench import comparison
+from coppice.lab.bench.client import Answer, Contender, Fate, Mode, Policy, Window, model_info
+from coppice.lab.bench.comparison import answers_of
 from coppice.lab.bench.environment import describe_machine
+from coppice.lab.bench.figures import mean_acceptance_length, nodes_per_round, rows_per_pass
 from coppice.lab.bench.harness.experiment import (
     BenchmarkError,
     ByRun,
@@ -38,7 +42,7 @@ from coppice.lab.bench.harness.experiment import (
     spread,
 )
 from coppice.lab.bench.harness.plots import Panel
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures
 from coppice.lab.bench.load.figures import Span, Targets
@@ -53,18 +57,16 @@ from coppice.lab.bench.load.loads import (
     TraceLoad,
     trace_beginning,
 )
-from coppice.lab.bench.load.window import FIXED, OFF, PLANNER, Answer, Fate, Policy, Window, policies
 from coppice.lab.bench.load.workload import Workload
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
-from coppice.lab.bench.throughput import (
-    BatchContender,
-    BatchedGenerate,
-    BatchSample,
-    ContinuousBatching,
-    measure_batches,
-)
-from coppice.lab.bench.transformers_baseline import load_model, quiet_transformers
+from coppice.lab.bench.throughput import measure_batches
+from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
 from coppice.v1 import inference_pb2
+
+OFF = "off"
+FIXED = ("fixed-small", "fixed-large")
+PLANNER = "planner"
+SMALL_NODES, LARGE_NODES = 4, 32
 
 # Outputs to compare with are made so many at once.
 REFERENCE_CONCURRENCY = 8
@@ -92,6 +94,17 @@ RATIO_NOTE = (
 References = tuple[tuple[int, ...], ...]
 
 
+def policies(server_max_nodes: int) -> tuple[Policy, ...]:
+    """Off, two fixed budgets within the server's limit, and the server's planner."""
+    small, large = (min(nodes, server_max_nodes) for nodes in (SMALL_NODES, LARGE_NODES))
+    return (
+        Policy(OFF, Mode.MODE_OFF),
+        Policy(FIXED[0], Mode.MODE_FORCED, small),
+        Policy(FIXED[1], Mode.MODE_FORCED, large),
+        Policy(PLANNER, Mode.MODE_AUTO),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One window within the benchmark, and the part of it that counts."""
@@ -117,12 +130,16 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
             # A server may run fewer at once than we ask for.
             give_up_s = time.monotonic() + REFERENCE_PATIENCE_S
             while time.monotonic() < give_up_s:
-                if await window.ask(workload.longest(prompt)) is not Fate.REFUSED:
+                if (await window.ask(workload.longest(prompt))).fate is not Fate.REFUSED:
                     return
                 await asyncio.sleep(PAUSE_S)
 
     await asyncio.gather(*map(ask, range(len(workload.prompts))))
-    outputs = {answer.request.prompt: answer.token_ids for answer in window.answers() if _is_whole(answer)}
+    outputs = {
+        answer.task.prompt: answer.token_ids
+        for answer in window.answers()
+        if answer.fate is Fate.COMPLETED and len(answer.token_ids) == answer.task.max_tokens
+    }
     failed = next((answer.error for answer in window.answers() if answer.error), "it is too short")
     if len(outputs) < len(workload.prompts):
         raise BenchmarkError(f"no output of {OFF} to compare with: {failed}")
@@ -159,6 +176,44 @@ async def measure_loads(
     return Samples(taken)
 
 
+def is_identical(answer: Answer, references: References) -> bool:
+    """Whether what came is what speculation off gives, and all of it where the request was completed."""
+    expected = references[answer.task.prompt][: answer.task.max_tokens]
+    if answer.fate is Fate.COMPLETED:
+        return answer.token_ids == expected
+    return answer.token_ids == expected[: len(answer.token_ids)]
+
+
+def counts(answers: Sequence[Answer], references: References) -> Row:
+    """What became of requests, and how many outputs are those of speculation off."""
+    fates = Counter(answer.fate for answer in answers)
+    compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
+    num_identical = sum(is_identical(answer, references) for answer in compared)
+    return {
+        "num_requests": len(answers),
+        **{f"num_{fate.value}": fates[fate] for fate in Fate},
+        "num_compared": len(compared),
+        "num_identical": num_identical,
+        "identical": num_identical == len(compared),
+        "lag_ms_p99": lag_ms(answers),
+    }
+
+
+def lag_ms(answers: Iterable[Answer]) -> float | None:
+    """How late the generator itself sent requests, at the 99th percentile."""
+    return milliseconds(percentile((one.sent_s - one.intended_s for one in answers), 99))
+
+
+def late_remarks(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Where the generator measured itself."""
+    return [
+        f"{row['name']}: the load generator itself was late by up to {row['lag_ms_p99']:.0f} ms (p99); that is in "
+        "the latencies."
+        for row in rows
+        if (row["lag_ms_p99"] or 0) > MAX_LAG_MS
+    ]
+
+
 def require_completed(answers: Iterable[Answer], name: str) -> None:
     """A server that is gone must end the benchmark, not fill it with failures.
 
@@ -168,10 +223,6 @@ def require_completed(answers: Iterable[Answer], name: str) -> None:
     errors = {answer.fate: answer.error for answer in answers}
     if Fate.FAILED in errors and Fate.COMPLETED not in errors:
         raise BenchmarkError(f"{name}: no request was completed: {errors[Fate.FAILED]}")
-
-
-def _is_whole(answer: Answer) -> bool:
-    return answer.fate is Fate.COMPLETED and len(answer.token_ids) == answer.request.task.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,36 +258,6 @@ def saturation(results: Results) -> float:
     return statistics.median(map(speed, results.of(saturating_load(results), OFF)))
 
 
-def lost_times(load: StepLoad, sample: Sample) -> list[float | None]:
-    """What the beginning of each level costs, in seconds of the level's lasting speed."""
-    return [figures.lost_s(figures.token_bins(sample.answers, level.span)) for level in load.levels]
-
-
-def lowest_speed(load: StepLoad, sample: Sample) -> float:
-    """The fewest tokens per second, over two seconds, with many requests at once."""
-    bins = figures.token_bins(sample.answers, load.levels[1].span)
-    return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
-
-
-def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
-    """How far from its lasting speed each level may be and have settled.
-
-    With speculation off there is nothing to settle in a level's second half. How far seconds of that stray all the
-    same, by prompts and by lumps of tokens, is no unrest of any policy's; by the median of runs.
-    """
-    off = results.of(load, OFF)
-    strays = [[figures.strays(figures.token_bins(one.answers, level.span)) for one in off] for level in load.levels]
-    return [max(figures.TOLERANCE, statistics.median(each)) for each in strays]
-
-
-def settle_times(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float | None]:
-    """Seconds after the beginning of each level until it had settled."""
-    return [
-        figures.settle_s(figures.token_bins(sample.answers, level.span), tolerance=tolerance)
-        for level, tolerance in zip(load.levels, tolerances, strict=True)
-    ]
-
-
 class Baselines:
     """transformers by itself under closed loads: as many requests at once in one batch, by each of its two ways.
 
@@ -244,41 +265,39 @@ class Baselines:
     different lengths would lose is given to it.
     """
 
-    def __init__(self, contenders: Sequence[BatchContender], workload: Workload) -> None:
+    def __init__(self, contenders: Sequence[Contender], workload: Workload) -> None:
         self._contenders = tuple(contenders)
         self._prompts = workload.prompts
-        self._num_tokens = round(workload.mean_tokens)
-        self.samples: list[BatchSample] = []
+        self._plan = comparison.Plan(1, round(workload.mean_tokens), (0.0,), workload.seed)
+        self.samples: list[comparison.Sample] = []
 
     async def measure(self, load: Load, run: int) -> None:
-        """One batch by each contender, while the services rest; nothing beside other loads than closed ones.
+        """One batch by each contender, while the services rest; nothing with other loads than closed ones.
 
         Raises:
             BenchmarkError: a contender failed.
         """
-        if not self._contenders or not isinstance(load, ClosedLoad):
-            return
-        arms = in_turn(self._contenders, run)
-        count, tokens = load.concurrency, self._num_tokens
-        self.samples += await asyncio.to_thread(measure_batches, arms, self._prompts, [count], 1, tokens, first_run=run)
+        if self._contenders and isinstance(load, ClosedLoad):
+            arms = in_turn(self._contenders, run)
+            self.samples += await measure_batches(arms, self._prompts, self._plan, load.concurrency, [run])
 
     def rows(self, references: References) -> list[Row]:
         """One flat object per contender and number of requests at once, in the order measured."""
-        known = {tokens[: self._num_tokens] for tokens in references}
+        known = {tokens[: self._plan.max_tokens] for tokens in references}
         every = Samples(self.samples)
         found: list[Row] = []
-        for count in every.each("concurrency"):
+        for count in every.each("size"):
             for contender in self._contenders:
-                group = every.where(contender=contender.name, concurrency=count)
-                outputs = [tokens for sample in group for tokens in sample.completion.token_ids]
+                group = every.where(contender=contender.name, size=count)
+                answers = answers_of(group)
                 row = {
                     "name": f"{contender.name} c{count}",
                     "contender": contender.name,
                     "part": "baseline",
                     "concurrency": count,
-                    **spread("tokens_per_s", [sample.tokens_per_s for sample in group]),
-                    "num_requests": len(outputs),
-                    "num_identical_to_off": sum(tokens in known for tokens in outputs),
+                    **spread("tokens_per_s", group.by_run(comparison.tokens_per_s)),
+                    "num_requests": len(answers),
+                    "num_identical_to_off": sum(answer.token_ids in known for answer in answers),
                     "note": contender.note,
                 }
                 found.append(row)
@@ -289,16 +308,45 @@ class Baselines:
         found: ByRun = {}
         for load in results.loads(ClosedLoad):
             for sample in results.of(load, OFF):
-                theirs = {
-                    one.contender: one.tokens_per_s
-                    for one in self.samples
-                    if (one.concurrency, one.run) == (load.concurrency, sample.run)
-                }
+                group = Samples(self.samples).where(size=load.concurrency, run=sample.run)
+                theirs = {one.contender: comparison.tokens_per_s([one]) or 0.0 for one in group}
                 if theirs:
                     theirs[BEST] = max(theirs.values())
                 for name, tokens_per_s in theirs.items():
                     found.setdefault(f"{OFF}/{name}.{load.name}", []).append(speed(sample) / tokens_per_s)
         return found
+
+
+def step_bins(load: StepLoad, sample: Sample) -> list[list[float]]:
+    """Tokens per second by bins, of each level."""
+    return [figures.token_bins(sample.answers, level.span) for level in load.levels]
+
+
+def lowest_speed(load: StepLoad, sample: Sample) -> float:
+    """The fewest tokens per second, over two seconds, with many requests at once."""
+    _, bins, _ = step_bins(load, sample)
+    return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
+
+
+def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
+    """How far from its lasting speed each level may be and have settled.
+
+    With speculation off there is nothing to settle in a level's second half. How far seconds of that stray all the
+    same, by prompts and by lumps of tokens, is no unrest of any policy's; by the median of runs.
+    """
+    by_level = zip(*(step_bins(load, one) for one in results.of(load, OFF)), strict=True)
+    return [max(figures.TOLERANCE, statistics.median(map(figures.strays, bins))) for bins in by_level]
+
+
+def settle_times(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float | None]:
+    """Seconds after the steps up and down until the level had settled."""
+    pairs = zip(step_bins(load, sample), tolerances, strict=True)
+    return [figures.settle_s(bins, tolerance=tolerance) for bins, tolerance in pairs][1:]
+
+
+def lost_times(load: StepLoad, sample: Sample) -> list[float | None]:
+    """What the steps up and down cost, in seconds of the level's lasting speed."""
+    return [figures.lost_s(bins) for bins in step_bins(load, sample)][1:]
 
 
 def load_rows(results: Results, references: References) -> list[Row]:
@@ -314,7 +362,7 @@ def load_rows(results: Results, references: References) -> list[Row]:
                 **_load_figures(results, load, group),
                 **spread("tokens_per_s", map(speed, group)),
                 **_latencies(group),
-                **_counts(group, references),
+                **counts([answer for sample in group for answer in sample.answers], references),
                 "note": policy.note,
             }
             found.append(row)
@@ -337,15 +385,6 @@ def series(results: Results) -> list[Row]:
     ]
 
 
-def wrong_outputs(result: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What breaks the promise: tokens that are not those of the same request with speculation off."""
-    return [
-        f"{row['name']}: {row['num_compared'] - row['num_identical']} of {row['num_compared']} outputs differ"
-        for row in result
-        if not row["identical"]
-    ]
-
-
 def load_remarks(result: Sequence[Mapping[str, Any]]) -> list[str]:
     """What has to be said with the figures."""
     notes = [
@@ -353,20 +392,7 @@ def load_remarks(result: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in result
         if row["num_refused"] or row["num_failed"]
     ]
-    late = [row for row in result if (row["lag_ms_p99"] or 0) > MAX_LAG_MS]
-    return notes + [
-        f"{row['name']}: the load generator itself was late by up to {row['lag_ms_p99']:.0f} ms (p99); that is in "
-        "the latencies."
-        for row in late
-    ]
-
-
-def is_identical(answer: Answer, references: References) -> bool:
-    """Whether what came is what speculation off gives, and all of it where the request was completed."""
-    expected = references[answer.request.prompt][: answer.request.task.max_tokens]
-    if answer.fate is Fate.COMPLETED:
-        return answer.token_ids == expected
-    return answer.token_ids == expected[: len(answer.token_ids)]
+    return notes + late_remarks(result)
 
 
 def _load_figures(results: Results, load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample]) -> Row:
@@ -399,10 +425,10 @@ def _step_figures(load: StepLoad, group: Sequence[Sample], tolerances: Sequence[
     for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
         found[f"tokens_per_s_{name}"] = rounded(statistics.median(speeds))
-    for number, name in ((1, "up"), (2, "down")):
+    for number, name in enumerate(("up", "down")):
         settled = [settle_times(load, sample, tolerances)[number] for sample in group]
         found[f"settle_{name}_s"] = _median_or_never(settled)
-        found[f"settle_tolerance_{name}"] = rounded(tolerances[number])
+        found[f"settle_tolerance_{name}"] = rounded(tolerances[1 + number])
         found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
     found["lowest_tokens_per_s_at"] = rounded(statistics.median(lowest_speed(load, sample) for sample in group))
     return found
@@ -419,38 +445,21 @@ def _latencies(group: Sequence[Sample]) -> Row:
     gaps = [gap for sample in group for gap in figures.gaps_s(sample.answers, sample.span)]
     deltas = [delta for answer in ended for delta in answer.deltas]
     return {
-        **_percentiles("ttft", [time for sample in group for time in figures.ttfts_s(sample.answers, sample.span)]),
-        **_percentiles("itl", gaps),
-        **_percentiles("tpot", figures.tpots_s(ended)),
-        **_percentiles("e2e", [answer.ended_s - answer.intended_s for answer in ended]),
-        "lag_ms_p99": milliseconds(percentile((one.sent_s - one.intended_s for one in _all(group)), 99)),
+        **percentiles("ttft", [time for sample in group for time in figures.ttfts_s(sample.answers, sample.span)]),
+        **percentiles("itl", gaps),
+        **percentiles("tpot", figures.tpots_s(ended)),
+        **percentiles("e2e", [answer.e2e_s for answer in ended]),
         "tokens_per_delta": rounded(quotient(sum(delta.num_tokens for delta in deltas), len(deltas))),
-        "rows_per_pass": rounded(figures.rows_per_pass(ended)),
-        "mean_acceptance_length": rounded(figures.mean_acceptance_length(ended)),
-        "nodes_per_round": rounded(figures.nodes_per_round(ended)),
+        "rows_per_pass": rounded(rows_per_pass(ended)),
+        "mean_acceptance_length": rounded(mean_acceptance_length(ended)),
+        "nodes_per_round": rounded(nodes_per_round(ended)),
     }
 
 
-def _counts(group: Sequence[Sample], references: References) -> Row:
-    answers = _all(group)
-    fates = Counter(answer.fate for answer in answers)
-    compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
-    num_identical = sum(is_identical(answer, references) for answer in compared)
-    return {
-        "num_requests": len(answers),
-        **{f"num_{fate.value}": fates[fate] for fate in Fate},
-        "num_compared": len(compared),
-        "num_identical": num_identical,
-        "identical": num_identical == len(compared),
-    }
-
-
-def _all(group: Iterable[Sample]) -> list[Answer]:
-    return [answer for sample in group for answer in sample.answers]
-
-
-def _percentiles(name: str, times_s: Sequence[float]) -> Row:
-    return {f"{name}_ms_p{percent}": milliseconds(percentile(times_s, percent)) for percent in (50, 99)}
+def percentiles(name: str, times_s: Iterable[float | None], percents: Sequence[int] = (50, 99)) -> Row:
+    """Fields of a row, in milliseconds."""
+    known = list(times_s)
+    return {f"{name}_ms_p{percent}": milliseconds(percentile(known, percent)) for percent in percents}
 
 
 def load_ratios(results: Results, beside: ByRun | None = None) -> Ratios:
@@ -497,40 +506,33 @@ def _open_ratios(results: Results) -> ByRun:
 
 
 def _step_ratios(results: Results) -> ByRun:
-    """Of the planner beside speculation off: when levels had settled, what steps cost, the lowest speed."""
+    """Of the planner and of speculation off: when levels had settled, what steps cost, the lowest speed."""
     found: ByRun = {}
     for load in results.loads(StepLoad):
         planner, off = results.of(load, PLANNER), results.of(load, OFF)
-        by_policy = {"": planner, f".{OFF}": off}
         far = settle_tolerances(results, load)
-        times = {whose: [_settled(load, one, far) for one in group] for whose, group in by_policy.items()}
-        for whose, by_run in times.items():
+        times = [[_never_is(load, settle_times(load, one, far), 1) for one in group] for group in (planner, off)]
+        for whose, by_run in zip(("", f".{OFF}"), times, strict=True):
             for number, name in enumerate(("up", "down")):
                 found[f"step.settle_{name}_s{whose}"] = [both[number] for both in by_run]
             found[f"step.settle_s{whose}"] = [max(both) for both in by_run]
-        found["step.settle_beyond_off_s"] = _beyond(times[""], times[f".{OFF}"])
-        lost = [_lost(load, sample) for sample in planner]
-        found["step.lost_s"] = [max(both) for both in lost]
-        found["step.lost_beyond_off_s"] = _beyond(lost, [_lost(load, sample) for sample in off])
+        found["step.settle_beyond_off_s"] = _beyond(*times)
+        lost = [[_never_is(load, lost_times(load, one), 0.5) for one in group] for group in (planner, off)]
+        found["step.lost_s"] = [max(both) for both in lost[0]]
+        found["step.lost_beyond_off_s"] = _beyond(*lost)
         found[f"step.lowest/{OFF}"] = _within_runs(results, load, PLANNER, OFF, partial(lowest_speed, load))
     return found
+
+
+def _never_is(load: StepLoad, times: Sequence[float | None], share: float) -> list[float]:
+    """Of the steps up and down; where a time never comes, so large a share of the level."""
+    pairs = zip(times, load.levels[1:], strict=True)
+    return [share * level.span.length_s if time is None else time for time, level in pairs]
 
 
 def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
     """By run: how much more it is of the one than of the other, at the step where that is most."""
     return [max(map(operator.sub, one, other)) for one, other in zip(mine, theirs, strict=True)]
-
-
-def _settled(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float]:
-    """By the step up and the step down, the level's length where it never settles."""
-    pairs = zip(settle_times(load, sample, tolerances)[1:], load.levels[1:], strict=True)
-    return [level.span.length_s if time is None else time for time, level in pairs]
-
-
-def _lost(load: StepLoad, sample: Sample) -> list[float]:
-    """By the step up and the step down, the first half of the level where nothing comes in the second."""
-    pairs = zip(lost_times(load, sample)[1:], load.levels[1:], strict=True)
-    return [level.span.length_s / 2 if time is None else time for time, level in pairs]
 
 
 def _within_runs(
@@ -592,23 +594,20 @@ class LoadSuite:
     temperature: float = 0.0
     seed: int = 0
 
-    def run(self, address: str) -> Report:
+    async def run(self, address: str) -> Report:
         """Measure and return the report.
 
         Raises:
             BenchmarkError: the server failed.
         """
+        machine = describe_machine()
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
-            return asyncio.run(self._run(address))
+            return await self._measured(address, machine)
 
-    async def _run(self, address: str) -> Report:
-        machine = describe_machine()
+    async def _measured(self, address: str, machine: Mapping[str, Any]) -> Report:
         async with Client(address) as client:
-            try:
-                info = await client.model_info()
-            except RequestFailedError as error:
-                raise BenchmarkError(f"GetModelInfo: {error}") from error
+            info = await model_info(client)
             contenders = policies(info.max_nodes)
             workload, num_cut = self._workload(info.max_context_tokens)
             baselines = self._baselines(workload)
@@ -623,7 +622,7 @@ class LoadSuite:
             load_ratios(results, baselines.ratios(results)),
             RATIO_NOTE,
             load_remarks(rows),
-            wrong_outputs(rows),
+            unequal(rows, "num_compared"),
             step_series=series(results),
         )
 

@@ -1,4 +1,4 @@
-"""The requests of a load, and how clients read their streams: the same numbers give the same requests."""
+"""The requests of a load: the same numbers give the same requests."""
 
 from __future__ import annotations
 
@@ -7,33 +7,12 @@ import random
 import statistics
 from dataclasses import dataclass
 
-from coppice.lab.bench.contenders import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """A client that goes `leave_after_s` after it has sent its request, or rests for `pause_s` after each delta."""
-
-    leave_after_s: float | None = None
-    pause_s: float = 0.0
-
-
-# It reads at once, and to the end.
-ATTENTIVE = Manner()
-
+from coppice.lab.bench.client import Task
 
 # Of the logarithm of a lognormal length.
 SPREAD = 0.6
 # Lengths that stand for all of them.
 NUM_USUAL = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """What to complete, and which prompt of the workload it is."""
-
-    prompt: int
-    task: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +30,15 @@ class Workload:
     # Lengths around the geometric mean of the bounds and cut to them, instead of evenly drawn: many short, a few long.
     lognormal: bool = False
 
-    def request(self, number: int, num_tokens: int | None = None) -> LoadRequest:
+    def request(self, number: int, num_tokens: int | None = None) -> Task:
         """The request of a number; `num_tokens` replaces the drawn length, as far as outputs may be long."""
         prompt = number % len(self.prompts)
         if num_tokens is None:
             num_tokens = self._length(number)
         length = min(max(num_tokens, 1), self.max_tokens)
-        return LoadRequest(prompt, Task(self.prompts[prompt], length, self.temperature, self.seed + prompt))
+        return Task(self.prompts[prompt], length, self.temperature, self.seed + prompt, prompt=prompt)
 
-    def longest(self, prompt: int) -> LoadRequest:
+    def longest(self, prompt: int) -> Task:
         """The request whose output begins with all others' of this prompt."""
         return self.request(prompt, self.max_tokens)
 

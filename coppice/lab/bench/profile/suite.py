@@ -17,12 +17,12 @@ import grpc
 
 from coppice.client import Client, RequestFailedError
 from coppice.core.tree import TokenTree
+from coppice.lab.bench.client import Mode, Policy, Window
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, progress
-from coppice.lab.bench.harness.report import Report, document, shown_path
+from coppice.lab.bench.harness.report import Report, document, shown_path, unequal
 from coppice.lab.bench.load.loads import ClosedLoad
-from coppice.lab.bench.load.suite import References, Results, Sample, load_rows, reference_outputs, speed, wrong_outputs
-from coppice.lab.bench.load.window import OFF, Mode, Policy, Window, policies
+from coppice.lab.bench.load.suite import OFF, References, Results, Sample, load_rows, policies, reference_outputs, speed
 from coppice.lab.bench.load.workload import Workload
 from coppice.lab.bench.profile.fits import Calibration, fit_drafts, fit_messages, fit_passes
 from coppice.lab.bench.profile.records import Records, now_s
@@ -296,7 +296,7 @@ class ProfileSuite:
             "server_max_nodes": measured.server_max_nodes,
             "temperature": workload.temperature,
         }
-        wrong = wrong_outputs(result)
+        wrong = unequal(result, "num_compared")
         return profile, document("load", measured.machine, {**settings, **facts}, result, mismatches=wrong)
 
 

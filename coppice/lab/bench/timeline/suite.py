@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from coppice.cli.topology import TopologySpec
-from coppice.core.sampling import SamplingParams, StoppingOptions
-from coppice.lab.bench.contenders import DEADLINE_S, max_context
+from coppice.client import Client, RequestFailedError
+from coppice.lab.bench.client import Mode, Policy, Task, model_info
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.harness.plots import Panel
@@ -24,8 +23,6 @@ from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
 from coppice.lab.bench.timeline.rounds import Round, Watched, hop_rows, ratios, rounds_of, shown_rounds
 from coppice.obs.timeline import SUFFIX, Timeline, TimelineEvent, read_timeline
-from coppice.v1 import inference_pb2, inference_pb2_grpc
-from coppice.wire.convert import sampling_to_proto, stopping_to_proto
 
 DIRECTORY_VARIABLE = "TIMELINE_DIR"
 NUM_WARM_UP_REQUESTS = 2
@@ -67,18 +64,24 @@ class TimelineSuite:
     temperature: float = 0.0
     seed: int = 0
 
-    def run(self, address: str) -> Report:
+    async def run(self, address: str) -> Report:
         """Send the requests and return what the report says of the run; the services' events come when they stop.
 
         Raises:
             BenchmarkError: a request failed.
         """
-        machine = describe_machine()
-        encoded, _ = encoded_prompts(self.target, self.prompts, self.max_tokens, max_context(address))
-        with grpc.insecure_channel(address) as channel:
-            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        machine, policy = describe_machine(), Policy("timeline", Mode.MODE_FORCED)
+        async with Client(address) as client:
+            context = (await model_info(client)).max_context_tokens
+            encoded, _ = encoded_prompts(self.target, self.prompts, self.max_tokens, context)
             for number, prompt_ids in enumerate([*encoded[:1] * NUM_WARM_UP_REQUESTS, *encoded]):
-                self._complete(stub, number, prompt_ids)
+                task = Task(tuple(prompt_ids), self.max_tokens, self.temperature, self.seed)
+                stream = client.stream_request(policy.message(task))
+                try:
+                    async for chunk in stream:
+                        self.client.mark("delta", size=len(chunk.token_ids))
+                except RequestFailedError as error:
+                    raise BenchmarkError(f"request {number} failed: {error}") from error
         settings = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
         settings["prompts"] = [one.origin for one in self.prompts]
         return document("timeline", machine, settings, [], notes=NOTES)
@@ -91,20 +94,6 @@ class TimelineSuite:
         """
         services = ("orchestrator", "drafter", "verifier")
         return Watched(self.client.events(), *(_events(self.directory, name) for name in services))
-
-    def _complete(self, stub: Any, number: int, prompt_ids: Sequence[int]) -> None:
-        request = inference_pb2.GenerateRequest(
-            token_ids=inference_pb2.TokenIds(ids=prompt_ids),
-            sampling=sampling_to_proto(SamplingParams(temperature=self.temperature, seed=self.seed)),
-            stopping=stopping_to_proto(StoppingOptions(max_tokens=self.max_tokens, ignore_eos=True)),
-            speculation=inference_pb2.SpeculationPolicy(mode=inference_pb2.SpeculationPolicy.MODE_FORCED),
-            cache_salt=f"timeline {number}",
-        )
-        try:
-            for response in stub.Generate(request, timeout=DEADLINE_S):
-                self.client.mark("delta", size=len(response.token_ids))
-        except grpc.RpcError as error:
-            raise BenchmarkError(f"request {number} failed: {error}") from error
 
 
 def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:

@@ -6,42 +6,41 @@ from dataclasses import replace
 
 import pytest
 
-from coppice.completion import Completion, SourceCounts, Speculation, Timing, Usage
+from coppice.completion import SourceCounts, Speculation, Usage
 from coppice.lab.bench.cache.suite import (
-    Answer,
     Sample,
     broken_rules,
     cache_ratios,
     cache_remarks,
     cache_rows,
-    wrong_outputs,
 )
 from coppice.lab.bench.cache.workload import EDITED, NEW, REPEATED, CachePrompt
+from coppice.lab.bench.client import Answer, Delta, Fate
 from coppice.lab.bench.harness.experiment import Ratios, Samples
+from coppice.lab.bench.harness.report import unequal
 from orchestrator.prefix_cache.store import CacheCounts
+from tests.unit.coppice.lab.bench import made_up
 
-PROMPTS = tuple(CachePrompt(kind, kind, "here") for kind in (NEW, REPEATED, EDITED))
+PROMPTS = tuple(CachePrompt(kind, "here", kind) for kind in (NEW, REPEATED, EDITED))
 TOKENS = tuple(range(12))
 
 
 def answer(prompt: int, rounds: int, ttft_s: float = 0.1, tokens: tuple[int, ...] = TOKENS) -> Answer:
     """Twelve tokens in so many rounds and a second, half of whose prompt was computed before."""
-    completion = Completion(
-        request_id="",
-        seed=0,
-        text="",
-        token_ids=tokens,
-        finish_reason="length",
-        stop_match=None,
-        usage=Usage(prompt_tokens=100, completion_tokens=len(tokens), cached_prompt_tokens=50),
-        speculation=Speculation(rounds=rounds, sources={"cache": SourceCounts(9, 4), "small-lm": SourceCounts(7, 7)}),
-        timing=Timing(),
+    counts = Speculation(rounds=rounds, sources={"cache": SourceCounts(9, 4), "small-lm": SourceCounts(7, 7)})
+    usage = Usage(prompt_tokens=100, completion_tokens=len(tokens), cached_prompt_tokens=50)
+    return made_up.answer(
+        [(ttft_s, len(tokens))], tokens=tokens, ended_s=1.0, prompt=prompt, speculation=counts, usage=usage
     )
-    return Answer(prompt, tokens, 1.0, ttft_s, completion)
+
+
+def rounds_of(one: Answer, *tokens: int) -> Answer:
+    return replace(one, deltas=tuple(Delta(0.1 + number, count) for number, count in enumerate(tokens)))
 
 
 def failed(prompt: int, tokens: tuple[int, ...]) -> Answer:
-    return Answer(prompt, tokens, 0.5, 0.1 if tokens else None, None, "UNAVAILABLE: gone")
+    deltas = [(0.1, len(tokens))] if tokens else []
+    return made_up.answer(deltas, Fate.FAILED, tokens=tokens, ended_s=0.5, prompt=prompt)
 
 
 def samples(*phases: tuple[str, int, list[Answer]], setting: str = "cache", heat: float = 0.0) -> list[Sample]:
@@ -110,10 +109,12 @@ def test_ratios_are_within_runs_over_the_same_prompts_when_cold_and_the_worst_le
 
 def test_the_first_round_of_a_cold_prompt_had_a_draft_only_since_it_took_so_long() -> None:
     """Both have 3 tokens a round later on; the cold one had 3 in its first round, too, and the warm one had 1."""
-    cold = replace(answer(0, 4), round_tokens=(3, 3, 3, 3))
-    warm = replace(answer(0, 5, tokens=tuple(range(13))), round_tokens=(1, 3, 3, 3, 3))
-    worse = replace(answer(1, 6, tokens=tuple(range(12))), round_tokens=(2, 2, 2, 2, 2, 2))
-    taken = samples(("cold", 0, [cold, replace(cold, prompt=1)]), ("again", 0, [warm]), ("shifted", 0, [worse]))
+    cold = rounds_of(answer(0, 4), 3, 3, 3, 3)
+    warm = rounds_of(answer(0, 5, tokens=tuple(range(13))), 1, 3, 3, 3, 3)
+    worse = rounds_of(answer(1, 6), 2, 2, 2, 2, 2, 2)
+    taken = samples(
+        ("cold", 0, [cold, replace(cold, task=answer(1, 4).task)]), ("again", 0, [warm]), ("shifted", 0, [worse])
+    )
     given = Samples([off(), *taken])
     found = cache_ratios(given)
     values, _spread = found.values, found.spread
@@ -151,7 +152,7 @@ def test_failed_requests_are_counted_by_run_and_compared_as_far_as_they_came() -
     assert values["killed/cold.tau-with-first"] == 2.0
     result = cache_rows(given, PROMPTS)
     assert (result[2]["num_failed"], result[1]["num_identical"]) == (3, 3)
-    assert wrong_outputs(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
+    assert unequal(result) == ["cache T=0 killed: 3 of 6 outputs differ"]
     assert cache_remarks(result, with_redis=True) == ["cache T=0 killed: 3 requests failed."]
     assert cache_remarks([], with_redis=False) == [
         "No redis-server is installed: the phases through Redis are left out."

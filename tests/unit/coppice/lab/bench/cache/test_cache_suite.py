@@ -14,8 +14,9 @@ from coppice.cli import bench
 from coppice.cli.topology import TopologySpec
 from coppice.lab.bench.cache import services as services_module
 from coppice.lab.bench.cache.services import Instance, Services
-from coppice.lab.bench.cache.suite import CachePlan, CacheSuite, measure, settings
+from coppice.lab.bench.cache.suite import CacheSuite, measure, settings
 from coppice.lab.bench.cache.workload import make_workload, phases
+from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.prompts import Prompt
 from orchestrator.prefix_cache.store import CacheCounts
 from tests.unit.coppice.lab.bench.schema import lost_fields
@@ -24,8 +25,9 @@ PROMPTS = [Prompt(f"f{number}(x)", "here") for number in range(20)]
 WORKLOAD = make_workload(PROMPTS, num_systems=1, num_endings=4)
 
 
-def plan(*temperatures: float, max_tokens: int = 4) -> CachePlan:
-    return CachePlan(settings(["small-lm"]), temperatures or (0.0,), num_runs=1, max_tokens=max_tokens, seed=0)
+def suite(target: Path, *temperatures: float) -> CacheSuite:
+    setup = Setup(target, WORKLOAD.prompts, Plan(1, 4, temperatures, seed=0), threads=1)
+    return CacheSuite(setup, WORKLOAD, settings(["small-lm"]))
 
 
 def counting(reads: int) -> Callable[[], Awaitable[CacheCounts]]:
@@ -62,8 +64,8 @@ def services(address: str, redis: NotedRedis | None = None) -> Services:
 
 
 def test_the_cache_works_beside_each_kind_of_drafter_and_alone() -> None:
-    pairs = [(setting.name, setting.speculation) for setting in settings(["small-lm"])]
-    assert pairs == [("small-lm+cache", "small-lm,cache"), ("cache", "cache")]
+    pairs = [(setting.name, setting.sources) for setting in settings(["small-lm"])]
+    assert pairs == [("small-lm+cache", ("small-lm", "cache")), ("cache", ("cache",))]
     assert [setting.name for setting in settings([])] == ["cache"]
 
 
@@ -71,8 +73,8 @@ async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_
     redis = NotedRedis()
     order = [phase for phase in phases(WORKLOAD, with_redis=True) if phase.name in ("fill", "killed")]
     prompts = [tuple(prompt.text.encode()) for prompt in (*WORKLOAD.first, *WORKLOAD.shifted)]
-    given = CachePlan(settings([]), (0.0,), num_runs=2, max_tokens=2, seed=0)
-    taken = await measure(services(server, redis), prompts, order, given, redis.answered)
+    given = Plan(2, 2, (0.0,), seed=0)
+    taken = await measure(services(server, redis), prompts, order, given, settings([]), redis.answered)
     # Seven answers without speculation, and in each run four of either phase; the third of the last sees it die.
     assert redis.events == [("kill", 13), ("start", 14), ("kill", 21), ("start", 22)]
     assert [(one.phase, one.run, len(one.answers)) for one in taken[1:]] == [
@@ -85,7 +87,7 @@ async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_
 
 
 async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_target: Path) -> None:
-    report = await CacheSuite(tiny_target, WORKLOAD, plan(0.0, 1.0), threads=1).run(services(server, NotedRedis()))
+    report = await suite(tiny_target, 0.0, 1.0).run(services(server, NotedRedis()))
     names = ("cold", "fill", "again", "shifted", "second", "killed")
     expected = []
     for heat in (0, 1):
@@ -105,7 +107,7 @@ async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_tar
 
 
 async def test_without_a_redis_its_phases_are_left_out_and_that_is_said(server: str, tiny_target: Path) -> None:
-    report = await CacheSuite(tiny_target, WORKLOAD, plan(), threads=1).run(services(server))
+    report = await suite(tiny_target, 0.0).run(services(server))
     assert {row["phase"] for row in report["rows"]} == {"off", "cold", "fill", "again", "shifted"}
     assert "warm-second/cold.tau" not in report["ratios"]
     assert any("No redis-server" in note for note in report["notes"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from coppice.lab.bench.client import Fate
 from coppice.lab.bench.load import figures
 from coppice.lab.bench.load.figures import Span, Targets
-from coppice.lab.bench.load.window import Fate
-from tests.unit.coppice.lab.bench.load.answers import answer
+from tests.unit.coppice.lab.bench.made_up import answer
 
 WHOLE = Span(0.0, 10.0)
 

@@ -9,12 +9,12 @@ import pytest
 
 from coppice.client import Client
 from coppice.core.errors import OverloadedError, UnavailableError
+from coppice.lab.bench.client import Answer, Fate, Manner, Mode, Policy, Window
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.load.figures import Span
 from coppice.lab.bench.load.loads import Arrival, ClosedLoad, PoissonLoad, StepLoad, closed_loop, open_loop
-from coppice.lab.bench.load.suite import measure_loads, reference_outputs
-from coppice.lab.bench.load.window import OFF, PLANNER, Answer, Fate, Mode, Policy, Window, policies
-from coppice.lab.bench.load.workload import Manner, Workload
+from coppice.lab.bench.load.suite import OFF, PLANNER, measure_loads, policies, reference_outputs
+from coppice.lab.bench.load.workload import Workload
 from coppice.v1 import inference_pb2
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy
@@ -131,7 +131,7 @@ async def test_a_closed_loop_keeps_each_levels_number_running() -> None:
         window = Window(client, POLICY)
         assert await load.drive(window, WORKLOAD, 0) == Span(0.0, load.levels[-1].span.end_s)
         answers = window.answers()
-    assert [answer.request for answer in answers] == [WORKLOAD.request(number) for number in range(len(answers))]
+    assert [answer.task for answer in answers] == [WORKLOAD.request(number) for number in range(len(answers))]
     assert {answer.fate for answer in answers} == {Fate.COMPLETED, Fate.CUT}
     for level in load.levels:
         # Away from the steps; between two requests of a worker there is a moment without one.
@@ -172,7 +172,7 @@ async def test_outputs_of_every_length_begin_the_reference() -> None:
     assert [len(tokens) for tokens in references] == [9, 9, 9]
     assert len({len(answer.token_ids) for answer in window.answers()}) > 2
     for answer in window.answers():
-        assert answer.token_ids == references[answer.request.prompt][: answer.request.task.max_tokens]
+        assert answer.token_ids == references[answer.task.prompt][: answer.task.max_tokens]
 
 
 async def test_a_server_that_fails_everything_ends_the_benchmark() -> None:

@@ -90,4 +90,4 @@ def test_a_server_without_metrics_ends_the_benchmark(
     serve_at(monkeypatch, server)
     result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
     assert result.exit_code == 1
-    assert "coppice: no metrics at http://127.0.0.1:" in result.output
+    assert "coppice: no metrics of the orchestrator at http://127.0.0.1:" in result.output

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from coppice.completion import Timing
+from coppice.lab.bench.client import Answer, Fate, Manner
 from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.load.figures import Targets
-from coppice.lab.bench.load.window import Answer, Fate
-from coppice.lab.bench.load.workload import Manner
 from coppice.lab.bench.overload import (
     CALM,
     PARTS,
@@ -24,7 +23,7 @@ from coppice.lab.bench.overload import (
     recovery_s,
     slowest,
 )
-from tests.unit.coppice.lab.bench.load.answers import answer
+from tests.unit.coppice.lab.bench.made_up import answer
 
 REFERENCES = ((7,) * 400,)
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.2)

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import Metric
 
+from coppice.lab.bench.client import ATTENTIVE
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.load.workload import ATTENTIVE
-from coppice.lab.bench.overload import LEAVE_WITHIN_S, Crowd, CrowdWatch, Visitors, read_crowd, visits
+from coppice.lab.bench.overload import LEAVE_WITHIN_S, Crowd, CrowdWatch, Visitors, visits
 from coppice.obs.metrics import Prefix
 from coppice.obs.metrics_server import MetricsServer
 from tests.fakes import eventually
@@ -49,13 +49,14 @@ async def test_metrics_that_are_not_there_or_of_something_else_are_an_error() ->
     server, thread = start_http_server(0, "127.0.0.1", CollectorRegistry())
     url = f"http://127.0.0.1:{server.server_port}/metrics"
     try:
-        with pytest.raises(ValueError, match="not an orchestrator's"):
-            await asyncio.to_thread(read_crowd, url)
+        with pytest.raises(BenchmarkError, match="no metrics of an orchestrator"):
+            async with CrowdWatch(url).watching():
+                await asyncio.sleep(0.2)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    with pytest.raises(BenchmarkError, match="no metrics at http"):
+    with pytest.raises(BenchmarkError, match="no metrics of the orchestrator"):
         async with CrowdWatch(url).watching():
             await asyncio.sleep(0.2)
 
