@@ -1,4 +1,4 @@
-"""What a drafter's own probabilities turn out to be worth: learned from outcomes, shared by a service's sequences.
+"""Calibration of a drafter's own probabilities, learned from outcomes and shared by a service's sequences.
 
 A node's own probability, softmax(score / sigma) with the checkpoint's sigma, is what the map begins with. A cell holds
 the nodes of one temperature class, depth, rank among siblings and range of own probabilities; under coupling these

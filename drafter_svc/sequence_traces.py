@@ -1,4 +1,4 @@
-"""What the span of a sequence says of its drafts."""
+"""A sequence's span: attributes of its drafts."""
 
 from __future__ import annotations
 

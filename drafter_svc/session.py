@@ -1,4 +1,4 @@
-"""What the service remembers about one sequence, and the events that change it."""
+"""One sequence's state in the service, and the events that change it."""
 
 from __future__ import annotations
 

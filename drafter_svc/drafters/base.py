@@ -1,4 +1,4 @@
-"""What a drafter kind implements. All of it but `info` and counts belongs to the model thread alone."""
+"""The contract of a drafter kind. All of it but `info` and counts belongs to the model thread alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens the caches of all sequences hold together. The model thread's own, but for the numbers."""
+"""A bound on the cached tokens of all sequences together. The model thread's own, but for the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a sequence a drafter reads: all of it or, of a long one, its first tokens and its latest.
+"""The part of a sequence that a drafter reads: all of it or, of a long one, its first tokens and its latest.
 
 A drafter's context may be smaller than the target's, which sees everything anyhow (the part of HIPPO, 2601.08273, that
 needs no target). The first tokens stay, since attention leans on them (StreamingLLM, 2309.17453). Places are counted

@@ -1,4 +1,4 @@
-"""How long drafting ahead may take: until shortly before the outcome, whose time is known from the rounds before."""
+"""The time for drafting ahead: until shortly before the outcome, as the rounds before suggest."""
 
 from __future__ import annotations
 

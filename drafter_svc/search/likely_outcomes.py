@@ -1,4 +1,4 @@
-"""Which outcomes of a tree that is being verified are worth drafting for. Pure: knows neither models nor noise.
+"""The outcomes of a tree in verification that are worth drafting for. Pure: knows neither models nor noise.
 
 An outcome of a tree is an accepted path, from the root down to any node, and a token that is no child where the path
 ends. The drafter's own children of a node say how likely each is.

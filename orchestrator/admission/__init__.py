@@ -1,4 +1,4 @@
-"""Which request may start: queue, fair shares, pace.
+"""Admission of requests: queue, fair shares, pace.
 
 For `orchestrator.api`.
 """

@@ -1,4 +1,4 @@
-"""Who waits for places, and who is next: fair among hosts, their connections and tenants, by priority within one."""
+"""The queue for places: fair among hosts, their connections and tenants, by priority within one."""
 
 from __future__ import annotations
 

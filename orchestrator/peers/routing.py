@@ -1,4 +1,4 @@
-"""Which replica a sequence goes to: what each has of the prompt already, against how busy it is."""
+"""Choice of a sequence's replica: its known blocks of the prompt, against its load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of several drafters' trees for the same rounds: how long each takes, what one adds to another."""
+"""Records of several drafters' trees for the same rounds: how long each takes, what one adds to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source alone adds to rounds, and what it costs."""
+"""The gain and the cost of one source."""
 
 from __future__ import annotations
 

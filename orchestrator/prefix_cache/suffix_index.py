@@ -1,4 +1,4 @@
-"""Where the end of a token sequence has occurred before: an index that grows with its tokens.
+"""An index of earlier occurrences of a token sequence's end; it grows with the tokens.
 
 Positions that share their last two tokens are chained, latest first, as the match finders of LZ77 compressors do it. A
 token costs one dictionary entry; a search looks at a bounded number of positions and extends each of them backwards.

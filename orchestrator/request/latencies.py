@@ -1,4 +1,4 @@
-"""How long clients wait, as distributions over all outputs. In seconds; names and meanings are those of vLLM."""
+"""Latencies as distributions over all outputs. In seconds; names and meanings are those of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between a request and its back ends, in our own types."""
+"""The messages between a request and its back ends, in our own types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request counts and measures about its rounds."""
+"""A request's statistics of its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of drafts and of their nodes before they are verified, counted over all sequences."""
+"""Counts of drafts and of their nodes before verification, over all sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a round waits for its draft: never longer than asked, and not at all once waiting has stopped paying."""
+"""A round's wait for its draft: never longer than asked, and none once waiting has stopped paying."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round has brought a sequence."""
+"""The outcome of a round for one sequence."""
 
 from __future__ import annotations
 

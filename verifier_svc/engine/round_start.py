@@ -1,4 +1,4 @@
-"""When a round need not wait any longer. Pure, and without torch: the simulator follows the same rule."""
+"""The rule for starting a round without waiting longer. Pure, and without torch: the simulator follows it too."""
 
 from __future__ import annotations
 

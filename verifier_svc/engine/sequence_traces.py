@@ -1,4 +1,4 @@
-"""What the span of a sequence says of its rounds."""
+"""A sequence's span: attributes of its rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the latest grammars, bounded in bytes."""
+"""Results of the latest grammars, bounded in bytes."""
 
 from __future__ import annotations
 

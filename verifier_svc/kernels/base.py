@@ -1,4 +1,4 @@
-"""What every way of computing tree attention has in common. A kernel owns the keys and values of all layers."""
+"""The interface of tree attention kernels. A kernel owns the keys and values of all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many CPU threads a pass uses: few for a few rows, all cores for a prompt.
+"""The CPU threads of a pass: few for a few rows, all cores for a prompt.
 
 A pass over a few rows is hundreds of short steps; its threads meet after each, and one of them that has lost its core
 to an event loop or a drafter holds up all. A prompt's steps are long enough to use every core.

@@ -1,4 +1,4 @@
-"""Which target an adapter or an early head was trained for, told by a digest of some of the target's weights.
+"""The target that an adapter or an early head was trained for, by a digest of some of its weights.
 
 Beside another target it changes no token, but drafts badly or prunes what is right: worth a warning, and no more, since
 it may still fit a target that was tuned a little.

@@ -1,4 +1,4 @@
-"""What the verifier tells an orchestrator, as plain data."""
+"""The verifier's events for an orchestrator, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an early head is calibrated to and does on held-out text, and its card."""
+"""An early head's calibration and its effect on held-out text, and its card."""
 
 from __future__ import annotations
 

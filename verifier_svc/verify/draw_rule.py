@@ -1,4 +1,4 @@
-"""How a sequence's tokens are drawn, as far as early pruning has to know: which score a drawn token hardly misses."""
+"""A sequence's draw rule for early pruning: the score that a drawn token hardly misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an output ends: checked token by token, so that it ends inside an accepted block as plain decoding would."""
+"""The end of an output, checked token by token, so that it ends inside an accepted block as plain decoding would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `drafter.json` says about a checkpoint that predicts a block of tokens in one pass."""
+"""The content of `drafter.json` for checkpoints that predict a block of tokens in one pass."""
 
 from __future__ import annotations
 

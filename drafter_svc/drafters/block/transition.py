@@ -1,4 +1,4 @@
-"""What the token before says of the next one, in a checkpoint whose masks could not know it."""
+"""The transition of a checkpoint: the token before says something of the next one, which masks cannot know."""
 
 from __future__ import annotations
 

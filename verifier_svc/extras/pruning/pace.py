@@ -1,4 +1,4 @@
-"""When early pruning is worth its step: a pass is pruned only where that makes passes like it shorter. Pure.
+"""The decision to prune a pass early: only where that makes passes like it shorter. Pure.
 
 Learned from the passes that ran, by pairs of neighbours of about the same size, of which one was pruned: a machine that
 slows down slows both.
