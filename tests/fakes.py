@@ -10,8 +10,8 @@ import grpc
 
 from coppice.net import rpc
 from coppice.net.certificates import Certificates
-from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.guard.limits import GuardLimits
 from coppice.net.server_contexts import ServerContexts
 from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from tests.fake_drafter import FakeDrafter, perfect, wrong

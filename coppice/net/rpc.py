@@ -27,8 +27,8 @@ from grpc_status import rpc_status
 from coppice.core.errors import CoppiceError, InvalidRequestError, OverloadedError, UnavailableError
 from coppice.frozen_heap import frozen_heap
 from coppice.net.certificates import Certificates, channel_credentials, server_credentials
-from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.guard.limits import GuardLimits
 from coppice.net.lasting_server import LastingServer
 from coppice.net.server_contexts import ServerContexts
 from coppice.wire.unreadable import UnreadableRequests, check_request

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from coppice.core.errors import UnavailableError
-from coppice.net.guard.connection import Connection, GuardLimits, Room
+from coppice.net.guard.connection import Connection
+from coppice.net.guard.limits import GuardLimits, Room
 from coppice.net.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
 
 logger = logging.getLogger(__name__)

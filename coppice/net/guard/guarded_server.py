@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 
 from coppice.core.errors import UnavailableError
-from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guard import Guard
+from coppice.net.guard.limits import GuardLimits
 
 # The longest path of a Unix socket is 107 bytes; a longer one than this leaves no room for our part of it.
 _LONGEST_DIRECTORY = 80

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Budgets in units of work (`connection.py` says what costs how much); rates are units per second.
+    """Budgets in units of work (`client_frames.py` says what costs how much); rates are units per second.
 
     `of_one` and `burst_of_one` are those of a connection, `of_all` and `burst_of_all` those of all together.
     """

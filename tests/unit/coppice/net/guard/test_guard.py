@@ -17,8 +17,8 @@ import pytest
 import trustme
 
 from coppice.net.guard import frames
-from coppice.net.guard.connection import GuardLimits
 from coppice.net.guard.guarded_server import GuardedServer
+from coppice.net.guard.limits import GuardLimits
 from tests import certificates
 from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 

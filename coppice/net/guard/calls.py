@@ -1,0 +1,170 @@
+"""The calls of one client's connection: held until the first message is complete, then passed on to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from coppice.net.guard import frames
+from coppice.net.guard.frames import CANCEL, DATA, REFUSED_STREAM
+from coppice.net.guard.limits import GuardLimits, Room
+from coppice.net.guard.streams import HttpStream
+
+logger = logging.getLogger(__name__)
+
+# A message of more is large: so much of a call is held at most, and it needs room among all large ones.
+LARGE_BYTES = 32768
+# A large message may take longer to come in than others, at this many bytes a second.
+_SLOWEST_BYTES_PER_S = 65536
+# A client that takes less before it grants more is not sent anything.
+_MIN_WINDOW_BYTES = 1024
+
+
+class Calls:
+    """Every call has another number towards the server, where it appears when its first message is complete.
+
+    `peer` is the client's `host:port`; `to_client` and `to_server` write to the ends.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        limits: GuardLimits,
+        room: Room,
+        to_client: Callable[[bytes], None],
+        to_server: Callable[[bytes], None],
+    ) -> None:
+        self.peer = peer
+        self.to_client = to_client
+        self.to_server = to_server
+        self._limits = limits
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        # The highest number that the client has opened.
+        self.last_stream = 0
+        self._next_upstream = 1
+        # By the client's number; and the client's numbers by the server's.
+        self.streams: dict[int, HttpStream] = {}
+        self.by_upstream: dict[int, int] = {}
+        # Calls whose first message is not complete, in the order of their opening.
+        self.incomplete: dict[int, HttpStream] = {}
+        # Bytes that the guard has let the client send again, and that the server will let it send again, too.
+        self.granted = 0
+
+    def hold(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
+        """Keep a DATA frame of a call until the call is passed on; what goes to the server is added to `out`."""
+        stream.hold(flags, payload)
+        # What is held must not keep others of the connection from sending.
+        self.give_back(len(payload))
+        self._room.hold(self, len(payload))
+        if number in self.streams:
+            self.release_if_ready(number, stream, out)
+
+    def release_if_ready(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
+        """Pass a call on to the server, if what it needs is there."""
+        if stream.window < _MIN_WINDOW_BYTES:
+            return
+        size = stream.messages.size
+        is_complete = stream.messages.num_complete > 0 or stream.client_ended
+        # One that is too large is refused by gRPC when it sees the length.
+        is_refused = size > stream.messages.max_bytes
+        if not is_complete:
+            if size <= LARGE_BYTES and not is_refused:
+                return
+            if not is_refused and not self._reserve(stream, size):
+                return
+        if is_complete or is_refused:
+            self.incomplete.pop(number, None)
+        self.release(number, stream, out)
+
+    def release(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
+        """Pass a call on to the server: its headers and the DATA that is held."""
+        stream.upstream, self._next_upstream = self._next_upstream, self._next_upstream + 2
+        self.by_upstream[stream.upstream] = number
+        ends_at_once = stream.client_ended and not stream.frames
+        out.append(frames.header_frames(stream.upstream, stream.headers or [], ends_stream=ends_at_once))
+        out += [frames.frame(DATA, flags, stream.upstream, payload) for flags, payload in stream.frames]
+        out.append(frames.window_update(stream.upstream, stream.credit))
+        self.granted += stream.num_held
+        self._room.hold(self, -stream.num_held)
+        stream.headers, stream.frames, stream.num_held = None, [], 0
+
+    def free(self, stream: HttpStream) -> None:
+        """Give back the room of a call's large message."""
+        self._room.give_back(self, stream.reserved)
+        stream.reserved = 0
+
+    def end(self, number: int, code: int) -> None:
+        """End a call on both sides."""
+        stream = self.streams[number]
+        self.to_client(frames.reset(number, code))
+        if stream.upstream:
+            self.to_server(frames.reset(stream.upstream, CANCEL))
+        self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """Take out a call that has ended."""
+        stream = self.streams.pop(number)
+        self.incomplete.pop(number, None)
+        self.by_upstream.pop(stream.upstream, None)
+        self._room.hold(self, -stream.num_held)
+        self.free(stream)
+
+    def forget_all(self) -> None:
+        """The connection has ended."""
+        for stream in self.streams.values():
+            self.free(stream)
+            self._room.hold(self, -stream.num_held)
+        self.streams, self.by_upstream, self.incomplete = {}, {}, {}
+
+    def give_back(self, num_bytes: int) -> None:
+        """Let the client send as many bytes again: the server never sees those that it sent."""
+        if num_bytes:
+            self.to_client(frames.window_update(0, num_bytes))
+
+    def expire(self, now_s: float) -> None:
+        """End calls whose first message has taken too long."""
+        late = [number for number, stream in self.incomplete.items() if now_s > stream.deadline_s]
+        for number in late:
+            self.end(number, CANCEL)
+        if late:
+            logger.info("%d calls of %s ended: no whole message in time", len(late), self.peer)
+
+    def end_slow_message(self, since_s: float) -> bool:
+        """End the call whose large message has been coming in for longest, if that began before `since_s`."""
+        for number, stream in self.incomplete.items():
+            if stream.reserved and stream.opened_s < since_s:
+                logger.info("a call of %s ended: its message comes in slowly, and others need the room", self.peer)
+                self.end(number, CANCEL)
+                return True
+        return False
+
+    def end_held_call(self) -> bool:
+        """End the held call that came last: all connections hold too much, and this one most. False if it has none."""
+        number = next((number for number, stream in reversed(self.streams.items()) if stream.num_held), None)
+        if number is None:
+            return False
+        logger.info("a call of %s is refused: too much of its calls waits for the rest of a message", self.peer)
+        self.end(number, REFUSED_STREAM)
+        return True
+
+    def room_is_free(self) -> None:
+        """There may be room now for a message of this connection's that found none."""
+        self._loop.call_soon(self._release_waiting)
+
+    def _release_waiting(self) -> None:
+        """Try the held calls again: there may be room now."""
+        out: list[bytes] = []
+        for number, stream in list(self.incomplete.items()):
+            if not stream.upstream:
+                self.release_if_ready(number, stream, out)
+        self.to_server(b"".join(out))
+
+    def _reserve(self, stream: HttpStream, size: int) -> bool:
+        now_s = self._loop.time()
+        if not self._room.take(self, size, now_s):
+            return False
+        stream.reserved = size
+        stream.deadline_s = now_s + self._limits.first_message_s + size / _SLOWEST_BYTES_PER_S
+        return True

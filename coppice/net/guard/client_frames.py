@@ -1,0 +1,336 @@
+"""The client's side of a connection: frames are read, checked, charged for, and passed on as the calls that they make.
+
+Header blocks are read and written anew. Flow control is between client and server, save for DATA that goes no further:
+its bytes are granted again by the guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError
+
+from coppice.net.guard import frames
+from coppice.net.guard.calls import Calls
+from coppice.net.guard.frames import (
+    ACK,
+    COMPRESSION_ERROR,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEAD,
+    HEAD_BYTES,
+    HEADERS,
+    MAX_FRAME_BYTES,
+    MAX_WINDOW_BYTES,
+    NUMBER,
+    PING,
+    PRIORITY,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    REFUSED_STREAM,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Headers,
+    ProtocolError,
+)
+from coppice.net.guard.limits import GuardLimits
+from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError, content
+from coppice.net.guard.turnstile import HostAccount, Turnstile
+
+# The client's address, in each call's metadata: one value per connection.
+PEER_KEY = "x-coppice-peer"
+_PEER = PEER_KEY.encode()
+# What gRPC decodes as UTF-8 in the task that takes calls.
+_METHOD = re.compile(rb"/[!-~]{1,255}")
+# What gRPC allows in metadata: it decodes all of it as text, save for values of keys that end in "-bin".
+_NAME = re.compile(rb":?[0-9a-z_.-]+")
+_TEXT = re.compile(rb"[ -~]*")
+# Of methods that are not ours: health, reflection.
+OTHER_MESSAGE_BYTES = 65536
+OURS = b"/coppice."
+# Units of work (turnstile.py), about 50 microseconds each, by kind of frame; a connection pays before a frame is read.
+_UNITS = {HEADERS: 3.0, CONTINUATION: 1.0, SETTINGS: 0.5, PING: 0.3, RST_STREAM: 0.3, PRIORITY: 0.3, WINDOW_UPDATE: 0.1}
+_EMPTY_UNITS = 0.3
+_DATA_UNITS = 0.1
+_OTHER_UNITS = 0.3
+# Every frame's payload; DATA that belongs to no call; messages of a call that may have many.
+_UNITS_PER_BYTE = {SETTINGS: 2e-3}
+_OTHER_UNITS_PER_BYTE = 1 / 65536
+_LOST_DATA_UNITS = 1.0
+_MESSAGE_UNITS = 0.1
+_FREE_MESSAGES = 4
+# A byte of a large message (streams.py) of a call that may have many: the server converts it before it looks further.
+_LARGE_BYTE_UNITS = 1 / 2048
+# A header block's entries and bytes, which are known when it is decoded.
+_ENTRY_UNITS = 0.05
+_BYTE_UNITS = 0.002
+# What of a header block is read at most, encoded and decoded; and the most metadata that a call may have, as HTTP/2
+# counts it, with 32 bytes beside each entry's own.
+_MAX_BLOCK_BYTES = 131072
+MAX_METADATA_BYTES = 16384
+_ENTRY_BYTES = 32
+_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED = 3, 8
+
+
+class ClientFrames:
+    """Reads what a client sends after its preface; `account` pays for it."""
+
+    def __init__(self, calls: Calls, limits: GuardLimits, turnstile: Turnstile, account: HostAccount) -> None:
+        self._calls = calls
+        self._limits = limits
+        self._turnstile = turnstile
+        self._account = account
+        self._loop = asyncio.get_running_loop()
+        self._decoder = Decoder(_MAX_BLOCK_BYTES)
+        # A header block that is not complete: its stream, flags and bytes so far.
+        self._block: tuple[int, int, bytearray] | None = None
+        # What the client's SETTINGS grant each new stream.
+        self._window = frames.DEFAULT_WINDOW_BYTES
+
+    def read(self, inbound: bytearray) -> bool:
+        """Take whole frames out of `inbound` and go through them, as far as the connection's budget goes.
+
+        Returns:
+            False if the connection has to wait for its turn.
+
+        Raises:
+            ProtocolError: the connection has to be closed.
+        """
+        at = 0
+        out: list[bytes] = []
+        try:
+            while len(inbound) - at >= HEAD_BYTES:
+                first, flags, number = HEAD.unpack_from(inbound, at)
+                length, kind, number = first >> 8, first & 0xFF, number & MAX_WINDOW_BYTES
+                if length > MAX_FRAME_BYTES:
+                    raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
+                if len(inbound) - at < HEAD_BYTES + length:
+                    break
+                if not self._turnstile.take(self._account, _units(kind, flags, length)):
+                    return False
+                at += HEAD_BYTES
+                payload = bytes(inbound[at : at + length])
+                at += length
+                if self._block is not None and kind != CONTINUATION:
+                    raise ProtocolError("a frame within a header block")
+                if kind == DATA:
+                    self._data(number, flags, payload, out)
+                else:
+                    self._other_frame(kind, flags, number, payload, out)
+            return True
+        finally:
+            del inbound[:at]
+            self._calls.to_server(b"".join(out))
+
+    def _other_frame(self, kind: int, flags: int, number: int, payload: bytes, out: list[bytes]) -> None:
+        if kind in (HEADERS, CONTINUATION):
+            self._header_frame(kind, flags, number, payload, out)
+        elif kind == RST_STREAM:
+            self._reset(number, payload, out)
+        elif kind == WINDOW_UPDATE:
+            self._window_update(number, payload, out)
+        elif kind == SETTINGS:
+            self._settings(flags, payload, out)
+        elif kind in (PING, GOAWAY):
+            if number or (kind == PING and len(payload) != 8):
+                raise ProtocolError("a malformed frame of the connection")
+            out.append(frames.frame(kind, flags, 0, payload))
+        elif kind == PUSH_PROMISE:
+            raise ProtocolError("PUSH_PROMISE from a client")
+        # PRIORITY and frames of unknown kinds go no further.
+
+    def _data(self, number: int, flags: int, payload: bytes, out: list[bytes]) -> None:
+        stream = self._calls.streams.get(number)
+        if stream is None or stream.client_ended:
+            if number == 0 or number > self._calls.last_stream:
+                raise ProtocolError("DATA of no stream")
+            self._turnstile.charge(self._account, _LOST_DATA_UNITS)
+            self._calls.give_back(len(payload))
+            return
+        num_before, large_before = stream.messages.num_complete, stream.messages.num_large_bytes
+        try:
+            stream.messages.add(content(DATA, flags, payload))
+        except MessageTooLargeError:
+            # Of our methods gRPC refuses it, and says so; it does not keep it.
+            if not stream.is_ours:
+                self._calls.give_back(len(payload))
+                self._calls.end(number, ENHANCE_YOUR_CALM)
+                return
+        if stream.is_unary and stream.messages.num_begun > 1:
+            self._calls.give_back(len(payload))
+            self._calls.end(number, PROTOCOL_ERROR)
+            return
+        if (num_messages := stream.messages.num_complete - num_before) > _FREE_MESSAGES:
+            self._turnstile.charge(self._account, _MESSAGE_UNITS * num_messages)
+        if stream.is_streaming and (num_bytes := stream.messages.num_large_bytes - large_before):
+            self._turnstile.charge(self._account, _LARGE_BYTE_UNITS * num_bytes)
+        if stream.upstream:
+            self._pass_on(number, stream, flags, payload, out)
+        else:
+            self._calls.hold(number, stream, flags, payload, out)
+
+    def _pass_on(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
+        out.append(HEAD.pack(len(payload) << 8, flags, stream.upstream))
+        out.append(payload)
+        if stream.reserved and stream.messages.num_complete:
+            self._calls.free(stream)
+            self._calls.incomplete.pop(number, None)
+        if flags & END_STREAM:
+            stream.client_ended = True
+            self._calls.incomplete.pop(number, None)
+            if stream.server_ended:
+                self._calls.forget(number)
+
+    def _header_frame(self, kind: int, flags: int, number: int, payload: bytes, out: list[bytes]) -> None:
+        if kind == HEADERS:
+            if number % 2 == 0:
+                raise ProtocolError("HEADERS of no stream of a client's")
+            block = bytearray(content(HEADERS, flags, payload))
+            self._block = (number, flags, block)
+        elif self._block is None or self._block[0] != number:
+            raise ProtocolError("CONTINUATION of no header block")
+        else:
+            self._block[2].extend(payload)
+        number, first_flags, block = self._block
+        if len(block) > _MAX_BLOCK_BYTES:
+            raise ProtocolError("a header block of more than 128 KiB", ENHANCE_YOUR_CALM)
+        if flags & END_HEADERS:
+            self._block = None
+            self._open(number, first_flags, self._decoded(bytes(block)), out)
+
+    def _decoded(self, block: bytes) -> Headers:
+        try:
+            headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
+            # What an entry of the dynamic table stands for is longer than its number.
+            num_bytes = max(len(block), sum(len(name) + len(value) for name, value in headers))
+            self._turnstile.charge(self._account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * num_bytes)
+            return headers
+        except (HPACKError, IndexError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"a header block that cannot be read: {error}", COMPRESSION_ERROR) from error
+
+    def _open(self, number: int, flags: int, headers: Headers, out: list[bytes]) -> None:
+        if number <= self._calls.last_stream:
+            # Trailers, which no gRPC client sends.
+            if number in self._calls.streams:
+                self._calls.end(number, PROTOCOL_ERROR)
+                return
+            raise ProtocolError("a stream that is closed, or behind a later one")
+        self._calls.last_stream = number
+        path = next((value for name, value in headers if name == b":path"), b"")
+        if not _METHOD.fullmatch(path):
+            raise ProtocolError("a method that is no printable text")
+        if len(self._calls.streams) >= self._limits.max_streams:
+            self._calls.to_client(frames.reset(number, REFUSED_STREAM))
+            return
+        if not all(_is_metadata(name, value) for name, value in headers):
+            self._answer(number, _INVALID_ARGUMENT, "metadata that is no printable ASCII")
+            return
+        if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in headers) > MAX_METADATA_BYTES:
+            self._answer(number, _RESOURCE_EXHAUSTED, f"metadata of more than {MAX_METADATA_BYTES} bytes")
+            return
+        is_ours = path.startswith(OURS)
+        if not is_ours and sum(not other.is_ours for other in self._calls.streams.values()) >= self._limits.max_other:
+            self._calls.to_client(frames.reset(number, REFUSED_STREAM))
+            return
+        most = self._limits.max_message_bytes if is_ours else OTHER_MESSAGE_BYTES
+        named = [(name, value) for name, value in headers if name.lower() != _PEER]
+        now_s = self._loop.time()
+        deadline_s = now_s + self._limits.first_message_s
+        named.append((_PEER, self._calls.peer.encode()))
+        stream = HttpStream(named, Messages(most), self._window, now_s, deadline_s)
+        stream.client_ended = bool(flags & END_STREAM)
+        stream.is_ours = is_ours
+        stream.is_unary = path in self._limits.unary
+        if path in self._limits.streaming:
+            if sum(other.is_streaming for other in self._calls.streams.values()) >= self._limits.max_streaming:
+                self._calls.to_client(frames.reset(number, REFUSED_STREAM))
+                return
+            stream.is_streaming = True
+            self._calls.streams[number] = stream
+            self._calls.release(number, stream, out)
+            return
+        self._calls.streams[number] = self._calls.incomplete[number] = stream
+        self._calls.release_if_ready(number, stream, out)
+
+    def _answer(self, number: int, status: int, message: str) -> None:
+        """End a call that is not opened, with a gRPC status."""
+        headers = [
+            (b":status", b"200"),
+            (b"content-type", b"application/grpc"),
+            (b"grpc-status", str(status).encode()),
+            (b"grpc-message", message.encode()),
+        ]
+        self._calls.to_client(frames.header_frames(number, headers, ends_stream=True))
+        self._calls.to_client(frames.reset(number, frames.NO_ERROR))
+
+    def _reset(self, number: int, payload: bytes, out: list[bytes]) -> None:
+        if number == 0 or number > self._calls.last_stream or len(payload) != NUMBER.size:
+            raise ProtocolError("RST_STREAM of no stream")
+        if (stream := self._calls.streams.get(number)) is None:
+            return
+        if stream.upstream:
+            out.append(frames.frame(RST_STREAM, 0, stream.upstream, payload))
+        self._calls.forget(number)
+
+    def _window_update(self, number: int, payload: bytes, out: list[bytes]) -> None:
+        if len(payload) != NUMBER.size:
+            raise ProtocolError("WINDOW_UPDATE of another size", FRAME_SIZE_ERROR)
+        (amount,) = NUMBER.unpack(payload)
+        amount &= MAX_WINDOW_BYTES
+        if number == 0:
+            out.append(frames.frame(WINDOW_UPDATE, 0, 0, payload))
+            return
+        if number > self._calls.last_stream:
+            raise ProtocolError("WINDOW_UPDATE of no stream")
+        if (stream := self._calls.streams.get(number)) is None:
+            return
+        if stream.upstream:
+            out.append(frames.frame(WINDOW_UPDATE, 0, stream.upstream, payload))
+            return
+        stream.window += amount
+        stream.credit += amount
+        if stream.window > MAX_WINDOW_BYTES or not amount:
+            self._calls.end(number, FLOW_CONTROL_ERROR)
+            return
+        self._calls.release_if_ready(number, stream, out)
+
+    def _settings(self, flags: int, payload: bytes, out: list[bytes]) -> None:
+        if flags & ACK:
+            out.append(frames.frame(SETTINGS, ACK, 0))
+            return
+        values = frames.parse_settings(payload)
+        window = values.get(frames.SETTINGS_INITIAL_WINDOW_SIZE, self._window)
+        if window > MAX_WINDOW_BYTES:
+            raise ProtocolError("a window of more than 2 GiB", FLOW_CONTROL_ERROR)
+        change, self._window = window - self._window, window
+        if not self._calls.streams:
+            change = 0
+        # The server's header blocks use no dynamic table, and its frames have the least size that all clients take.
+        values.pop(frames.SETTINGS_MAX_FRAME_SIZE, None)
+        values[frames.SETTINGS_HEADER_TABLE_SIZE] = 0
+        out.append(frames.settings(values.items()))
+        for number, stream in list(self._calls.incomplete.items()) if change else ():
+            if not stream.upstream:
+                stream.window += change
+                self._calls.release_if_ready(number, stream, out)
+
+
+def _is_metadata(name: bytes, value: bytes) -> bool:
+    return bool(_NAME.fullmatch(name) and (name.endswith(b"-bin") or _TEXT.fullmatch(value)))
+
+
+def _units(kind: int, flags: int, length: int) -> float:
+    if kind == DATA:
+        of_frame = _DATA_UNITS if length or flags & END_STREAM else _EMPTY_UNITS
+    else:
+        of_frame = _UNITS.get(kind, _OTHER_UNITS)
+    return of_frame + length * _UNITS_PER_BYTE.get(kind, _OTHER_UNITS_PER_BYTE)
