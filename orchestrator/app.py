@@ -34,10 +34,9 @@ from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import FixedPlanner, Planner
 from orchestrator.planner.fleet import FleetPlanner, adaptive_planners
 from orchestrator.planner.shared_knowledge import TIMEOUT_S, PlannerSnapshotTarget, SharedKnowledge
-from orchestrator.prefix_cache.cache import PrefixCache
+from orchestrator.prefix_cache.cache import PrefixCache, open_cache, open_namespace, open_redis
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.prefix_cache.keys import CacheNamespace, knowledge_key
-from orchestrator.prefix_cache.opening import open_cache, open_realm, open_redis
 from orchestrator.prefix_cache.store import CacheCounts
 
 if TYPE_CHECKING:
@@ -89,18 +88,18 @@ async def running(
         drafters = await _drafters(stack, config, verifiers.info, to_back_ends, dial)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
-        realm = open_realm(config, verifiers.info)
-        cache = open_cache(config, realm, verifiers.info.vocab_size)
+        namespace = open_namespace(config, verifiers.info)
+        cache = open_cache(config, namespace, verifiers.info.vocab_size)
         if cache is not None:
             stack.push_async_callback(cache.close)
 
         if config.redis_url and len(config.verifier_addresses) > 1:
-            verifiers.affinity = _affinity(config, realm)
+            verifiers.affinity = _affinity(config, namespace)
             stack.push_async_callback(verifiers.affinity.close)
 
         max_nodes = min(config.max_nodes, verifiers.info.max_nodes or config.max_nodes)
         planner = _planner(config, max_nodes, verifiers)
-        knowledge = _knowledge(config, realm, verifiers, drafters, planner)
+        knowledge = _knowledge(config, namespace, verifiers, drafters, planner)
         if knowledge is not None:
             stack.push_async_callback(knowledge.close)
             await knowledge.start()
@@ -175,10 +174,10 @@ def _admission(config: Config) -> Admission:
     )
 
 
-def _affinity(config: Config, realm: CacheNamespace) -> SharedAffinity:
+def _affinity(config: Config, namespace: CacheNamespace) -> SharedAffinity:
     """What orchestrators tell one another of where sequences went."""
     counts = CacheCounts()
-    return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, realm)
+    return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, namespace)
 
 
 def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authentication | None:
@@ -242,7 +241,7 @@ async def _serve_metrics(
 
 
 def _knowledge(
-    config: Config, realm: CacheNamespace, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
+    config: Config, namespace: CacheNamespace, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
 ) -> SharedKnowledge | None:
     """What planners learn, shared through Redis where there is one."""
     planners = adaptive_planners(planner, config.verifier_addresses)
@@ -253,7 +252,7 @@ def _knowledge(
 
     def key(client: VerifierClient) -> bytes:
         info = client.info if client.is_known else verifiers.info
-        return knowledge_key(realm, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
+        return knowledge_key(namespace, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
 
     store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
     pupils = [PlannerSnapshotTarget(planners[client.address], partial(key, client)) for client in verifiers.clients]

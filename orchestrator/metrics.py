@@ -14,8 +14,8 @@ from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.request.drafting import STALE
 from orchestrator.request.latencies import Latencies
-from orchestrator.request.stale_drafts import STALE
 from orchestrator.service_counters import ServiceCounters
 
 _OWN = Prefix("coppice_orchestrator_")
@@ -108,20 +108,23 @@ def planner_metrics(planners: Mapping[str, AdaptivePlanner]) -> Iterator[Metric]
 
 
 def _planner_metrics(planner: AdaptivePlanner, verifier: str) -> Iterator[Metric]:
-    stance, exploration = planner.stance, planner.exploration
+    snapshot, exploration = planner.snapshot, planner.exploration
     yield _OWN.gauge(
-        "planner_rate", "Tokens per second that time is worth; 0 until known.", stance.rate, verifier=verifier
+        "planner_rate", "Tokens per second that time is worth; 0 until known.", snapshot.rate, verifier=verifier
     )
-    yield _OWN.gauge("planner_price", "Tokens that a row of a pass has to gain.", stance.price, verifier=verifier)
+    yield _OWN.gauge("planner_price", "Tokens that a row of a pass has to gain.", snapshot.price, verifier=verifier)
     yield _OWN.gauge(
-        "planner_threshold", "Share of a usual draft's gain from which drafts pay.", stance.threshold, verifier=verifier
+        "planner_threshold",
+        "Share of a usual draft's gain from which drafts pay.",
+        snapshot.threshold,
+        verifier=verifier,
     )
-    yield _OWN.gauge("planner_gain", "Accepted tokens that a usual draft promises.", stance.gain, verifier=verifier)
+    yield _OWN.gauge("planner_gain", "Accepted tokens that a usual draft promises.", snapshot.gain, verifier=verifier)
     yield _OWN.gauge(
-        "planner_nodes", "Nodes of a usual draft that are worth their rows.", stance.nodes, verifier=verifier
+        "planner_nodes", "Nodes of a usual draft that are worth their rows.", snapshot.nodes, verifier=verifier
     )
     yield _OWN.gauge(
-        "planner_pays", "Whether it would pay if every request drafted.", stance.pays_jointly, verifier=verifier
+        "planner_pays", "Whether it would pay if every request drafted.", snapshot.pays_jointly, verifier=verifier
     )
     yield _OWN.counter("planner_pauses", "Pauses of drafting where it pays.", exploration.num_pauses, verifier=verifier)
     for who, count in (("all", exploration.num_trials), ("alone", exploration.num_trials_alone)):

@@ -68,10 +68,10 @@ def landmarks(num_blocks: int) -> Iterator[int]:
 class SharedAffinity:
     """Looks up what others have noted, and writes own notes behind. The last to note a beginning wins."""
 
-    def __init__(self, store: AffinityStore, counts: CacheCounts, realm: CacheNamespace) -> None:
+    def __init__(self, store: AffinityStore, counts: CacheCounts, namespace: CacheNamespace) -> None:
         """To be made, and closed, where an event loop runs."""
         self._store = store
-        self._realm = realm
+        self._namespace = namespace
         # By salt and digest of the beginning, the verifier.
         self._notes: dict[tuple[str, bytes], bytes] = {}
         self._news = asyncio.Event()
@@ -88,7 +88,7 @@ class SharedAffinity:
 
     async def look_up(self, salt: str, digests: Sequence[bytes], on_found: OnFound) -> None:
         """Ask who was given these blocks, and return when that is known or `WAIT_S` later; `on_found` may come then."""
-        read = asyncio.create_task(self._read(TenantKeys(self._realm, salt), digests, on_found))
+        read = asyncio.create_task(self._read(TenantKeys(self._namespace, salt), digests, on_found))
         self._reads.add(read)
         read.add_done_callback(self._reads.discard)
         await asyncio.wait({read}, timeout=WAIT_S)
@@ -130,5 +130,5 @@ class SharedAffinity:
                 logger.exception("who was given which beginning could not be written")
 
     def _values(self, notes: Sequence[tuple[tuple[str, bytes], bytes]]) -> dict[bytes, bytes]:
-        keys = {salt: TenantKeys(self._realm, salt) for (salt, _), _ in notes}
+        keys = {salt: TenantKeys(self._namespace, salt) for (salt, _), _ in notes}
         return {keys[salt].holder(digest): _HEAD + verifier for (salt, digest), verifier in notes}

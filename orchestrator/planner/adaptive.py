@@ -18,24 +18,16 @@ from orchestrator.planner.base import (
     VerifierLoad,
     round_plan,
 )
-from orchestrator.planner.borrowed_costs import BorrowedCosts
 from orchestrator.planner.budget import best_budget
-from orchestrator.planner.common_plans import HYSTERESIS, CommonPlans
-from orchestrator.planner.cost_model import PASSES_PER_FIT, CostModel, PassSample
-from orchestrator.planner.draft_plans import STEPS_PER_GAIN, DraftPlans
+from orchestrator.planner.cost_model import PASSES_PER_FIT, BorrowedCosts, CostModel, MissedPasses
+from orchestrator.planner.draft_plans import HYSTERESIS, STEPS_PER_GAIN, CommonPlans, DraftPlans, PlanSnapshot
 from orchestrator.planner.draft_times import DraftTimes
 from orchestrator.planner.exploration import MOST_TOGETHER, TRIAL_ROUNDS, Exploration
 from orchestrator.planner.knowledge import Knowledge
-from orchestrator.planner.latency_class import ClassWeights, class_weight
-from orchestrator.planner.measured_rate import MeasuredRates
-from orchestrator.planner.missed_passes import MissedPasses
-from orchestrator.planner.pass_log import PassLog
-from orchestrator.planner.plan_lag_filter import PlanLagFilter
-from orchestrator.planner.plan_snapshot import PlanSnapshot
-from orchestrator.planner.prefill_pressure import PrefillPressure
+from orchestrator.planner.load import ClassWeights, PrefillPressure, class_weight
+from orchestrator.planner.passes import MeasuredRates, PassLog, PassSample, PlanLagFilter
 from orchestrator.planner.source_choice import NONE_LEFT_OUT, AcceptedPath, SourceChoice
-from orchestrator.planner.usual_gains import UsualGains
-from orchestrator.planner.value_model import ValueModel
+from orchestrator.planner.value_model import UsualGains, ValueModel
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.statistics import verified_tree
 
@@ -79,7 +71,7 @@ class AdaptivePlanner:
     below the cost of asking for it. Requests that force speculation get the fixed plan, and teach the models too, but
     for those that name their sources: their rounds are to the planner what another orchestrator's are.
 
-    Tokens of a higher priority count more (`latency_class.py`): a request's nodes and drafts are worth their tokens
+    Tokens of a higher priority count more (`load.py`): a request's nodes and drafts are worth their tokens
     times its weight over the mean weight of all. Whether it pays that all draft is decided by plain tokens per second.
     """
 
@@ -97,18 +89,18 @@ class AdaptivePlanner:
         self.values = values or ValueModel()
         self.gains = gains or UsualGains()
         self.weights = ClassWeights()
-        self.reading = PrefillPressure(clock)
+        self.prefill = PrefillPressure(clock)
         self.exploration = Exploration(seed)
         self.sources = SourceChoice(seed)
         self.draft_times = DraftTimes()
-        self.stance = PlanSnapshot()
-        self._draft_plans = DraftPlans(self.stance, 0, linger_us)
+        self.snapshot = PlanSnapshot()
+        self._draft_plans = DraftPlans(self.snapshot, 0, linger_us)
         self._costs = CostModel()
         # What another planner had learned, until it is known whether it holds here.
         self._borrowed: BorrowedCosts | None = None
         self._passes = PassLog(clock)
         self._missed = MissedPasses()
-        self._changeover = PlanLagFilter()
+        self._plan_lag = PlanLagFilter()
         self._measured = MeasuredRates()
         # Requests that were ever here; those that have begun and not ended; of these the ones that have had a
         # round, and those that wait for their first tree.
@@ -165,18 +157,18 @@ class AdaptivePlanner:
         self.gains.restore(*knowledge.gains)
         self._context = knowledge.context
 
-    def hear(self, load: VerifierLoad) -> None:
+    def update_load(self, load: VerifierLoad) -> None:
         """The verifier's load is another one, or is told anew."""
         self.load = load
-        if load.batch_size and load.queued_sequences != self.reading.num_queued:
-            self.reading.num_queued = load.queued_sequences
+        if load.batch_size and load.queued_sequences != self.prefill.num_queued:
+            self.prefill.num_queued = load.queued_sequences
             self.common = None
 
     def find_common(self) -> CommonPlans:
         """Work `common` out."""
         plans, exploration = self.draft_plans, self.exploration
-        hold = plans.stance.is_known and plans.num_running > 1 and exploration.is_idle and self.fixed.max_nodes > 0
-        common = CommonPlans(plans, self.fixed.max_nodes, self.weights.mean, hold and not self.reading.is_crowded())
+        hold = plans.snapshot.is_known and plans.num_running > 1 and exploration.is_idle and self.fixed.max_nodes > 0
+        common = CommonPlans(plans, self.fixed.max_nodes, self.weights.mean, hold and not self.prefill.is_crowded())
         self.common = common
         return common
 
@@ -185,12 +177,12 @@ class AdaptivePlanner:
         """Plans of rounds that ask for drafts."""
         plans = self._draft_plans
         needed_s = self.draft_times.needed_s
-        if plans.stance is not self.stance or abs(plans.needed_s - needed_s) > _SAME_TIME * needed_s:
+        if plans.snapshot is not self.snapshot or abs(plans.needed_s - needed_s) > _SAME_TIME * needed_s:
             plans = self._draft_plans = self._new_draft_plans()
         return plans
 
     def _new_draft_plans(self) -> DraftPlans:
-        return DraftPlans(self.stance, self.num_running, self.fixed.linger_us, self.draft_times)
+        return DraftPlans(self.snapshot, self.num_running, self.fixed.linger_us, self.draft_times)
 
     @property
     def some_draft(self) -> bool:
@@ -224,7 +216,7 @@ class AdaptivePlanner:
         self._num_requests += 1
         self.num_begun += 1
         self.common = None
-        self.reading.num_unread += 1
+        self.prefill.num_unread += 1
         self.weights.add(weight)
         if not self.pass_number and self._costs.is_known:
             # Nobody has had a round yet, and what was learned elsewhere is all there is.
@@ -235,11 +227,11 @@ class AdaptivePlanner:
         """A request has had its first round here: its prompt has been read."""
         self._now_run(self.num_running + 1)
         self.common = None
-        self.reading.num_unread -= 1
+        self.prefill.num_unread -= 1
 
     def may_join(self) -> bool:
         """Whether another request may begin to draft: where it pays for a few only, one after another."""
-        if not self.stance.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
+        if not self.snapshot.pays_jointly and self.pass_number < self._last_join + PASSES_PER_FIT:
             return False
         return self.num_newcomers < NEWCOMERS + self.num_running // RUNNING_PER_NEWCOMER
 
@@ -279,7 +271,7 @@ class AdaptivePlanner:
         self.common = None
         self.weights.remove(weight)
         if not was_running:
-            self.reading.num_unread -= 1
+            self.prefill.num_unread -= 1
             return
         self._now_run(self.num_running - 1)
         if self.num_running == 0:
@@ -293,7 +285,7 @@ class AdaptivePlanner:
         """Begin anew if what was learned elsewhere is of no use here."""
         if borrowed.are_refuted_by(record):
             logger.info("passes take other times here than where the planner's knowledge comes from: it is forgotten")
-            self._costs, self._missed, self.stance = CostModel(), MissedPasses(), PlanSnapshot()
+            self._costs, self._missed, self.snapshot = CostModel(), MissedPasses(), PlanSnapshot()
             self.values.forget()
             self.gains.restore(1.0, 1.0, 1.0)
         if borrowed.is_checked:
@@ -323,7 +315,7 @@ class AdaptivePlanner:
             # What was reached so far is that of others, too.
             self._measured.joint.forget()
             self.exploration.owe_trial()
-        ran_as_planned = self._changeover.pass_over(record, self.draft_times.way_s)
+        ran_as_planned = self._plan_lag.pass_over(record, self.draft_times.way_s)
         is_settled = self.num_newcomers * ASKING_PER_UNSETTLED <= record.num_asked
         seconds = record.pass_s + (record.gap_s or 0.0)
         self._unsettled_s = 0.0 if is_settled else self._unsettled_s + seconds
@@ -331,7 +323,7 @@ class AdaptivePlanner:
         # on and on.
         is_typical = (is_settled or self._unsettled_s > LONGEST_UNSETTLED_S) and not is_experiment
         self._missed.pass_over(record.num_asked, record.is_joint, is_typical)
-        if self._is_reading_pass():
+        if self._is_prefill_pass():
             if is_typical:
                 self._costs.add(record)
             return
@@ -345,12 +337,12 @@ class AdaptivePlanner:
         if (is_typical and self._costs.add(record)) or trial_is_over:
             self._replan(self.num_running)
         if trial_is_over:
-            self.trial_over(found_gain=self.gains.mean >= self.stance.threshold)
+            self.trial_over(found_gain=self.gains.mean >= self.snapshot.threshold)
 
-    def _is_reading_pass(self) -> bool:
+    def _is_prefill_pass(self) -> bool:
         """Whether many prompts are read for more than a moment, so that a pass is no measure of what rounds reach."""
         num_before = self._num_crowded
-        self._num_crowded = num_before + 1 if self.reading.is_crowded() else 0
+        self._num_crowded = num_before + 1 if self.prefill.is_crowded() else 0
         if num_before > FEW_CROWDED_PASSES and not self._num_crowded:
             # Many requests are new: what they reach without drafts is seen before all of them ask for some.
             self.exploration.pause()
@@ -390,7 +382,7 @@ class AdaptivePlanner:
         elif self._asked > 0 and reached > 0:
             # Costs that no model knows show in what is reached: less than without drafts makes them dearer.
             threshold *= max(1.0, plain_rate / reached) ** DOUBT
-        self.stance = PlanSnapshot(threshold, price, gain, num_nodes, rate, pays_jointly)
+        self.snapshot = PlanSnapshot(threshold, price, gain, num_nodes, rate, pays_jointly)
 
     def _joint_rate(self, running: int) -> float:
         """Tokens per second if every one of so many requests drafted."""
@@ -429,9 +421,9 @@ _PRIOR_TOKENS = 2.0
 
 
 class AdaptiveRequest:
-    """Decides for one request, by the planner's stance and its own record.
+    """Decides for one request, by the planner's snapshot and its own record.
 
-    It asks drafters while its drafts gain more, compared with usual ones, than the stance's threshold, and when it is
+    It asks drafters while its drafts gain more, compared with usual ones, than the snapshot's threshold, and when it is
     its turn to try. While it does not ask, there is nothing to draft, to verify or to wait for.
 
     Nobody is left out for good: who does not draft while others do has its turn now and then, and who drafts keeps one
@@ -503,20 +495,20 @@ class AdaptiveRequest:
             # As many as this verifier's drafters can take begin to draft there already: its turn comes later.
             self._is_drafting = False
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The next round's limits: the fixed plan as far as it pays, or nothing at all."""
         planner = self._planner
         if (
             self._is_drafting
-            and situation.has_drafter
-            and not (self._alone_left or self._catches_up or situation.forced or situation.sources)
-            and situation.requested_nodes is None
+            and round_context.has_drafter
+            and not (self._alone_left or self._catches_up or round_context.forced or round_context.sources)
+            and round_context.requested_nodes is None
         ):
             # As most do most of the time.
             if load is not planner.load:
-                planner.hear(load)
+                planner.update_load(load)
             common = planner.common
-            if common is None or common.stance is not planner.stance:
+            if common is None or common.snapshot is not planner.snapshot:
                 common = planner.find_common()
             gain, weight = self._gain, self._weight / common.mean_weight
             if common.hold and gain * weight >= common.least_gain:
@@ -524,33 +516,33 @@ class AdaptiveRequest:
                 self._sources, self._left_out_next = (), NONE_LEFT_OUT
                 steps = math.ceil(STEPS_PER_GAIN * gain) if gain > 1 else STEPS_PER_GAIN
                 return common.known.get((weight, steps)) or common.plan(weight, gain, steps)
-        return self._plan_anew(situation, load)
+        return self._plan_anew(round_context, load)
 
-    def _plan_anew(self, situation: RoundContext, load: VerifierLoad) -> RoundPlan:
+    def _plan_anew(self, round_context: RoundContext, load: VerifierLoad) -> RoundPlan:
         """The next round's limits, whatever the request does."""
         planner = self._planner
         if not self._number:
             self._number = planner.begins(self._weight)
-        nodes, self._row_multiple = planner.fixed.limits(situation, load)
-        if situation.forced or nodes == 0:
-            return planner.fixed.plan(situation, load)
-        if not situation.has_drafter:
+        nodes, self._row_multiple = planner.fixed.limits(round_context, load)
+        if round_context.forced or nodes == 0:
+            return planner.fixed.plan(round_context, load)
+        if not round_context.has_drafter:
             # A drafter that has dropped the request, or is gone, owes it nothing.
             self.tree_arrived()
-            fixed = planner.fixed.plan(situation, load)
+            fixed = planner.fixed.plan(round_context, load)
             # The cache may have something.
-            return replace(fixed, row_price=self._row_price) if planner.stance.is_known else fixed
+            return replace(fixed, row_price=self._row_price) if planner.snapshot.is_known else fixed
         if load is not planner.load:
-            planner.hear(load)
-        if not self._drafts(has_choice=bool(situation.sources)):
+            planner.update_load(load)
+        if not self._drafts(has_choice=bool(round_context.sources)):
             return round_plan(0, 0)
         is_trial = self._alone_left > 0 or planner.exploration.is_trying
-        self._sources, self._left_out_next = situation.sources, NONE_LEFT_OUT
-        if situation.sources:
-            self._left_out_next = planner.sources.left_out(self._number, situation.sources)
+        self._sources, self._left_out_next = round_context.sources, NONE_LEFT_OUT
+        if round_context.sources:
+            self._left_out_next = planner.sources.left_out(self._number, round_context.sources)
         plans = planner.draft_plans
-        if not plans.stance.is_known:
-            fixed = planner.fixed.plan(situation, load)
+        if not plans.snapshot.is_known:
+            fixed = planner.fixed.plan(round_context, load)
             if plans.is_vain(fixed.linger_us, is_trial=False):
                 fixed = replace(fixed, linger_us=0)
             return replace(fixed, left_out=self._left_out_next) if self._left_out_next else fixed
@@ -576,10 +568,10 @@ class AdaptiveRequest:
             return tree
         self._at_hand = tree
         planner = self._planner
-        stance = planner.stance
-        if stance.price <= 0:
+        snapshot = planner.snapshot
+        if snapshot.price <= 0:
             return tree
-        kept = planner.values.worth(tree, stance.log_price - self._log_worth + planner.weights.log_mean)
+        kept = planner.values.worth(tree, snapshot.log_price - self._log_worth + planner.weights.log_mean)
         if kept is None:
             return tree
         if not kept:
@@ -652,7 +644,7 @@ class AdaptiveRequest:
     @property
     def _row_price(self) -> float:
         """What a row of this request has to bring, in its own tokens."""
-        return self._planner.stance.price / self._relative_weight
+        return self._planner.snapshot.price / self._relative_weight
 
     def _leave(self) -> None:
         self.tree_arrived()
@@ -677,13 +669,13 @@ class AdaptiveRequest:
     def _floor(self, tree: TokenTree) -> list[int]:
         """The likeliest node, if it is worth enough without regard to class and record, which it could not better."""
         likeliest = max(range(len(tree)), key=tree.path_log_probs.__getitem__)
-        floor = math.log(FLOOR_SHARE * self._planner.stance.price)
+        floor = math.log(FLOOR_SHARE * self._planner.snapshot.price)
         return [likeliest] if self._planner.values.path_logs(tree)[likeliest] >= floor else []
 
     def _drafts(self, has_choice: bool) -> bool:
         """Whether the next round asks for a draft, of sources among which there is a choice or not."""
         exploration = self._planner.exploration
-        if exploration.is_pausing or self._planner.reading.is_crowded():
+        if exploration.is_pausing or self._planner.prefill.is_crowded():
             return False
         if self._is_drafting and exploration.is_idle and self._pays():
             return True
@@ -715,7 +707,7 @@ class AdaptiveRequest:
         planner = self._planner
         margin = 1 - HYSTERESIS if self._is_drafting else 1 + HYSTERESIS
         gain = self._gain if self._is_drafting else self._sure_gain()
-        return gain * (self._weight / planner.weights.mean) >= margin * planner.stance.threshold
+        return gain * (self._weight / planner.weights.mean) >= margin * planner.snapshot.threshold
 
     def _sure_gain(self) -> float:
         """What its drafts gain; of what is beyond usual ones, only as much as is hardly chance.
@@ -737,7 +729,7 @@ class AdaptiveRequest:
 
     def _learn(self, outcome: Outcome, sent: Sequence[TokenTree], left_out: frozenset[str]) -> None:
         planner = self._planner
-        usual = planner.stance.gain
+        usual = planner.snapshot.gain
         if usual > 0 and not self._is_newcomer:
             gain = outcome.num_accepted / usual
             if gain > _MOST_RELATIVE_GAIN:

@@ -74,7 +74,7 @@ class RequestPlanner(Protocol):
     def runs_on(self, verifier: str) -> None:
         """The request was opened on the verifier at this address, for the first time or anew."""
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The next round's limits; `load` is the verifier's."""
 
     def tree_arrived(self, took_s: float | None = None) -> None:
@@ -128,18 +128,18 @@ class FixedPlanner:
     def runs_on(self, verifier: str) -> None:
         """Every verifier is planned alike."""
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         """The fixed plan; no linger where no draft can come."""
-        nodes, multiple = self.limits(situation, load)
-        waits = situation.has_drafter and nodes > 0
+        nodes, multiple = self.limits(round_context, load)
+        waits = round_context.has_drafter and nodes > 0
         return round_plan(nodes, self.linger_us if waits else 0, multiple)
 
-    def limits(self, situation: RoundContext, load: VerifierLoad) -> tuple[int, int]:
+    def limits(self, round_context: RoundContext, load: VerifierLoad) -> tuple[int, int]:
         """The most nodes of a round, and the multiple in which its rows are computed."""
-        requested = situation.requested_nodes
+        requested = round_context.requested_nodes
         nodes = self.max_nodes if requested is None else min(requested, self.max_nodes)
         # In company a sequence shares its multiple with others, and what fills it is not free.
-        return nodes, situation.row_multiple if load.batch_size <= 1 else 1
+        return nodes, round_context.row_multiple if load.batch_size <= 1 else 1
 
     def tree_arrived(self, took_s: float | None = None) -> None:
         """Nothing is learned."""

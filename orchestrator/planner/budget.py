@@ -1,4 +1,4 @@
-"""The budget of a pass over all requests: which nodes are worth their rows. Pure."""
+"""Which nodes of all requests are worth their rows, and how long a draft is worth waiting for. Pure."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def best_budget(
         gain += value * taken
         rate = (tokens + gain) / (time_s + row_s * rows)
     return Budget(rate * row_s, rate, rows, gain)
+
+
+def worthwhile_linger_s(gain: float, rate: float, num_running: int) -> float:
+    """The longest wait that a draft of `gain` expected tokens makes good, at `rate` tokens per second of all requests.
+
+    A round that stays out while others go on misses its share of the rate, rate / num_running; where all of them wait,
+    all of the rate is lost, and all of their drafts gained. Both give the same limit. For one request alone it says:
+    (1 + gain) / (wait + pass) >= 1 / pass.
+    """
+    return gain * num_running / rate

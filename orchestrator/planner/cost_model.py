@@ -1,11 +1,13 @@
-"""What a round takes, learned from the passes of one verifier: the pass itself, and the time around it."""
+"""What a round takes, learned from the passes of one verifier: the pass, the time around it, and missed passes."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.planner.passes import PassSample
 from orchestrator.planner.regression import Evidence, RobustRegression
 
 # After how many passes an observation weighs half, for what follows the load and for what lasts.
@@ -17,33 +19,13 @@ _NORMAL_ERROR_S = 0.0005
 PASSES_PER_FIT = 4
 # Drafters on the same cores slow passes down, but by no more than this.
 LEAST_PLAIN_SHARE = 0.5
-# A pass waits for drafts where at least this share of its rounds do.
-JOINT_SHARE = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class PassSample:
-    """One pass: of how many sequences it was a round, of these how many had asked for drafts, the tokens that it
-    committed, and its rows in all.
-
-    `context` is the committed tokens of those sequences together. `gap_s` is the time since the pass before it ended
-    that was not spent in the pass itself: lingering, messages, the drafters' share of the machine. None where the
-    verifier may have been idle. `reads_prompt` says whether a prompt ended in it, most of whose rows are not rounds'.
-    """
-
-    num_rounds: int
-    num_asked: int
-    num_tokens: int
-    num_rows: int
-    context: int
-    pass_s: float
-    gap_s: float | None
-    reads_prompt: bool = False
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether about everyone had asked for drafts, so that the pass waited for all of them."""
-        return self.num_asked >= JOINT_SHARE * self.num_rounds
+# Missed passes of a round: more than this is no wait for a draft but something else.
+_MOST_MISSED = 8
+# Borrowed costs: so many passes are compared. If most of them took more than this many times what was expected, or less
+# than that part of it, the costs are those of another machine. Prompts and what else begins with a process make single
+# passes odd.
+CHECKED_PASSES = 7
+MOST_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +126,73 @@ class CostModel:
 def _pass_features(record: PassSample) -> tuple[float, ...]:
     further = record.num_rows - record.num_rounds
     return 1.0, record.num_rounds, further, record.context / 1000, record.num_asked
+
+
+class MissedPasses:
+    """Missed passes per round that asks for a draft, linear in how many ask: drafters serve them one after another.
+
+    One more that asks waits itself, and makes all the others wait longer. So what it costs is not the mean, but the
+    mean and once more what grows with the number.
+    """
+
+    def __init__(self) -> None:
+        # Of passes that go on without those who wait, and of passes that wait for everybody. Constant, asking.
+        self._regressions = {
+            is_joint: RobustRegression(2, RECENT_PASSES, LASTING_PASSES, normal_error=1.0) for is_joint in (False, True)
+        }
+        # Of the pass that goes on: rounds that had asked for a draft, and the passes that they missed.
+        self.num_rounds = 0
+        self._missed = 0
+
+    def evidence(self) -> tuple[Evidence, Evidence]:
+        """What was seen where some ask, and where everybody does."""
+        return self._regressions[False].evidence(), self._regressions[True].evidence()
+
+    def restore(self, evidence: tuple[Evidence, Evidence]) -> None:
+        """Begin with what was seen elsewhere."""
+        for is_joint, one in zip((False, True), evidence, strict=True):
+            self._regressions[is_joint].restore(one)
+
+    def count(self, num_passes: int) -> None:
+        """One of the rounds ended so many passes after the one before it."""
+        self._missed += min(_MOST_MISSED, num_passes - 1)
+
+    def pass_over(self, num_asked: int, is_joint: bool, is_typical: bool) -> None:
+        """Learn from what was counted for a pass, if it is typical."""
+        if self.num_rounds and is_typical:
+            self._regressions[is_joint].add((1.0, num_asked), self._missed / self.num_rounds)
+        self._missed = self.num_rounds = 0
+
+    def solve(self) -> None:
+        """Fit again."""
+        for regression in self._regressions.values():
+            regression.solve()
+
+    def jointly(self, num_asked: float) -> float:
+        """Per round, where so many ask and everybody else does, too."""
+        constant, slope = map(float, self._regressions[True].coefficients)
+        return max(0.0, constant + slope * num_asked)
+
+    def of_one_more(self, num_asked: float, is_joint: bool) -> float:
+        """In all, when one more asks beside so many."""
+        constant, slope = map(float, self._regressions[is_joint].coefficients)
+        return max(0.0, constant + (2 if slope > 0 else 1) * slope * num_asked)
+
+
+class BorrowedCosts:
+    """Compares the first passes with what was expected of them."""
+
+    def __init__(self, costs: CostModel) -> None:
+        """`costs` are as they were learned elsewhere, and learn nothing more."""
+        self._costs = costs
+        self._ratios: list[float] = []
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether there is nothing more to find out."""
+        return len(self._ratios) >= CHECKED_PASSES
+
+    def are_refuted_by(self, record: PassSample) -> bool:
+        """Take a pass in; whether it is the one that shows that the costs are wrong."""
+        self._ratios.append(record.pass_s / self._costs.pass_s(record))
+        return self.is_checked and not 1 / MOST_RATIO <= statistics.median(self._ratios) <= MOST_RATIO

@@ -1,9 +1,13 @@
-"""How long drafts take to come back: a round that would wait for less than that waits in vain."""
+"""How long drafts take, as drafters and the verifier tell."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
+# Outcomes behind which a draft may still come.
+_MOST = 64
 # Drafts, and waits, that are looked back at. The quickest of them count: a slow hour of the drafter's, or others that a
 # pass waited for, say little of the next.
 _LATEST = 32
@@ -11,6 +15,37 @@ _LATEST = 32
 _FEWEST = 4
 # By how much longer than a wait that was in vain its draft would have needed is not known: by this share, at least.
 _BEYOND = 0.1
+
+
+class AskTimes:
+    """By committed length, when the first drafter was told of the outcome that made it so many."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: dict[int, float] = {}
+        # Those of them behind which a draft has come.
+        self._answered: set[int] = set()
+
+    def note(self, length: int) -> None:
+        """A drafter is told, now."""
+        if length not in self._times:
+            if len(self._times) >= _MOST:
+                oldest = next(iter(self._times))
+                del self._times[oldest]
+                self._answered.discard(oldest)
+            self._times[length] = self._clock()
+
+    def elapsed_s(self, length: int) -> float | None:
+        """Seconds since; None where nobody was asked."""
+        asked_s = self._times.get(length)
+        return None if asked_s is None else self._clock() - asked_s
+
+    def first_took_s(self, length: int) -> float | None:
+        """As `elapsed_s`, for the first draft behind this length; None where one has come before."""
+        if length in self._answered or length not in self._times:
+            return None
+        self._answered.add(length)
+        return self.elapsed_s(length)
 
 
 class DraftTimes:

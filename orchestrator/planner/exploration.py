@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from orchestrator.planner.measured_rate import FULL_SHARE
+from orchestrator.planner.passes import FULL_SHARE
 
 # Where drafting pays: so many passes in a row without it, for everyone, behind those that requests miss which still
 # wait. The first pause comes soon, in company sooner, since before it the cost of drafting is not known; to each

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import FixedPlanner, Planner
-from orchestrator.planner.usual_gains import UsualGains
-from orchestrator.planner.value_model import ValueModel
+from orchestrator.planner.value_model import UsualGains, ValueModel
 
 
 class FleetPlanner:

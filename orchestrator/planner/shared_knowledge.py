@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.knowledge_codec import decode_knowledge, encode_knowledge
+from orchestrator.planner.knowledge import decode_knowledge, encode_knowledge
 from orchestrator.prefix_cache.store import CacheCounts
 
 logger = logging.getLogger(__name__)

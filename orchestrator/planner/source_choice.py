@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coppice.core.tree import ROOT, TokenTree
-from orchestrator.planner.comparison_pace import ComparisonPace
-from orchestrator.planner.cost_model import PassSample
-from orchestrator.planner.source_comparison import SourceComparison
+from orchestrator.planner.passes import PassSample
+from orchestrator.planner.source_comparison import ComparisonPace, SourceComparison
 from orchestrator.planner.source_value import RATE, SourceValue
 
 # What a source has to add to the tokens of a round, at least: its messages and the merging take time that passes do

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import secrets
 from collections.abc import Sequence
 
+from coppice.settings import ConfigError
+from orchestrator.config import Config
+from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
-from orchestrator.prefix_cache.cache_promise import CachePromise
-from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import Recall
-from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+from orchestrator.prefix_cache.redis_store import RedisStore
+from orchestrator.prefix_cache.store import CacheCounts, MemoryStore, NearStore, PrefixStore
+from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 
 # How long a stop may wait for what has not been written yet.
 _CLOSE_S = 1.0
+_SECRET_BYTES = 32
+# What is near is looked up in Redis again after this: others may have added to it.
+_NEAR_TTL_S = 60.0
 
 
 class PrefixCache:
     """Makes a drafter for each output, and remembers what outputs have said."""
 
-    def __init__(self, store: PrefixStore, counts: CacheCounts, realm: CacheNamespace, vocab_size: int) -> None:
+    def __init__(self, store: PrefixStore, counts: CacheCounts, namespace: CacheNamespace, vocab_size: int) -> None:
         """To be made, and closed, where an event loop runs."""
         self._store = store
-        self._realm = realm
+        self._namespace = namespace
         self._vocab_size = vocab_size
         self._rates = HitRates()
         self._promise = CachePromise()
@@ -36,7 +44,7 @@ class PrefixCache:
 
     def drafter(self, cache_salt: str, tokens: Sequence[int], num_prompt: int, sampled: bool) -> CacheDrafter:
         """A drafter for an output whose committed `tokens` grow while it runs."""
-        keys = TenantKeys(self._realm, cache_salt)
+        keys = TenantKeys(self._namespace, cache_salt)
 
         def remember(shown: PrefixStatistics) -> None:
             self._write_behind.put(Finished(keys, tuple(tokens), num_prompt, shown))
@@ -56,3 +64,48 @@ class PrefixCache:
         if self._reads:
             await asyncio.wait(self._reads)
         await self._store.close()
+
+
+logger = logging.getLogger(__name__)
+
+
+def open_namespace(config: Config, info: VerifierInfo) -> CacheNamespace:
+    """Who shares what this orchestrator remembers of its target."""
+    if config.redis_url and not config.cache_secret:
+        logger.warning("without CACHE_SECRET nobody else finds in Redis what this process remembers there")
+    secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
+    return CacheNamespace(secret, info.model, info.tokenizer_fingerprint)
+
+
+def open_cache(config: Config, namespace: CacheNamespace, vocab_size: int) -> PrefixCache | None:
+    """The prefix cache of an orchestrator; None when it is switched off.
+
+    Raises:
+        ConfigError: there is no such Redis, or no client for it.
+    """
+    if not config.cache_drafter:
+        return None
+    counts = CacheCounts()
+    return PrefixCache(_store(config, counts), counts, namespace, vocab_size)
+
+
+def open_redis(config: Config, timeout_s: float, counts: CacheCounts) -> RedisStore:
+    """A store in REDIS_URL whose calls take at most `timeout_s`.
+
+    Raises:
+        ConfigError: there is no such Redis, or no client for it.
+    """
+    try:
+        return RedisStore.open(config.redis_url, config.cache_ttl_s, timeout_s, counts)
+    except ImportError as error:
+        raise ConfigError(f"REDIS_URL needs redis-py, the extra `redis`: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"REDIS_URL: {error}") from error
+
+
+def _store(config: Config, counts: CacheCounts) -> PrefixStore:
+    max_bytes = config.cache_mib << 20
+    if not config.redis_url:
+        return MemoryStore(max_bytes, config.cache_ttl_s)
+    far = open_redis(config, config.redis_timeout_ms / 1000, counts)
+    return NearStore(MemoryStore(max_bytes, min(config.cache_ttl_s, _NEAR_TTL_S)), far)

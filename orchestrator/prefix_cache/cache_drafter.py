@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from orchestrator.planner.base import DraftGain
-from orchestrator.prefix_cache.cache_promise import CachePromise
+from orchestrator.prefix_cache.estimates import CachePromise, HitRatePrior, HitRates, MatchLengthEstimate
 from orchestrator.prefix_cache.guesses import Guesses, TokenCandidate
-from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
-from orchestrator.prefix_cache.hit_rates import HitRates
-from orchestrator.prefix_cache.match_length_estimate import MatchLengthEstimate
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixIndex
+from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
@@ -66,8 +63,8 @@ class CacheDrafter:
         self._num_own = 0
         self._remembered = SuffixIndex()
         self._recall = make_recall(self._on_recalled)
-        self._outlook = HitRatePrior()
-        self._record = MatchLengthEstimate()
+        self._prior = HitRatePrior()
+        self._match_lengths = MatchLengthEstimate()
         self._promise = promise.of_output()
         # Whether another request had the same prompt, and its output may be the same.
         self._repeats = False
@@ -105,7 +102,7 @@ class CacheDrafter:
             self._guesses.learn(token_ids)
             self._guesses = None
         if self._candidates:
-            self._record.learn(self._candidates[0].token_ids, token_ids)
+            self._match_lengths.learn(self._candidates[0].token_ids, token_ids)
             self._candidates = []
         self._is_behind = True
         if is_wanted:
@@ -123,7 +120,7 @@ class CacheDrafter:
         """A tree for the committed tokens that is worth a round before drafters have answered, or an empty one."""
         guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_BESIDE, batch_size, price))
         least = max(_MIN_GAIN_BEFORE, self._promise.tokens)
-        if guesses is None or self._record.expected_tokens(len(self._candidates[0].token_ids)) < least:
+        if guesses is None or self._match_lengths.expected_tokens(len(self._candidates[0].token_ids)) < least:
             return EMPTY_TREE
         return guesses.tree(least)
 
@@ -146,7 +143,7 @@ class CacheDrafter:
         self._closed = True
         self._recall.close()
         if statistics is not None and len(self._tokens) > self._num_prompt:
-            self._remember(PrefixStatistics.of(statistics, self._outlook.hits, self._outlook.expected, gain))
+            self._remember(PrefixStatistics.of(statistics, self._prior.hits, self._prior.expected, gain))
 
     def _guess(
         self, drafted: TokenTree | None, max_nodes: int, max_depth: int, min_probability: float
@@ -155,7 +152,7 @@ class CacheDrafter:
             self._catch_up()
         if not self._candidates:
             return None
-        self._guesses = Guesses(self._rates, self._outlook, self._sampled, drafted, min_probability)
+        self._guesses = Guesses(self._rates, self._prior, self._sampled, drafted, min_probability)
         for candidate in self._candidates:
             self._guesses.add(candidate, max_depth, max_nodes)
         return self._guesses
@@ -182,7 +179,7 @@ class CacheDrafter:
         self._candidates.sort(key=lambda one: -one.length)
 
     def _on_recalled(self, sequences: Iterable[tuple[int, ...]], statistics: PrefixStatistics) -> None:
-        self._outlook.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
+        self._prior.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
         # Reads behind the first bring the same again.
         if statistics.asked_rounds and not self._knows_gain:
             self._knows_gain = True
@@ -191,7 +188,7 @@ class CacheDrafter:
             self._remembered.append((*sequence, SEPARATOR))
         if self._recall.knows_prompt and not self._repeats and not self._sampled:
             self._repeats = True
-            self._record.repeats()
+            self._match_lengths.repeats()
         if not self._is_called and not self._is_behind:
             self._find()
             self.on_news()

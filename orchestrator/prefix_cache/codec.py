@@ -8,8 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
 from orchestrator.request.statistics import SourceTotals
 
 VERSION = 1

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
-from orchestrator.prefix_cache.hit_rates import MOST, DraftersWord, HitRates, kind_of
+from orchestrator.prefix_cache.estimates import MOST, DraftersWord, HitRatePrior, HitRates, kind_of
 
 SOURCE = "cache"
 # Guesses for one place; one more would hardly ever be right.
@@ -40,11 +39,11 @@ class Guesses:
     """
 
     def __init__(
-        self, rates: HitRates, outlook: HitRatePrior, sampled: bool, drafted: TokenTree | None, min_probability: float
+        self, rates: HitRates, prior: HitRatePrior, sampled: bool, drafted: TokenTree | None, min_probability: float
     ) -> None:
         self._rates = rates
-        self._factor = outlook.factor
-        self._outlook = outlook
+        self._factor = prior.factor
+        self._prior = prior
         self._sampled = sampled
         self._drafted = drafted
         # Parents of drafted nodes: what drafters had something to say behind.
@@ -91,8 +90,8 @@ class Guesses:
                 if hit:
                     follows = guess.node
                 if guess.kind is not None:
-                    self._outlook.hits += hit
-                    self._outlook.expected += self._rates.rate(guess.kind)
+                    self._prior.hits += hit
+                    self._prior.expected += self._rates.rate(guess.kind)
                     self._rates.count(guess.kind, hit)
             if follows == _NO_NODE:
                 return

@@ -27,11 +27,11 @@ class CacheNamespace:
 class TenantKeys:
     """HMAC-SHA256 under a key of the tenant's own, over tagged, length-prefixed token ids.
 
-    Requests of different realms or salts have no key in common.
+    Requests of different namespaces or salts have no key in common.
     """
 
-    def __init__(self, realm: CacheNamespace, cache_salt: str) -> None:
-        self._key = _of_texts(realm, "tenant", cache_salt)
+    def __init__(self, namespace: CacheNamespace, cache_salt: str) -> None:
+        self._key = _of_texts(namespace, "tenant", cache_salt)
 
     def prompt(self, tokens: Sequence[int]) -> bytes:
         """Of what follows a whole prompt."""
@@ -54,14 +54,14 @@ class TenantKeys:
         return PREFIX + _digest(self._key, message)
 
 
-def knowledge_key(realm: CacheNamespace, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
+def knowledge_key(namespace: CacheNamespace, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
     """Of what a planner has learned of a verifier on such hardware, with drafts of these sources."""
-    return PREFIX + _of_texts(realm, "knowledge", hardware, str(exactness), *sorted(sources))
+    return PREFIX + _of_texts(namespace, "knowledge", hardware, str(exactness), *sorted(sources))
 
 
-def _of_texts(realm: CacheNamespace, tag: str, *texts: str) -> bytes:
-    parts = [text.encode() for text in (tag, realm.model, realm.tokenizer_fingerprint, *texts)]
-    return _digest(realm.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
+def _of_texts(namespace: CacheNamespace, tag: str, *texts: str) -> bytes:
+    parts = [text.encode() for text in (tag, namespace.model, namespace.tokenizer_fingerprint, *texts)]
+    return _digest(namespace.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 
 def _digest(key: bytes, message: bytes) -> bytes:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from coppice.net.first_step import start_now
-from orchestrator.prefix_cache.anchors import anchors
 from orchestrator.prefix_cache.codec import decode_continuations, decode_statistics
-from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
 from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, TenantKeys
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
 
+# Anchors are positions of a text at which something is remembered: chosen by the tokens there, not by how far in they
+# are, so that a text that is found again elsewhere has its anchors in the same places. One position in so many is one.
+SPACING = 8
+# Tokens remembered behind an anchor: several spacings, so that there is something to follow until the next is read.
+DEPTH = 48
 # How far before a prompt's end anchors are looked for: what follows them reaches beyond the prompt.
 LOOK_BACK = 32
 # Anchors that one read asks for at most, the latest.
@@ -21,6 +24,14 @@ MAX_ANCHORS = 16
 
 # Takes sequences, each a context and what followed it, the likeliest last, and what is known of the prompt's beginning.
 OnRecalled: TypeAlias = Callable[[Iterable[tuple[int, ...]], PrefixStatistics], None]
+
+
+def anchors(tokens: Sequence[int], start: int, stop: int) -> Iterator[int]:
+    """Positions in [start, stop) that are anchors, with enough tokens before them for a key."""
+    for position in range(max(start, SUFFIX_TOKENS), stop):
+        mixed = (tokens[position - 2] * 0x9E3779B1 + tokens[position - 1] * 0x85EBCA6B) & 0xFFFFFFFF
+        if (mixed >> 15) % SPACING == 0:
+            yield position
 
 
 class Recall:

@@ -8,18 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.prefix_cache.anchors import DEPTH, anchors
 from orchestrator.prefix_cache.codec import (
     decode_continuations,
     decode_statistics,
     encode_continuations,
     encode_statistics,
 )
-from orchestrator.prefix_cache.continuations import MAX_DEPTH, Continuations, InvalidValueError
 from orchestrator.prefix_cache.keys import TenantKeys
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.prefix_cache.recall import LOOK_BACK
+from orchestrator.prefix_cache.recall import DEPTH, LOOK_BACK, anchors
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
+from orchestrator.prefix_cache.values import MAX_DEPTH, Continuations, InvalidValueError, PrefixStatistics
 
 logger = logging.getLogger(__name__)
 

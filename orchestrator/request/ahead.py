@@ -134,16 +134,16 @@ class AheadDrafting:
         """What was drafted ahead of an earlier round, as a draft for its length; empty where nobody knows of what."""
         return hung(drafts, source, self._expected) if length == self._expected_length else EMPTY_TREE
 
-    def behind(self, token_ids: tuple[int, ...]) -> TokenTree:
+    def following(self, token_ids: tuple[int, ...]) -> TokenTree:
         """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
-        behind = self._tree.descend(token_ids)
+        following = self._tree.descend(token_ids)
         if self._told:
             end = self._expected.find(token_ids)
             if end is not None and end in self._expected.parents:
                 self.counts.count_inside()
             else:
-                self.counts.count(self._rank(token_ids) if len(behind) else None)
-        return behind
+                self.counts.count(self._rank(token_ids) if len(following) else None)
+        return following
 
     def _rank(self, token_ids: tuple[int, ...]) -> int | None:
         """The best rank of what was assumed on the way that was taken; a round may end before or behind it."""

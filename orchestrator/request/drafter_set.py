@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.peers.drafter_client import DrafterClient, DraftHandler
-from orchestrator.planner.ask_times import AskTimes
 from orchestrator.planner.base import RoundPlan
+from orchestrator.planner.draft_times import AskTimes
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.transcript import Transcript
 
@@ -16,13 +16,13 @@ class DrafterSet:
     """Asks drafters as plans say. One joins when a draft of its is first wanted, and then follows to the end."""
 
     def __init__(
-        self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, asked_at: AskTimes
+        self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, ask_times: AskTimes
     ) -> None:
-        """`handler` gets what drafters send; `asked_at` is told when they are asked."""
+        """`handler` gets what drafters send; `ask_times` is told when they are asked."""
         self._clients = tuple(clients)
         self._handler = handler
         self._transcript = transcript
-        self._asked_at = asked_at
+        self._ask_times = ask_times
         # Drafters that follow the request, by its id there, and those that do not until a plan first wants a draft.
         self._members: dict[DrafterClient, int] = {}
         self._unjoined = list(self._clients)
@@ -84,7 +84,7 @@ class DrafterSet:
                 if (start := self._withheld_from.pop(client, None)) is not None:
                     told = replace(outcome, base_length=start, token_ids=tuple(self._transcript.tokens[start:]))
                 client.outcome(sequence_id, told, plan.max_nodes, plan.row_multiple)
-                self._asked_at.note(self._transcript.length)
+                self._ask_times.note(self._transcript.length)
             else:
                 self._withheld_from.setdefault(client, outcome.base_length)
         if plan.max_nodes and self._unjoined:

@@ -8,25 +8,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
+from coppice.core.errors import InvalidTreeError
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 from coppice.wire.convert import samples_drafts
 from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.planner.ask_times import AskTimes
 from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.planner.better_trees import BetterTrees
+from orchestrator.planner.draft_times import AskTimes
 from orchestrator.planner.source_records import SourceRecords
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
-from orchestrator.request.draft_check import check_ahead, check_draft
 from orchestrator.request.drafter_set import DrafterSet
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import DraftOpening, Outcome
-from orchestrator.request.stale_drafts import LEFT, MISSED, SAMPLED, UNASKED, UNWANTED
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript
+
+# Why a draft is of no use. One comes late: the committed tokens have left it, none is wanted, it was sampled, or rounds
+# are synchronous. One comes early: nobody was told to draft ahead.
+LEFT, UNWANTED, SAMPLED, MISSED, UNASKED = STALE = ("left", "unwanted", "sampled", "missed", "unasked")
 
 # Base length, tree, budget and, when it changes, the linger in microseconds.
 SendDraft = Callable[[int, TokenTree, int, int | None], None]
@@ -86,7 +89,7 @@ class Drafting:
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
         # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
-        self._situation = RoundContext(False, requested_nodes, forced or self._samples, row_multiple)
+        self._round_context = RoundContext(False, requested_nodes, forced or self._samples, row_multiple)
         self._send: SendDraft | None = None
         # Of the current round: each source's tree, and what the verifier was sent.
         self._trees: dict[str, TokenTree] = {}
@@ -101,10 +104,10 @@ class Drafting:
         # The round's plan, and whether and when drafters were asked for it, and whether for the one before.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
-        self._asked_at = AskTimes(clock)
-        self._followers = DrafterSet(clients, self, transcript, self._asked_at)
+        self._ask_times = AskTimes(clock)
+        self._drafters = DrafterSet(clients, self, transcript, self._ask_times)
         self._better: BetterTrees | None = None
-        if self._followers.are_several and not self._serves_one_round:
+        if self._drafters.are_several and not self._serves_one_round:
             self._better = BetterTrees(records or SourceRecords(), self._give_up_waiting, clock)
         self.load = VerifierLoad()
         # Drafts that came when they were of no use any more, by reason.
@@ -113,7 +116,7 @@ class Drafting:
     @property
     def feature_size(self) -> int:
         """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
-        return self._followers.feature_size
+        return self._drafters.feature_size
 
     @property
     def _serves_one_round(self) -> bool:
@@ -134,7 +137,7 @@ class Drafting:
         """Plan the first round, and ask every drafter to follow the request, if it wants a draft."""
         self._replan()
         if self._plan.max_nodes:
-            self._followers.join(self._plan)
+            self._drafters.join(self._plan)
 
     def close(self, statistics: Statistics | None = None) -> None:
         """Let go of drafters, planner and verifier; an output that has `statistics` is remembered."""
@@ -145,7 +148,7 @@ class Drafting:
             self._cache.close(statistics, self._planner.gain)
         if self._better is not None:
             self._better.let_go()
-        self._followers.leave()
+        self._drafters.leave()
 
     def opening_linger_us(self) -> int:
         """The linger that the verifier is told as the sequence opens."""
@@ -194,8 +197,8 @@ class Drafting:
         asked = self._asked
         self._in_time = bool(self._trees)
         self._replan()
-        self._followers.tell(outcome, self._plan)
-        ahead = self.ahead.behind(outcome.token_ids)
+        self._drafters.tell(outcome, self._plan)
+        ahead = self.ahead.following(outcome.token_ids)
         before = self._sent
         # The round began without them.
         kept = dict(self._trees) if self._better is not None and self._better.are_awaited else {}
@@ -207,7 +210,7 @@ class Drafting:
         left = [tree.descend(outcome.token_ids) for tree in trees]
         self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
         if kept:
-            self._planner.tree_arrived(self._asked_at.first_took_s(outcome.base_length))
+            self._planner.tree_arrived(self._ask_times.first_took_s(outcome.base_length))
         for source, tree in kept.items():
             self._on_late_tree(source, outcome.base_length, tree)
         self._sync_linger()
@@ -241,12 +244,12 @@ class Drafting:
         Raises:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
         """
-        check_draft(tree, self._vocab_size, is_sampled=self._samples)
-        took_s = self._asked_at.elapsed_s(base_length)
+        _check_draft(tree, self._vocab_size, is_sampled=self._samples)
+        took_s = self._ask_times.elapsed_s(base_length)
         if self._better is not None and not assumed:
             self._better.came(source, base_length, tree, took_s, self._transcript.length)
         if not self._is_current(base_length, assumed):
-            self._planner.tree_arrived(self._asked_at.first_took_s(base_length))
+            self._planner.tree_arrived(self._ask_times.first_took_s(base_length))
             if assumed:
                 tree = hung([ExpectedDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
@@ -254,8 +257,8 @@ class Drafting:
         self._trees[source] = labelled(tree, source)
         if len(tree) and self._awaits_better(took_s):
             return
-        self._planner.tree_arrived(self._asked_at.first_took_s(base_length))
-        if (self.synchronous or not len(tree)) and len(self._trees) < len(self._followers.asked):
+        self._planner.tree_arrived(self._ask_times.first_took_s(base_length))
+        if (self.synchronous or not len(tree)) and len(self._trees) < len(self._drafters.asked):
             # Another one's may still come.
             return
         self._send_drafted()
@@ -265,11 +268,11 @@ class Drafting:
         if self._better is None or (len(self._trees) > 1 and not self._better.are_awaited):
             return False
         linger_s = self._plan.linger_us / 1e6
-        return self._better.await_for(self._trees, self._followers.asked, took_s, linger_s, self.load.batch_size)
+        return self._better.await_for(self._trees, self._drafters.asked, took_s, linger_s, self.load.batch_size)
 
     def _give_up_waiting(self) -> None:
         """Send what there is: the tree that was waited for has not come."""
-        self._planner.tree_arrived(self._asked_at.first_took_s(self._transcript.length))
+        self._planner.tree_arrived(self._ask_times.first_took_s(self._transcript.length))
         self._send_drafted()
 
     def _send_drafted(self) -> None:
@@ -295,12 +298,12 @@ class Drafting:
         self._forward(best)
         if not self._serves_one_round and self._plan.max_nodes and self._transcript.room > 1:
             # Those that have drafted are idle now.
-            idle = self._followers.of_kinds(self._trees)
+            idle = self._drafters.of_kinds(self._trees)
             self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
         """Pass trees behind likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
-        check_ahead(drafts, self._vocab_size)
+        _check_ahead(drafts, self._vocab_size)
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
             self._on_late_tree(source, base_length, self.ahead.late(base_length, drafts, source))
         elif not self.ahead.add(base_length, drafts, source):
@@ -312,9 +315,9 @@ class Drafting:
         if self._cache is None or self._send is None or not plan.max_nodes:
             return
         nodes, batch_size = BUDGETS_SENT * plan.max_nodes, self.load.batch_size
-        if self.synchronous and (self._followers.asked or self._sent):
+        if self.synchronous and (self._drafters.asked or self._sent):
             return
-        if not self._followers.asked:
+        if not self._drafters.asked:
             tree = self._cache.draft(nodes, batch_size, plan.row_price)
         elif self._in_time or self._has_drafters_tree():
             return
@@ -348,7 +351,7 @@ class Drafting:
     def on_drafters_changed(self) -> None:
         """Wait for drafts again, or no longer."""
         self._replan()
-        if self.synchronous and self._trees and not self._sent and len(self._trees) >= len(self._followers.asked):
+        if self.synchronous and self._trees and not self._sent and len(self._trees) >= len(self._drafters.asked):
             # They had waited for the one that is gone.
             self._send_drafted()
         elif self.synchronous:
@@ -357,7 +360,7 @@ class Drafting:
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
         """Have another drafter of the same kind follow the request."""
-        self._followers.replace(gone, other)
+        self._drafters.replace(gone, other)
         self._sync_linger()
 
     def _is_current(self, base_length: int, assumed: tuple[int, ...]) -> bool:
@@ -365,13 +368,13 @@ class Drafting:
         return base_length + len(assumed) == len(tokens) and (not assumed or tuple(tokens[base_length:]) == assumed)
 
     def _replan(self, has_drafter: bool = False) -> RoundPlan:
-        has_drafter = has_drafter or self._followers.has_any
+        has_drafter = has_drafter or self._drafters.has_any
         may_draft = has_drafter or (self.synchronous and self._cache is not None)
-        situation, choice = self._situation, self._followers.choice
-        if situation.has_drafter != may_draft or situation.sources != choice:
+        round_context, choice = self._round_context, self._drafters.choice
+        if round_context.has_drafter != may_draft or round_context.sources != choice:
             # Few rounds differ in it from the one before.
-            situation = self._situation = situation._replace(has_drafter=may_draft, sources=choice)
-        self._plan = self._planner.plan(situation, self.load)
+            round_context = self._round_context = round_context._replace(has_drafter=may_draft, sources=choice)
+        self._plan = self._planner.plan(round_context, self.load)
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
 
@@ -391,3 +394,23 @@ class Drafting:
         # would leave that to the verifier.
         self._budget = self._plan.max_nodes or self._budget
         self._send(self._transcript.length, tree, self._budget, changed)
+
+
+def _check_draft(tree: TokenTree, vocab_size: int, *, is_sampled: bool) -> None:
+    """Raise InvalidTreeError: a token is not in the vocabulary, or the tree had to be sampled and is not."""
+    named = [tree.token_ids]
+    if is_sampled:
+        if len(tree) and not tree.distributions:
+            raise InvalidTreeError("traversal verification needs the distributions that the tree was drawn from")
+        named += [distribution.token_ids for distribution in tree.distributions if distribution is not None]
+    _check_tokens(named, vocab_size)
+
+
+def _check_ahead(drafts: Sequence[ExpectedDraft], vocab_size: int) -> None:
+    """Raise InvalidTreeError: a token is not in the vocabulary."""
+    _check_tokens([draft.token_ids for draft in drafts], vocab_size)
+
+
+def _check_tokens(named: Sequence[Sequence[int]], vocab_size: int) -> None:
+    if any(max(token_ids, default=0) >= vocab_size for token_ids in named):
+        raise InvalidTreeError(f"a token id is outside the vocabulary of {vocab_size}")

@@ -63,7 +63,7 @@ async def test_each_of_several_verifiers_has_plans_of_its_own_and_what_is_lost_m
             assert list(completion.token_ids) == plain(babble, PROMPT, count, seed=seed)
         await eventually(lambda: all(one.num_begun == one.num_running == one.num_newcomers == 0 for one in plans))
     assert verifiers[1].drops == 0
-    assert all(one.pass_number > 20 and one.stance.is_known for one in plans)
+    assert all(one.pass_number > 20 and one.snapshot.is_known for one in plans)
     assert not drafter.errors
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
-from orchestrator.prefix_cache.cache_promise import CachePromise
-from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 
 if TYPE_CHECKING:
     from orchestrator.prefix_cache.recall import Recall

@@ -12,13 +12,11 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.prefix_cache.cache_drafter import CacheDrafter
-from orchestrator.prefix_cache.cache_promise import CachePromise
-from orchestrator.prefix_cache.hit_rates import HitRates
+from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
-from orchestrator.prefix_cache.memory_store import MemoryStore
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
-from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.prefix_cache.store import CacheCounts, MemoryStore
+from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
 from orchestrator.request.merge import labelled
 from orchestrator.request.statistics import Statistics
@@ -58,8 +56,8 @@ class PricedPlanner(FixedPlanner):
         super().__init__(max_nodes, linger_us=1000)
         self._row_price, self._row_multiple = row_price, row_multiple
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        return replace(super().plan(situation, load), row_price=self._row_price, row_multiple=self._row_multiple)
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+        return replace(super().plan(round_context, load), row_price=self._row_price, row_multiple=self._row_multiple)
 
 
 class Cached:
@@ -215,7 +213,7 @@ def test_the_cache_works_when_everyone_has_the_outcome() -> None:
     """Its index is behind while drafters are told."""
     one = Cached(drafter=True)
     indexed: list[int] = []
-    follower = one.drafting._followers._clients[0]
+    follower = one.drafting._drafters._clients[0]
     follower.outcome = lambda *told: indexed.append(one.cache._num_own)  # type: ignore[method-assign]
     one.commit(1, 2)
     assert indexed == [24]
@@ -305,8 +303,8 @@ class NowAndThen(FixedPlanner):
 
     wants = True
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        return super().plan(situation, load) if self.wants else RoundPlan(0, 0)
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+        return super().plan(round_context, load) if self.wants else RoundPlan(0, 0)
 
 
 def test_while_no_draft_is_wanted_nothing_is_looked_for_and_the_next_one_is_as_if_it_had_been(

@@ -26,8 +26,8 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
-        self.sources = situation.sources
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+        self.sources = round_context.sources
         return RoundPlan(self.max_nodes, 1000, left_out=self.left_out)
 
     def tree_arrived(self, took_s: float | None = None) -> None: ...

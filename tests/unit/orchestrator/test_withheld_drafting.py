@@ -26,7 +26,7 @@ class ToldPlanner:
 
     def runs_on(self, verifier: str) -> None: ...
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         return RoundPlan(self.max_nodes, 1000 if self.max_nodes else 0)
 
     def tree_arrived(self, took_s: float | None = None) -> None: ...

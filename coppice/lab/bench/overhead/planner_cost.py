@@ -47,7 +47,7 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
     drafts = _endless_drafts(rng, num_nodes, mixed)
     asked = [False] * num_requests
     # As `Drafting` does it, which makes another one when something has changed.
-    situation = RoundContext(has_drafter=True)
+    round_context = RoundContext(has_drafter=True)
     costs: list[float] = []
     num_asked = 0
     for number in range(warm_up + num_passes):
@@ -68,7 +68,7 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
         plans: list[RoundPlan] = []
         for request, outcome, trees_sent, asks in zip(requests, outcomes, sent, asked, strict=True):
             # The next round is planned before this one is learned from: drafters wait for it.
-            plans.append(request.plan(situation, load))
+            plans.append(request.plan(round_context, load))
             request.round_over(outcome, trees_sent, asks)
         spent_s += time.thread_time() - started_s
         if number >= warm_up:

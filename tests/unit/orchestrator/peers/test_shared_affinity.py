@@ -47,8 +47,8 @@ class Store:
     async def close(self) -> None: ...
 
 
-def affinity(store: Store, realm: CacheNamespace = REALM) -> SharedAffinity:
-    return SharedAffinity(store, CacheCounts(), realm)
+def affinity(store: Store, namespace: CacheNamespace = REALM) -> SharedAffinity:
+    return SharedAffinity(store, CacheCounts(), namespace)
 
 
 async def noted(store: Store, digests: Sequence[bytes], instance_id: str = "one", salt: str = "") -> None:
@@ -59,11 +59,11 @@ async def noted(store: Store, digests: Sequence[bytes], instance_id: str = "one"
 
 
 async def found(
-    store: Store, digests: Sequence[bytes], salt: str = "", realm: CacheNamespace = REALM
+    store: Store, digests: Sequence[bytes], salt: str = "", namespace: CacheNamespace = REALM
 ) -> dict[bytes, int]:
     """By verifier, how many first blocks it was given."""
     told: dict[bytes, int] = {}
-    shared = affinity(store, realm)
+    shared = affinity(store, namespace)
     await shared.look_up(salt, digests, told.__setitem__)
     await eventually(lambda: not shared._reads)
     await shared.close()
@@ -100,8 +100,8 @@ async def test_other_secrets_and_salts_find_nothing() -> None:
     await noted(store, DIGESTS)
     assert await found(store, DIGESTS) == {verifier_digest("one"): len(DIGESTS)}
     assert await found(store, DIGESTS, salt="another") == {}
-    assert await found(store, DIGESTS, realm=replace(REALM, secret=b"another")) == {}
-    assert await found(store, DIGESTS, realm=replace(REALM, model="another")) == {}
+    assert await found(store, DIGESTS, namespace=replace(REALM, secret=b"another")) == {}
+    assert await found(store, DIGESTS, namespace=replace(REALM, model="another")) == {}
 
 
 async def test_garbage_is_counted_and_tells_nothing() -> None:

@@ -198,7 +198,7 @@ def test_a_node_that_is_not_worth_its_row_is_cut_and_the_others_are_kept() -> No
     deployment.run(3.0)
     planner = deployment.planner
     assert isinstance(planner, AdaptivePlanner)
-    price = planner.stance.price
+    price = planner.snapshot.price
     assert 0.001 < price < 1
     request = planner.follow(is_greedy=True)
     likely, unlikely = math.log(0.95), math.log(0.05 * price)

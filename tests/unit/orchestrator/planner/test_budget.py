@@ -8,8 +8,7 @@ import random
 
 import pytest
 
-from orchestrator.planner.budget import best_budget
-from orchestrator.planner.linger import worthwhile_linger_s
+from orchestrator.planner.budget import best_budget, worthwhile_linger_s
 
 
 def random_trees(rng: random.Random, num_trees: int, num_nodes: int) -> list[tuple[list[int], list[float]]]:

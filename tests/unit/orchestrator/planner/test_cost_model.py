@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from orchestrator.planner.cost_model import LEAST_PLAIN_SHARE, CostModel, PassSample
+from orchestrator.planner.cost_model import LEAST_PLAIN_SHARE, CostModel
+from orchestrator.planner.passes import PassSample
 
 # Seconds of a pass of one row, of a further row in a small pass, and in one of hundreds.
 FIRST_S, ROW_S, PROMPT_ROW_S = 0.016, 0.0011, 0.0004

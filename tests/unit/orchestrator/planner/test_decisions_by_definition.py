@@ -11,8 +11,7 @@ from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundContext, RoundPlan
-from orchestrator.planner.draft_plans import SPARE_NODES, STEPS_PER_GAIN, DraftPlans
-from orchestrator.planner.plan_snapshot import CLEARLY, PlanSnapshot
+from orchestrator.planner.draft_plans import CLEARLY, SPARE_NODES, STEPS_PER_GAIN, DraftPlans, PlanSnapshot
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 
@@ -41,10 +40,10 @@ def by_definition(planner: AdaptivePlanner, one: AdaptiveRequest, tree: TokenTre
     """The nodes that are clearly worth their row, and the likeliest where none is but that one nearly so."""
     own = one._weight / planner.weights.mean * one._accepted / one._promised
     logs = planner.values.path_logs(tree)
-    kept = [node for node, log in enumerate(logs) if math.exp(log) * own >= CLEARLY * planner.stance.price]
+    kept = [node for node, log in enumerate(logs) if math.exp(log) * own >= CLEARLY * planner.snapshot.price]
     if not kept:
         likeliest = max(range(len(tree)), key=lambda node: (tree.path_log_probs[node], -node))
-        kept = [likeliest] if math.exp(logs[likeliest]) >= FLOOR_SHARE * planner.stance.price else []
+        kept = [likeliest] if math.exp(logs[likeliest]) >= FLOOR_SHARE * planner.snapshot.price else []
     return tree.select(kept)
 
 
@@ -62,7 +61,7 @@ def test_every_draft_is_cut_to_the_nodes_that_are_worth_their_row(seed: int) -> 
             one.tree_arrived()
             selected = one.select(tree)
             chosen.append(selected)
-            if planner.stance.price > 0:
+            if planner.snapshot.price > 0:
                 assert selected == by_definition(planner, one, tree)
                 num_whole += len(selected) == len(tree)
                 num_cut += len(selected) < len(tree)
@@ -82,23 +81,23 @@ def test_every_draft_is_cut_to_the_nodes_that_are_worth_their_row(seed: int) -> 
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_share_plans_that_are_those_of_their_own_gains_rounded_up_to_a_step(seed: int) -> None:
     rng = random.Random(seed)
-    stance = PlanSnapshot(price=0.12, gain=rng.uniform(0.5, 3), nodes=rng.uniform(1, 9), rate=rng.uniform(200, 5000))
+    snapshot = PlanSnapshot(price=0.12, gain=rng.uniform(0.5, 3), nodes=rng.uniform(1, 9), rate=rng.uniform(200, 5000))
     running = rng.choice([1, 5, 64])
-    plans = DraftPlans(stance, running, LINGER_US)
+    plans = DraftPlans(snapshot, running, LINGER_US)
     found = set()
     for _ in range(300):
         gain, weight = rng.uniform(0, 4), rng.choice([0.5, 1.0, 2.0])
         plan = plans.plan(gain, weight, MAX_NODES, 1, NONE, is_trial=False, waits=True)
 
         def exactly(gain: float, weight: float = weight) -> tuple[int, int]:
-            linger_s = max(1.0, gain) * stance.gain * weight * running / stance.rate
-            nodes = 1 + math.ceil(SPARE_NODES * max(1.0, gain) * stance.nodes) if running > 1 else MAX_NODES
+            linger_s = max(1.0, gain) * snapshot.gain * weight * running / snapshot.rate
+            nodes = 1 + math.ceil(SPARE_NODES * max(1.0, gain) * snapshot.nodes) if running > 1 else MAX_NODES
             return min(MAX_NODES, nodes), min(LINGER_US, round(1e6 * linger_s))
 
         (least_nodes, least_us), (most_nodes, most_us) = exactly(gain), exactly(gain + 1 / STEPS_PER_GAIN)
         assert least_nodes <= plan.max_nodes <= most_nodes
         assert least_us - 1 <= plan.linger_us <= most_us + 1
-        assert plan.row_price == stance.price / weight
+        assert plan.row_price == snapshot.price / weight
         found.add(id(plan))
     assert len(found) <= 3 * (3 * STEPS_PER_GAIN + 1)
 

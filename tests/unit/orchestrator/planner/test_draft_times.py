@@ -6,17 +6,15 @@ import pytest
 
 from coppice.v1 import tree_pb2
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.ask_times import AskTimes
 from orchestrator.planner.base import RoundContext
-from orchestrator.planner.draft_plans import DraftPlans
-from orchestrator.planner.draft_times import DraftTimes
-from orchestrator.planner.plan_snapshot import PlanSnapshot
+from orchestrator.planner.draft_plans import DraftPlans, PlanSnapshot
+from orchestrator.planner.draft_times import AskTimes, DraftTimes
 from orchestrator.planner.source_choice import NONE_LEFT_OUT
 from orchestrator.request.rounds import Outcome
 
 LINGER_US = 40_000
 # A second of waiting is worth 100 tokens, and a usual draft five: 50 ms, more than the most.
-STANCE = PlanSnapshot(gain=5.0, nodes=8.0, rate=100.0)
+SNAPSHOT = PlanSnapshot(gain=5.0, nodes=8.0, rate=100.0)
 
 
 def times(quickest_s: float, way_s: float = 0.0) -> DraftTimes:
@@ -26,7 +24,7 @@ def times(quickest_s: float, way_s: float = 0.0) -> DraftTimes:
 
 
 def linger_us(quickest_s: float, way_s: float = 0.0, *, is_trial: bool = False) -> int:
-    plans = DraftPlans(STANCE, 1, LINGER_US, times(quickest_s, way_s))
+    plans = DraftPlans(SNAPSHOT, 1, LINGER_US, times(quickest_s, way_s))
     return plans.plan(1.0, 1.0, 8, 1, NONE_LEFT_OUT, is_trial, waits=True).linger_us
 
 

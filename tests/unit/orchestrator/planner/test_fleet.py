@@ -30,7 +30,7 @@ def fleet(clock: Clock) -> FleetPlanner:
 
 
 def counts(planner: AdaptivePlanner) -> tuple[int, int, int, int]:
-    return planner.num_begun, planner.num_running, planner.num_newcomers, planner.reading.num_unread
+    return planner.num_begun, planner.num_running, planner.num_newcomers, planner.prefill.num_unread
 
 
 def round_over(request: AdaptiveRequest, number: int, pass_us: int) -> None:
@@ -55,7 +55,7 @@ def test_what_passes_cost_is_learned_by_verifier_and_what_drafts_are_worth_by_al
             round_over(requests[address], number, pass_us + number)
     near, far = planner.planners[NEAR], planner.planners[FAR]
     assert far._costs.plain_round_s(1, 100) > 3 * near._costs.plain_round_s(1, 100)
-    assert near.stance.rate > 1.5 * far.stance.rate
+    assert near.snapshot.rate > 1.5 * far.snapshot.rate
     assert near.values is far.values
     assert near.gains is far.gains
 

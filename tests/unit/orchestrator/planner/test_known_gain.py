@@ -10,7 +10,7 @@ from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import DraftGain, Planner
-from orchestrator.planner.plan_snapshot import PlanSnapshot
+from orchestrator.planner.draft_plans import PlanSnapshot
 from orchestrator.request.rounds import Outcome
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
@@ -22,7 +22,7 @@ BAD, GOOD = DraftGain(100, 0.0), DraftGain(100, 200.0)
 
 def request(threshold: float = 0.0) -> AdaptiveRequest:
     planner = AdaptivePlanner(15, 40_000)
-    planner.stance = PlanSnapshot(threshold=threshold, price=0.1, gain=2.0, nodes=4.0, rate=100.0)
+    planner.snapshot = PlanSnapshot(threshold=threshold, price=0.1, gain=2.0, nodes=4.0, rate=100.0)
     return planner.follow(is_greedy=True)
 
 

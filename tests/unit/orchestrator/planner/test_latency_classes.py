@@ -11,8 +11,8 @@ from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Planner, RoundContext
-from orchestrator.planner.latency_class import class_weight
-from orchestrator.planner.plan_snapshot import PlanSnapshot
+from orchestrator.planner.draft_plans import PlanSnapshot
+from orchestrator.planner.load import class_weight
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 PLANNER = Policy("planner")
@@ -72,7 +72,7 @@ def asking(priority: int, price: float) -> AdaptiveRequest:
     """A request of its class that drafts beside one of the highest, at a price that is known."""
     planner = AdaptivePlanner(MAX_NODES, LINGER_US)
     planner.follow(is_greedy=True, priority=2).plan(RoundContext(has_drafter=True))
-    planner.stance = PlanSnapshot(price=price, gain=1.0, nodes=2.0, rate=100.0)
+    planner.snapshot = PlanSnapshot(price=price, gain=1.0, nodes=2.0, rate=100.0)
     request = planner.follow(is_greedy=True, priority=priority)
     assert request.plan(RoundContext(has_drafter=True)).max_nodes > 0
     return request

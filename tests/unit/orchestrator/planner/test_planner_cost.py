@@ -47,7 +47,7 @@ def test_a_pass_of_64_requests_with_32_nodes_each_costs_few_calls_for_each_reque
     planner = AdaptivePlanner(NUM_NODES, 40_000, clock=lambda: now_s)
     rng = random.Random(3)
     requests = [planner.follow(is_greedy=True) for _ in range(NUM_REQUESTS)]
-    situation = RoundContext(has_drafter=True, row_multiple=4)
+    round_context = RoundContext(has_drafter=True, row_multiple=4)
     counts = []
     for number in range(60):
         trees = [random_tree(rng) for _ in requests]
@@ -56,7 +56,7 @@ def test_a_pass_of_64_requests_with_32_nodes_each_costs_few_calls_for_each_reque
         with calls:
             selected = [request.select(tree) for request, tree in zip(requests, trees, strict=True)]
             for request in requests:
-                request.plan(situation)
+                request.plan(round_context)
         outcomes = [
             Outcome(300 + number, (1, 2), 1, len(tree), tree.depth, 0, b"", 64 * 20, 20_000 + number, 0, 0)
             for tree in selected

@@ -13,8 +13,7 @@ from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import UNKNOWN_LOAD, RoundContext, RoundPlan, VerifierLoad
-from orchestrator.planner.draft_plans import DraftPlans
-from orchestrator.planner.plan_snapshot import CLEARLY
+from orchestrator.planner.draft_plans import CLEARLY, DraftPlans
 from orchestrator.request.merge import labelled, merge
 from orchestrator.request.rounds import Outcome
 
@@ -30,7 +29,7 @@ class PlainPlanner(AdaptivePlanner):
 
     @property
     def draft_plans(self) -> DraftPlans:
-        return DraftPlans(self.stance, self.num_running, LINGER_US)
+        return DraftPlans(self.snapshot, self.num_running, LINGER_US)
 
     def follow(self, is_greedy: bool, priority: int = 0) -> PlainRequest:
         return PlainRequest(self, is_greedy, priority)
@@ -60,21 +59,21 @@ class PlainPlanner(AdaptivePlanner):
 class PlainRequest(AdaptiveRequest):
     """Plans as if every plan were the first, looks at every node, and learns by the formulas."""
 
-    def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+    def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
         self._planner.load = None
-        return self._plan_anew(situation, load)
+        return self._plan_anew(round_context, load)
 
     def select(self, tree: TokenTree) -> TokenTree:
-        stance, values = self._planner.stance, self._planner.values
+        snapshot, values = self._planner.snapshot, self._planner.values
         self._at_hand = tree
-        if stance.price <= 0:
+        if snapshot.price <= 0:
             return tree
         own = self._weight / self._planner.weights.mean * self._accepted / self._promised
         logs = values.path_logs(tree)
-        kept = [node for node, log in enumerate(logs) if log >= math.log(CLEARLY * stance.price) - math.log(own)]
+        kept = [node for node, log in enumerate(logs) if log >= math.log(CLEARLY * snapshot.price) - math.log(own)]
         if not kept:
             likeliest = max(range(len(tree)), key=lambda node: (tree.path_log_probs[node], -node))
-            kept = [likeliest] if logs[likeliest] >= math.log(FLOOR_SHARE * stance.price) else []
+            kept = [likeliest] if logs[likeliest] >= math.log(FLOOR_SHARE * snapshot.price) else []
         if self._row_multiple > 1 and kept:
             return tree.prune(math.ceil((1 + len(kept)) / self._row_multiple) * self._row_multiple - 1)
         return tree.select(kept)
@@ -90,9 +89,9 @@ class Twins:
         self.requested = rng.choice([None, None, None, 6])
         self.asked = False
 
-    def plan(self, situation: RoundContext, load: VerifierLoad) -> RoundPlan:
-        plan = self.quick.plan(situation, load)
-        assert plan == self.plain.plan(situation, load)
+    def plan(self, round_context: RoundContext, load: VerifierLoad) -> RoundPlan:
+        plan = self.quick.plan(round_context, load)
+        assert plan == self.plain.plan(round_context, load)
         return plan
 
     def select(self, tree: TokenTree) -> TokenTree:
@@ -149,7 +148,7 @@ def test_plans_and_cuts_of_random_rounds_are_those_of_the_definition(
             one.asked = plan.max_nodes > 0
             seen["asks" if one.asked else "does not"] += 1
             seen["looked up"] += quick.common is not None and quick.common.hold
-        assert quick.stance == plain.stance
+        assert quick.snapshot == plain.snapshot
         for one in [one for one in running if rng.random() < 0.01]:
             one.close()
             running[running.index(one)] = Twins(quick, plain, rng)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
-from orchestrator.planner.knowledge_codec import decode_knowledge
+from orchestrator.planner.knowledge import decode_knowledge
 from orchestrator.planner.shared_knowledge import LEAST_PASSES, PlannerSnapshotTarget, SharedKnowledge
 from orchestrator.prefix_cache.store import CacheCounts
 from tests.fakes import eventually

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from coppice.core.tree import ROOT, TokenTree, chain
-from orchestrator.planner.comparison_pace import FIRST_BETWEEN
-from orchestrator.planner.cost_model import PassSample
+from orchestrator.planner.passes import PassSample
 from orchestrator.planner.source_choice import (
     LONGEST_BETWEEN_PAUSES,
     LONGEST_TRIAL,
@@ -21,6 +20,7 @@ from orchestrator.planner.source_choice import (
     AcceptedPath,
     SourceChoice,
 )
+from orchestrator.planner.source_comparison import FIRST_BETWEEN
 from orchestrator.request.merge import labelled, merge
 
 SLOW_S, PASS_S = 0.004, 0.01

@@ -14,7 +14,7 @@ from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
 from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import RoundContext, VerifierLoad
-from orchestrator.planner.prefill_pressure import FEW_PROMPTS, LONGEST_S, PrefillPressure
+from orchestrator.planner.load import FEW_PROMPTS, LONGEST_S, PrefillPressure
 from tests.unit.orchestrator.planner.endless_load import MACHINE, EndlessLoad
 
 OFF, PLANNER = Policy("off"), Policy("planner")
@@ -74,8 +74,8 @@ def test_a_step_with_prompts_to_read_settles_as_soon_as_they_are_read_and_never_
 def crowd(num_unread: int) -> tuple[AdaptivePlanner, list[int]]:
     """A planner whose requests begin all at once, and the nodes that their first rounds ask for."""
     planner = AdaptivePlanner(MAX_NODES, LINGER_US, clock=itertools.repeat(1.0).__next__)
-    situation = RoundContext(has_drafter=True, row_multiple=MACHINE.verifier.row_multiple)
-    return planner, [planner.follow(is_greedy=True).plan(situation).max_nodes for _ in range(num_unread)]
+    round_context = RoundContext(has_drafter=True, row_multiple=MACHINE.verifier.row_multiple)
+    return planner, [planner.follow(is_greedy=True).plan(round_context).max_nodes for _ in range(num_unread)]
 
 
 @pytest.mark.parametrize("num_unread", [1, 4, 60])
@@ -88,8 +88,8 @@ def test_of_many_that_begin_at_once_the_first_few_ask_for_drafts(num_unread: int
 @pytest.mark.parametrize("num_queued", [0, FEW_PROMPTS, FEW_PROMPTS + 1])
 def test_a_queue_of_others_keeps_from_drafting_too(num_queued: int) -> None:
     planner = AdaptivePlanner(MAX_NODES, LINGER_US, clock=itertools.repeat(1.0).__next__)
-    situation, load = RoundContext(has_drafter=True), VerifierLoad(batch_size=9, queued_sequences=num_queued)
-    assert (planner.follow(is_greedy=True).plan(situation, load).max_nodes > 0) == (num_queued <= FEW_PROMPTS)
+    round_context, load = RoundContext(has_drafter=True), VerifierLoad(batch_size=9, queued_sequences=num_queued)
+    assert (planner.follow(is_greedy=True).plan(round_context, load).max_nodes > 0) == (num_queued <= FEW_PROMPTS)
 
 
 def test_sequences_that_wait_for_room_keep_nobody_from_drafting_for_long() -> None:

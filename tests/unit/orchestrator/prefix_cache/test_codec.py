@@ -16,8 +16,7 @@ from orchestrator.prefix_cache.codec import (
     encode_continuations,
     encode_statistics,
 )
-from orchestrator.prefix_cache.continuations import Continuations, InvalidValueError
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
+from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
 from orchestrator.request.statistics import SourceTotals
 
 PATHS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=70), max_size=8)

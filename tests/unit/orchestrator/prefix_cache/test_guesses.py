@@ -9,9 +9,8 @@ import random
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
+from orchestrator.prefix_cache.estimates import MOST, DraftersWord, HitRatePrior, HitRates, kind_of
 from orchestrator.prefix_cache.guesses import SOURCE, Guesses, TokenCandidate
-from orchestrator.prefix_cache.hit_rate_prior import HitRatePrior
-from orchestrator.prefix_cache.hit_rates import MOST, DraftersWord, HitRates, kind_of
 
 LONG = 16
 KINDS = [
@@ -121,12 +120,12 @@ def test_guesses_are_counted_where_their_parents_were_right_and_nowhere_else() -
 
 
 def test_what_drafters_proposed_is_not_the_caches_to_count() -> None:
-    rates, outlook = HitRates(), HitRatePrior()
-    made = Guesses(rates, outlook, False, chain([1], [-0.1]), 0.01)
+    rates, prior = HitRates(), HitRatePrior()
+    made = Guesses(rates, prior, False, chain([1], [-0.1]), 0.01)
     made.add(own(1, 2), 8, 9)
     made.learn([1, 2])
-    assert outlook.hits == 1
-    assert 0 < outlook.expected < 1
+    assert prior.hits == 1
+    assert 0 < prior.expected < 1
 
 
 def test_the_outlook_of_a_request_moves_its_probabilities_within_bounds() -> None:

@@ -19,7 +19,7 @@ def keys_of(keys: TenantKeys) -> set[bytes]:
 
 
 def test_realms_and_tenants_have_no_key_in_common() -> None:
-    realms = [
+    namespaces = [
         REALM,
         replace(REALM, secret=b"other"),
         replace(REALM, model="other"),
@@ -27,7 +27,7 @@ def test_realms_and_tenants_have_no_key_in_common() -> None:
         # What moves from one part to the next.
         CacheNamespace(b"secret", "modelf", "ingerprint"),
     ]
-    everyone = [keys_of(TenantKeys(realm, salt)) for realm in realms for salt in ("", "a", "fingerprint")]
+    everyone = [keys_of(TenantKeys(namespace, salt)) for namespace in namespaces for salt in ("", "a", "fingerprint")]
     assert all(len(keys) == 3 for keys in everyone)
     for one, other in itertools.combinations(everyone, 2):
         assert not one & other

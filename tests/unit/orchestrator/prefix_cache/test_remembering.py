@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 import pytest
 
 from orchestrator.planner.base import DraftGain
-from orchestrator.prefix_cache.anchors import DEPTH, SPACING, anchors
 from orchestrator.prefix_cache.cache import PrefixCache
 from orchestrator.prefix_cache.codec import (
     decode_continuations,
@@ -17,12 +16,10 @@ from orchestrator.prefix_cache.codec import (
     encode_continuations,
     encode_statistics,
 )
-from orchestrator.prefix_cache.continuations import Continuations
 from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, CacheNamespace, TenantKeys
-from orchestrator.prefix_cache.memory_store import MemoryStore
-from orchestrator.prefix_cache.prefix_statistics import PrefixStatistics
-from orchestrator.prefix_cache.recall import Recall
-from orchestrator.prefix_cache.store import CacheCounts
+from orchestrator.prefix_cache.recall import DEPTH, SPACING, Recall, anchors
+from orchestrator.prefix_cache.store import CacheCounts, MemoryStore
+from orchestrator.prefix_cache.values import Continuations, PrefixStatistics
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 from orchestrator.request.statistics import SourceTotals, Statistics
 from tests.fakes import eventually

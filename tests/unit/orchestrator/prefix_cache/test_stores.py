@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from orchestrator.prefix_cache.breaker import Breaker
-from orchestrator.prefix_cache.memory_store import MemoryStore
-from orchestrator.prefix_cache.near_store import NearStore
+from orchestrator.prefix_cache.redis_store import Breaker
+from orchestrator.prefix_cache.store import MemoryStore, NearStore
 
 
 class Clock:

@@ -156,7 +156,7 @@ def test_a_tree_that_was_cut_is_one_that_had_more_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("situation", "load", "plan"),
+    ("round_context", "load", "plan"),
     [
         (RoundContext(has_drafter=True), UNKNOWN_LOAD, RoundPlan(12, 1000)),
         (RoundContext(has_drafter=True, requested_nodes=5), UNKNOWN_LOAD, RoundPlan(5, 1000)),
@@ -173,9 +173,9 @@ def test_a_tree_that_was_cut_is_one_that_had_more_nodes() -> None:
     ],
 )
 def test_the_fixed_plan_waits_only_where_a_draft_can_come_and_fills_rows_only_alone(
-    situation: RoundContext, load: VerifierLoad, plan: RoundPlan
+    round_context: RoundContext, load: VerifierLoad, plan: RoundPlan
 ) -> None:
-    assert FixedPlanner(12, 1000).plan(situation, load) == plan
+    assert FixedPlanner(12, 1000).plan(round_context, load) == plan
 
 
 DRAWN_FROM = DraftDistribution((7, 8, 9), (1.0, 2.0, 5.0))
@@ -260,9 +260,9 @@ async def test_rounds_are_planned_by_the_load_that_was_told_last() -> None:
     told: list[VerifierLoad] = []
 
     class Hears(FixedPlanner):
-        def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+        def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
             told.append(load)
-            return super().plan(situation, load)
+            return super().plan(round_context, load)
 
     transcript = Transcript([1, 2, 3], (), 200, 500, (), ())
     drafting = Drafting((connected("a"),), Hears(4, linger_us=1000), transcript, SamplingParams(), 4, False, VOCAB)
@@ -276,7 +276,7 @@ async def test_what_is_left_over_for_a_round_without_drafts_is_verified_as_far_a
     """A budget of 0 would leave that to the verifier."""
 
     class Stops(FixedPlanner):
-        def plan(self, situation: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
+        def plan(self, round_context: RoundContext, load: VerifierLoad = UNKNOWN_LOAD) -> RoundPlan:
             return RoundPlan(self.max_nodes, self.linger_us)
 
     planner, sent = Stops(4, linger_us=1000), []

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, chain
-from orchestrator.prefix_cache.cache_promise import CachePromise
-from orchestrator.prefix_cache.match_length_estimate import MatchLengthEstimate
+from orchestrator.prefix_cache.estimates import CachePromise, MatchLengthEstimate
 
 USUAL = 5.5
 

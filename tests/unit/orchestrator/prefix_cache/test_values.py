@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from coppice.core.tree import ROOT
-from orchestrator.prefix_cache.continuations import MAX_COUNT, MAX_DEPTH, MAX_NODES, Continuations, InvalidValueError
+from orchestrator.prefix_cache.values import MAX_COUNT, MAX_DEPTH, MAX_NODES, Continuations, InvalidValueError
 
 
 def counted(tree: Continuations) -> dict[tuple[int, ...], int]:
