@@ -32,7 +32,7 @@ from coppice.client import RequestFailedError
 from coppice.net.tls import ChannelTls
 
 if TYPE_CHECKING:
-    from coppice.lab.conformance.case import Case
+    from coppice.lab.conformance.catalogue import Case
 
 
 @dataclass(frozen=True, slots=True)

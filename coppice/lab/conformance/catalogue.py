@@ -1,14 +1,54 @@
-"""Every case there is: each module of `coppice.lab.conformance.groups` holds one `GROUP`."""
+"""What a case is, and every case there is: each module of `coppice.lab.conformance.groups` holds one `GROUP`."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Concatenate, ParamSpec
 
 from coppice.lab.conformance import groups
-from coppice.lab.conformance.case import Case, Group
+from coppice.lab.conformance.deployment import Deployment
+
+Knobs = ParamSpec("Knobs")
+Check = Callable[[Deployment], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One promise, named `group/what-is-promised`; the check raises unless the deployment keeps it."""
+
+    name: str
+    check: Check
+
+
+class Group:
+    """The cases of one file, in their order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cases: list[Case] = []
+
+    def add(
+        self,
+        name: str,
+        check: Callable[Concatenate[Deployment, Knobs], Awaitable[None]],
+        *args: Knobs.args,
+        **knobs: Knobs.kwargs,
+    ) -> None:
+        """Add a check with its further arguments as a case, whose full name begins with the group's."""
+        self.cases.append(Case(f"{self.name}/{name}", lambda deployment: check(deployment, *args, **knobs)))
+
+    def case(self, name: str) -> Callable[[Check], Check]:
+        """As a decorator: add the function that follows."""
+
+        def added(check: Check) -> Check:
+            self.add(name, check)
+            return check
+
+        return added
 
 
 def all_groups() -> list[Group]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -61,6 +62,14 @@ class Deployment:
         self.num_preemptions: Callable[[], int] | None = None
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._plain: dict[bytes, Completion] = {}
+
+    def requests(self, **knobs: Any) -> list[GenerateRequest]:
+        """A request for each prompt, which the model's own end token does not end; knobs as in `varied`."""
+        return [build(prompt, **{"ignore_eos": True, **knobs}) for prompt in self.facts.prompts]
+
+    def request(self, **knobs: Any) -> GenerateRequest:
+        """That for the first prompt."""
+        return self.requests(**knobs)[0]
 
     async def ask(self, request: GenerateRequest) -> Completion:
         """The answer to a request.

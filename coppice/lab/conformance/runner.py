@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coppice.client import RequestFailedError
-from coppice.lab.conformance.case import Case
+from coppice.lab.conformance.catalogue import Case
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import DifferenceError, FailureError, RoundingError, SkippedError
 from coppice.v1.inference_pb2 import GenerateRequest

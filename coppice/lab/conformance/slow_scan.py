@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coppice.completion import Completion
 from coppice.lab.conformance.deployment import Deployment
+from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -33,6 +34,17 @@ class Known:
         return [piece for piece in dict.fromkeys(pieces) if INCOMPLETE not in piece]
 
 
+def spread(pieces: list[str], most: int) -> list[str]:
+    """At most so many of the pieces, from beginning to end.
+
+    Raises:
+        SkippedError: there are none.
+    """
+    if not pieces:
+        raise SkippedError("the known output has too little text that is complete")
+    return pieces[:: -(-len(pieces) // most)]
+
+
 @dataclass(frozen=True)
 class Cut:
     """What is left of an output that a stop ends: tokens, text, and the stop string that was found."""
@@ -48,6 +60,11 @@ async def known(deployment: Deployment, request: GenerateRequest, length: int) -
         await deployment.plain(varied(request, max_tokens=count)) for count in range(1, length + 1)
     ]
     return Known(request, answers[-1].token_ids, ("", *(answer.text for answer in answers)))
+
+
+async def known_sampled(deployment: Deployment, length: int) -> Known:
+    """An output at temperature 1."""
+    return await known(deployment, deployment.requests(temperature=1.0, seed=21)[1], length)
 
 
 def cut_at_strings(output: Known, stops: Sequence[str], min_tokens: int = 0) -> Cut | None:

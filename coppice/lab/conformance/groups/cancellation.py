@@ -8,11 +8,11 @@ import time
 import grpc
 
 from coppice.client import RequestFailedError
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require, require_outputs, same_answer, same_tokens
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import FailureError, SkippedError
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("cancellation")
@@ -28,7 +28,7 @@ DEADLINES_S = (0.3, 0.1, 0.03, 0.01)
 
 def endless(deployment: Deployment, seed: int) -> GenerateRequest:
     """A request that fills the context."""
-    return build(deployment.facts.prompts[seed % 3], ignore_eos=True, temperature=1.0, seed=seed, mode=FORCED)
+    return deployment.requests(temperature=1.0, seed=seed, mode=FORCED)[seed % 3]
 
 
 async def leave(deployment: Deployment, request: GenerateRequest) -> None:
@@ -52,8 +52,7 @@ async def company(deployment: Deployment) -> int:
     Raises:
         SkippedError: the deployment does not say.
     """
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, mode=OFF)
-    passes = (await deployment.ask(request)).timing.passes
+    passes = (await deployment.ask(deployment.request(max_tokens=TOKENS, mode=OFF))).timing.passes
     if not passes:
         raise SkippedError("the deployment does not report its passes")
     return min(one.rows for one in passes)
@@ -76,8 +75,7 @@ async def freed(deployment: Deployment) -> None:
 
 @GROUP.case("several-outputs-free-their-places")
 async def outputs_freed(deployment: Deployment) -> None:
-    if deployment.facts.max_outputs < OUTPUTS:
-        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs")
+    require_outputs(deployment, OUTPUTS)
     usual = await company(deployment)
     await leave(deployment, varied(endless(deployment, 0), num_outputs=OUTPUTS))
     await alone_again(deployment, usual)
@@ -85,19 +83,19 @@ async def outputs_freed(deployment: Deployment) -> None:
 
 @GROUP.case("a-hundred-cancelled-streams-leave-room")
 async def room(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, mode=FORCED)
+    request = deployment.request(max_tokens=TOKENS, mode=FORCED)
     expected = await deployment.plain(request)
     for seed in range(100):
         await leave(deployment, endless(deployment, seed))
-    same_answer(expected, await deployment.ask(request), request)
+    await ask_same(deployment, request, expected)
 
 
 @GROUP.case("others-are-left-undisturbed")
 async def undisturbed(deployment: Deployment) -> None:
     requests = [
-        build(prompt, max_tokens=2 * TOKENS, ignore_eos=True, temperature=1.0, seed=81, mode=mode)
-        for prompt in deployment.facts.prompts
+        request
         for mode in (FORCED, OFF)
+        for request in deployment.requests(max_tokens=2 * TOKENS, temperature=1.0, seed=81, mode=mode)
     ]
     alone = [await deployment.plain(request) for request in requests]
     leaving = asyncio.create_task(leave_some(deployment))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require_context
-from coppice.lab.conformance.company import each_as_alone
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import each_as_alone, require_context
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.requests import FORCED, OFF, build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
@@ -28,12 +27,11 @@ MIXED: tuple[dict[str, Any], ...] = (
 
 
 def mixed(deployment: Deployment, count: int) -> list[GenerateRequest]:
-    prompts = deployment.facts.prompts
+    requests = deployment.requests(max_tokens=TOKENS)
     return [
-        build(
-            prompts[number % len(prompts)],
-            **{"max_tokens": TOKENS, "ignore_eos": True, "seed": number, **MIXED[number % len(MIXED)]},
-            mode=OFF if number % 3 == 2 else FORCED,
+        varied(
+            requests[number % len(requests)],
+            **{"seed": number, "mode": OFF if number % 3 == 2 else FORCED, **MIXED[number % len(MIXED)]},
         )
         for number in range(count)
     ]
@@ -46,13 +44,13 @@ async def mixed_requests(deployment: Deployment) -> None:
 
 @GROUP.case("16-equal-requests-have-one-answer")
 async def equal_requests(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=71)
-    await each_as_alone(deployment, [varied(request, mode=FORCED)] * MANY)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=71, mode=FORCED)
+    await each_as_alone(deployment, [request] * MANY)
 
 
 @GROUP.case("16-seeds-of-one-prompt-are-each-as-alone")
 async def many_seeds(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[1], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, mode=FORCED)
+    request = deployment.requests(max_tokens=TOKENS, temperature=1.0, mode=FORCED)[1]
     await each_as_alone(deployment, [varied(request, seed=seed) for seed in range(MANY)])
 
 
@@ -70,7 +68,7 @@ async def long_and_short(deployment: Deployment) -> None:
 @GROUP.case("stops-and-limits-in-company")
 async def ends(deployment: Deployment) -> None:
     """Requests that end at different places leave the passes one by one."""
-    request = build(deployment.facts.prompts[2], ignore_eos=True, temperature=1.0, seed=72, mode=FORCED)
+    request = deployment.requests(temperature=1.0, seed=72, mode=FORCED)[2]
     whole = await deployment.plain(varied(request, max_tokens=TOKENS))
     by_length = [varied(request, max_tokens=length) for length in range(1, 9)]
     by_token = [varied(request, max_tokens=TOKENS, stop_token_ids=[token]) for token in whole.token_ids[8:14]]

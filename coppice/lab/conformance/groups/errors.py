@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import same_answer
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, refusal, refused_naming
 from coppice.lab.conformance.deployment import Deployment, Facts
-from coppice.lab.conformance.refusals import refusal, refused_naming
 from coppice.lab.conformance.requests import build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -95,18 +93,18 @@ WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
 }
 
 
-async def refused(field: str, wrong: Callable[[Facts], GenerateRequest], deployment: Deployment) -> None:
+async def refused(deployment: Deployment, field: str, wrong: Callable[[Facts], GenerateRequest]) -> None:
     await refused_naming(deployment, wrong(deployment.facts), field)
 
 
 for name, (field, wrong) in WRONG.items():
-    GROUP.add(name, functools.partial(refused, field, wrong))
+    GROUP.add(name, refused, field, wrong)
 
 
 @GROUP.case("a-refusal-disturbs-nobody")
 async def next_request(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=16, ignore_eos=True)
+    request = deployment.request(max_tokens=16)
     expected = await deployment.plain(request)
     for _ in range(8):
         await refusal(deployment, varied(request, temperature=-1.0))
-    same_answer(expected, await deployment.ask(request), request)
+    await ask_same(deployment, request, expected)

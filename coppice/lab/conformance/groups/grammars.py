@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -11,12 +10,20 @@ from typing import Any
 import grpc
 
 from coppice.client import RequestFailedError
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same, same_answer, same_tokens, same_with_and_without_speculation
-from coppice.lab.conformance.company import each_as_alone
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import (
+    ask_same,
+    ask_tokens,
+    each_as_alone,
+    end_tokens,
+    refusal,
+    refused_naming,
+    require,
+    same,
+    same_with_and_without_speculation,
+)
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
-from coppice.lab.conformance.refusals import refusal, refused_naming
 from coppice.lab.conformance.requests import FORCED, OFF, build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import Grammar
@@ -85,10 +92,10 @@ async def require_grammars(deployment: Deployment) -> None:
         raise
 
 
-async def on_and_off(grammar: Grammar, knobs: dict[str, Any], deployment: Deployment) -> None:
+async def on_and_off(deployment: Deployment, grammar: Grammar, **knobs: Any) -> None:
     await require_grammars(deployment)
     requests = [
-        varied(build(prompt, max_tokens=TOKENS, temperature=temperature, seed=112, grammar=grammar), **knobs)
+        build(prompt, max_tokens=TOKENS, temperature=temperature, seed=112, grammar=grammar, **knobs)
         for prompt in deployment.facts.prompts
         for temperature in TEMPERATURES
     ]
@@ -96,12 +103,12 @@ async def on_and_off(grammar: Grammar, knobs: dict[str, Any], deployment: Deploy
 
 
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "top_k": 40, "top_p": 0.95}
-GROUP.add("a-regex-with-and-without-speculation", functools.partial(on_and_off, REGEX, {}))
-GROUP.add("a-json-schema-with-and-without-speculation", functools.partial(on_and_off, JSON_SCHEMA, {}))
-GROUP.add("penalties-and-truncations-with-and-without-speculation", functools.partial(on_and_off, REGEX, PENALTIES))
+GROUP.add("a-regex-with-and-without-speculation", on_and_off, REGEX)
+GROUP.add("a-json-schema-with-and-without-speculation", on_and_off, JSON_SCHEMA)
+GROUP.add("penalties-and-truncations-with-and-without-speculation", on_and_off, REGEX, **PENALTIES)
 
 
-async def matches(grammar: Grammar, fits: Callable[[str, bool], bool], deployment: Deployment) -> None:
+async def matches(deployment: Deployment, grammar: Grammar, fits: Callable[[str, bool], bool]) -> None:
     await require_grammars(deployment)
     for temperature in TEMPERATURES:
         for seed in range(2):
@@ -114,8 +121,8 @@ async def matches(grammar: Grammar, fits: Callable[[str, bool], bool], deploymen
                 require(answer.stop_match is None, f"stop_match is {answer.stop_match!r}", request)
 
 
-GROUP.add("outputs-match-a-regex", functools.partial(matches, REGEX, is_call))
-GROUP.add("outputs-keep-a-json-schema", functools.partial(matches, JSON_SCHEMA, keeps_schema))
+GROUP.add("outputs-match-a-regex", matches, REGEX, is_call)
+GROUP.add("outputs-keep-a-json-schema", matches, JSON_SCHEMA, keeps_schema)
 
 
 @GROUP.case("the-output-ends-where-nothing-may-follow")
@@ -133,9 +140,7 @@ async def complete(deployment: Deployment) -> None:
 @GROUP.case("the-model-s-end-token-comes-where-the-text-matches-alone")
 async def end_token(deployment: Deployment) -> None:
     await require_grammars(deployment)
-    if not deployment.facts.eos_token_ids:
-        raise SkippedError("the model has no end token")
-    bias = dict.fromkeys(deployment.facts.eos_token_ids, 100.0)
+    bias = dict.fromkeys(end_tokens(deployment), 100.0)
     for mode in MODES:
         for prompt in deployment.facts.prompts:
             request = build(prompt, max_tokens=TOKENS, grammar=Grammar(regex="[a-z]{3,40}"), logit_bias=bias, mode=mode)
@@ -153,8 +158,7 @@ async def cut(deployment: Deployment) -> None:
         whole = await deployment.plain(request)
         for length in range(1, min(len(whole.token_ids), 12)):
             shorter = varied(request, max_tokens=length, mode=FORCED)
-            answer = await deployment.ask(shorter)
-            same_tokens(whole.token_ids[:length], answer.token_ids, shorter, answer.speculation.near_ties)
+            answer = await ask_tokens(deployment, shorter, whole.token_ids[:length])
             require(answer.finish_reason == "length", f"it ended with {answer.finish_reason}", shorter)
 
 
@@ -166,8 +170,7 @@ async def resumed(deployment: Deployment) -> None:
     whole = await deployment.plain(request)
     for split in range(1, len(whole.token_ids) + 1):
         rest = varied(request, resume_token_ids=whole.token_ids[:split], mode=FORCED)
-        answer = await deployment.ask(rest)
-        same_tokens(whole.token_ids[split:], answer.token_ids, rest, answer.speculation.near_ties)
+        answer = await ask_tokens(deployment, rest, whole.token_ids[split:])
         require(answer.finish_reason == whole.finish_reason, f"it ended with {answer.finish_reason}", rest)
 
 
@@ -192,10 +195,7 @@ async def in_company(deployment: Deployment) -> None:
         for seed, grammar in enumerate(grammars)
         for prompt in deployment.facts.prompts
     ]
-    free = [
-        build(prompt, max_tokens=24, ignore_eos=True, temperature=1.0, seed=113, mode=FORCED)
-        for prompt in deployment.facts.prompts
-    ]
+    free = deployment.requests(max_tokens=24, temperature=1.0, seed=113, mode=FORCED)
     await each_as_alone(deployment, [*constrained, *free])
 
 
@@ -212,29 +212,25 @@ BAD: dict[str, tuple[str, Grammar]] = {
 }
 
 
-async def refused(field: str, grammar: Grammar, deployment: Deployment) -> None:
+async def refused(deployment: Deployment, field: str, grammar: Grammar) -> None:
     await require_grammars(deployment)
     await refused_naming(deployment, request_of(deployment, grammar), field)
 
 
 for name, (field, grammar) in BAD.items():
-    GROUP.add(f"{name}-is-refused", functools.partial(refused, field, grammar))
+    GROUP.add(f"{name}-is-refused", refused, field, grammar)
 
 
-@GROUP.case("parameters-that-leave-nothing-are-refused")
-async def contradicted(deployment: Deployment) -> None:
+async def other_tokens(deployment: Deployment, parameter: str, field: str) -> None:
+    """Digits are wanted, and one of the parameters has tokens of letters."""
     await require_grammars(deployment)
     request = request_of(deployment, Grammar(regex="[0-9]{4}"))
     drawn = (await deployment.plain(varied(request, grammar=Grammar(regex="[a-z]{4}")))).token_ids
-    await refused_naming(deployment, varied(request, allowed_token_ids=drawn), "sampling.grammar")
+    await refused_naming(deployment, varied(request, **{parameter: drawn[:1]}), field)
 
 
-@GROUP.case("resumed-tokens-that-it-does-not-allow-are-refused")
-async def resumed_outside(deployment: Deployment) -> None:
-    await require_grammars(deployment)
-    request = request_of(deployment, Grammar(regex="[0-9]{4}"))
-    drawn = (await deployment.plain(varied(request, grammar=Grammar(regex="[a-z]{4}")))).token_ids
-    await refused_naming(deployment, varied(request, resume_token_ids=drawn[:1]), "resume_token_ids")
+GROUP.add("parameters-that-leave-nothing-are-refused", other_tokens, "allowed_token_ids", "sampling.grammar")
+GROUP.add("resumed-tokens-that-it-does-not-allow-are-refused", other_tokens, "resume_token_ids", "resume_token_ids")
 
 
 @GROUP.case("a-refused-grammar-disturbs-nobody")
@@ -244,5 +240,4 @@ async def next_request(deployment: Deployment) -> None:
     expected = await deployment.plain(request)
     for _ in range(4):
         await refusal(deployment, request_of(deployment, Grammar(regex="(")))
-    request = varied(request, mode=FORCED)
-    same_answer(expected, await deployment.ask(request), request)
+    await ask_same(deployment, varied(request, mode=FORCED), expected)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import same_answer, same_with_and_without_speculation
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, same_with_and_without_speculation
 from coppice.lab.conformance.deployment import OPENINGS, Deployment
 from coppice.lab.conformance.requests import build, varied
 
@@ -15,22 +15,19 @@ LONG = 128
 
 @GROUP.case("same-request-same-answer")
 async def same_request(deployment: Deployment) -> None:
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=TOKENS, ignore_eos=True)
-        same_answer(await deployment.ask(request), await deployment.ask(request), request)
+    for request in deployment.requests(max_tokens=TOKENS):
+        await ask_same(deployment, request, await deployment.ask(request))
 
 
 @GROUP.case("with-and-without-speculation")
 async def speculation(deployment: Deployment) -> None:
-    requests = [build(prompt, max_tokens=TOKENS, ignore_eos=True) for prompt in deployment.facts.prompts]
-    await same_with_and_without_speculation(deployment, requests)
+    await same_with_and_without_speculation(deployment, deployment.requests(max_tokens=TOKENS))
 
 
 @GROUP.case("long-output-with-and-without-speculation")
 async def long_output(deployment: Deployment) -> None:
-    prompt = deployment.facts.prompts[0]
-    room = deployment.facts.max_context_tokens - len(prompt)
-    await same_with_and_without_speculation(deployment, [build(prompt, max_tokens=min(LONG, room), ignore_eos=True)])
+    room = deployment.facts.max_context_tokens - len(deployment.facts.prompts[0])
+    await same_with_and_without_speculation(deployment, [deployment.request(max_tokens=min(LONG, room))])
 
 
 @GROUP.case("text-prompts-with-and-without-speculation")
@@ -47,15 +44,13 @@ async def own_end(deployment: Deployment) -> None:
 
 @GROUP.case("is-the-default")
 async def default(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True)
-    explicit = varied(request, temperature=0.0)
-    same_answer(await deployment.plain(request), await deployment.ask(explicit), explicit)
+    request = deployment.request(max_tokens=TOKENS)
+    await ask_same(deployment, varied(request, temperature=0.0), await deployment.plain(request))
 
 
 @GROUP.case("does-not-depend-on-the-seed")
 async def any_seed(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True)
+    request = deployment.request(max_tokens=TOKENS)
     expected = await deployment.plain(request)
     for seed in (0, 1, 2**64 - 1):
-        seeded = varied(request, seed=seed)
-        same_answer(expected, await deployment.ask(seeded), seeded)
+        await ask_same(deployment, varied(request, seed=seed), expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from coppice.client import RequestFailedError
-from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import require
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.requests import build

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from typing import Any
+
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_tokens, end_tokens, require, same_answer
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import FORCED, OFF, build, varied
-from coppice.lab.conformance.slow_scan import cut_at_strings, known
+from coppice.lab.conformance.slow_scan import cut_at_strings, known_sampled, spread
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("limits")
@@ -20,24 +22,18 @@ STRINGS_LENGTH = 10
 MAX_FILLED_TOKENS = 8192
 
 
-async def every_length(deployment: Deployment, request: GenerateRequest) -> None:
+async def every_length(deployment: Deployment, prompt: int, **knobs: Any) -> None:
+    request = deployment.requests(**knobs)[prompt]
     whole = (await deployment.plain(varied(request, max_tokens=LONGER))).token_ids
     for length in LENGTHS:
         shorter = varied(request, max_tokens=length, mode=FORCED)
-        answer = await deployment.ask(shorter)
-        same_tokens(whole[:length], answer.token_ids, shorter, answer.speculation.near_ties)
+        answer = await ask_tokens(deployment, shorter, whole[:length])
         require(answer.finish_reason == "length", f"the output ended with {answer.finish_reason}", shorter)
         same_answer(await deployment.plain(shorter), answer, shorter)
 
 
-@GROUP.case("max-tokens-1-to-16-at-temperature-0")
-async def greedy_lengths(deployment: Deployment) -> None:
-    await every_length(deployment, build(deployment.facts.prompts[0], ignore_eos=True))
-
-
-@GROUP.case("max-tokens-1-to-16-at-temperature-1")
-async def sampled_lengths(deployment: Deployment) -> None:
-    await every_length(deployment, build(deployment.facts.prompts[1], ignore_eos=True, temperature=1.0, seed=21))
+GROUP.add("max-tokens-1-to-16-at-temperature-0", every_length, 0)
+GROUP.add("max-tokens-1-to-16-at-temperature-1", every_length, 1, temperature=1.0, seed=21)
 
 
 @GROUP.case("the-context-is-filled-exactly")
@@ -55,13 +51,10 @@ async def context(deployment: Deployment) -> None:
         same_answer(await deployment.plain(request), answer, request)
 
 
-def forced_eos(deployment: Deployment, **knobs: object) -> tuple[GenerateRequest, int]:
+def forced_eos(deployment: Deployment, **knobs: Any) -> tuple[GenerateRequest, int]:
     """A request whose every token is the model's end token, where it may be drawn."""
-    if not deployment.facts.eos_token_ids:
-        raise SkippedError("the model has no end token")
-    eos = deployment.facts.eos_token_ids[0]
-    request = build(deployment.facts.prompts[0], logit_bias={eos: 100.0}, max_tokens=8)
-    return varied(request, **knobs), eos
+    eos = end_tokens(deployment)[0]
+    return build(deployment.facts.prompts[0], logit_bias={eos: 100.0}, max_tokens=8, **knobs), eos
 
 
 @GROUP.case("the-model-s-end-token-ends-the-output")
@@ -94,8 +87,8 @@ async def eos_held_off(deployment: Deployment) -> None:
 
 @GROUP.case("min-tokens-holds-off-stop-tokens")
 async def stop_held_off(deployment: Deployment) -> None:
-    prompt, (token, *_) = deployment.facts.prompts[:2]
-    request = build(prompt, max_tokens=8, ignore_eos=True, logit_bias={token: 100.0}, stop_token_ids=[token])
+    token = deployment.facts.prompts[1][0]
+    request = deployment.request(max_tokens=8, logit_bias={token: 100.0}, stop_token_ids=[token])
     for min_tokens in range(8):
         request = varied(request, min_tokens=min_tokens, mode=FORCED)
         answer = await deployment.ask(request)
@@ -107,12 +100,9 @@ async def stop_held_off(deployment: Deployment) -> None:
 @GROUP.case("min-tokens-holds-off-stop-strings")
 async def strings_held_off(deployment: Deployment) -> None:
     """Pieces that are complete within the first tokens, that begin there and end later, and that come later."""
-    request = build(deployment.facts.prompts[1], ignore_eos=True, temperature=1.0, seed=21)
-    output = await known(deployment, request, STRINGS_LENGTH)
+    output = await known_sampled(deployment, STRINGS_LENGTH)
     pieces = [*output.windows(1)[:4], *output.windows(3)[::2]]
-    if not pieces:
-        raise SkippedError("the known output has too little text that is complete")
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(spread(pieces, len(pieces))):
         min_tokens = 1 + number % (STRINGS_LENGTH - 1)
         cut = cut_at_strings(output, (piece,), min_tokens)
         wanted = (output.texts[-1], "length") if cut is None else (cut.text, "stop")
@@ -120,7 +110,6 @@ async def strings_held_off(deployment: Deployment) -> None:
         for mode in (FORCED, OFF):
             limits = {"max_tokens": STRINGS_LENGTH, "min_tokens": min_tokens}
             request = varied(output.request, mode=mode, stop_strings=[piece], **limits)
-            answer = await deployment.ask(request)
-            same_tokens(tokens, answer.token_ids, request, answer.speculation.near_ties)
+            answer = await ask_tokens(deployment, request, tokens)
             got = (answer.text, answer.finish_reason)
             require(got == wanted, f"the text and the end are {got}, not {wanted}", request)

@@ -7,12 +7,18 @@ from typing import Any
 
 from coppice.completion import Completion
 from coppice.core.log_probs import TokenLogProbs
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_log_probs, same_tokens, same_with_and_without_speculation
-from coppice.lab.conformance.company import each_as_alone
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import (
+    ask_tokens,
+    each_as_alone,
+    require,
+    same_log_probs,
+    same_tokens,
+    same_with_and_without_speculation,
+)
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import RoundingError
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest, ResponseOptions
 
 GROUP = Group("log-probs")
@@ -28,8 +34,8 @@ SUM_TOLERANCE = 1e-5
 
 def requests(deployment: Deployment, number: int) -> list[GenerateRequest]:
     return [
-        build(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=101, top_log_probs=number)
-        for prompt in deployment.facts.prompts
+        varied(request, temperature=temperature)
+        for request in deployment.requests(max_tokens=TOKENS, seed=101, top_log_probs=number)
         for temperature in (0.0, 1.0)
     ]
 
@@ -52,9 +58,7 @@ async def asking(deployment: Deployment) -> None:
         expected = await deployment.plain(silent)
         require(not expected.log_probs, "log-probabilities came that were not wanted", silent)
         for mode in MODES:
-            asked = varied(request, mode=mode)
-            answer = await deployment.ask(asked)
-            same_tokens(expected.token_ids, answer.token_ids, asked, answer.speculation.near_ties)
+            await ask_tokens(deployment, varied(request, mode=mode), expected.token_ids)
 
 
 @GROUP.case("every-token-has-its-own-in-its-message")
@@ -85,8 +89,7 @@ async def fewer(deployment: Deployment) -> None:
 
 @GROUP.case("the-likeliest-is-drawn-at-temperature-0")
 async def greedy(deployment: Deployment) -> None:
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=TOKENS, ignore_eos=True, top_log_probs=1, mode=FORCED)
+    for request in deployment.requests(max_tokens=TOKENS, top_log_probs=1, mode=FORCED):
         answer = await deployment.ask(request)
         for token, one in zip(answer.token_ids, answer.log_probs, strict=True):
             got = (*one.top_token_ids, *one.top_log_probs)
@@ -132,8 +135,7 @@ def processed(likeliest: int) -> tuple[dict[str, Any], ...]:
 
 @GROUP.case("they-are-those-of-raw-logits")
 async def raw(deployment: Deployment) -> None:
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=1, ignore_eos=True, top_log_probs=MOST, mode=OFF)
+    for request in deployment.requests(max_tokens=1, top_log_probs=MOST, mode=OFF):
         [expected] = (await deployment.plain(request)).log_probs
         for knobs in processed(expected.top_token_ids[0]):
             asked = varied(request, **knobs)

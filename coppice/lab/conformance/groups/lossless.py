@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import same_with_and_without_speculation
 from coppice.lab.conformance.deployment import Deployment, Facts
-from coppice.lab.conformance.requests import build
 
 GROUP = Group("lossless")
 
@@ -82,11 +80,10 @@ KNOBS: dict[str, Knobs] = {
 }
 
 
-async def check(knobs: Knobs, deployment: Deployment) -> None:
-    facts = deployment.facts
-    requests = [build(prompt, **{"max_tokens": TOKENS, "ignore_eos": True, **knobs(facts)}) for prompt in facts.prompts]
+async def check(deployment: Deployment, knobs: Knobs) -> None:
+    requests = deployment.requests(max_tokens=TOKENS, **knobs(deployment.facts))
     await same_with_and_without_speculation(deployment, requests)
 
 
 for name, knobs in KNOBS.items():
-    GROUP.add(name, functools.partial(check, knobs))
+    GROUP.add(name, check, knobs)

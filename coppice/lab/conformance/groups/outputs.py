@@ -6,11 +6,19 @@ from collections import defaultdict
 from typing import Any
 
 from coppice.completion import Completion
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import (
+    ask_same,
+    begins_wrongly,
+    counts_make_output,
+    ends_wrongly,
+    require,
+    require_outputs,
+    same_answer,
+    same_tokens,
+)
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.errors import SkippedError
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse
 
 GROUP = Group("outputs")
@@ -18,7 +26,6 @@ GROUP = Group("outputs")
 TOKENS = 24
 SEVERAL = 4
 SEED = 2**64 - 111
-LAST_ONLY = ("finished", "usage", "speculation", "timing")
 
 
 def seed_of(first: int, index: int) -> int:
@@ -27,15 +34,10 @@ def seed_of(first: int, index: int) -> int:
 
 
 def several(deployment: Deployment, **knobs: Any) -> GenerateRequest:
-    """A request for several outputs.
-
-    Raises:
-        SkippedError: the deployment gives fewer.
-    """
-    if deployment.facts.max_outputs < SEVERAL:
-        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs, fewer than {SEVERAL}")
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=SEED)
-    return varied(request, **{"num_outputs": SEVERAL, "mode": FORCED, **knobs})
+    """A request for several outputs; skip where the deployment gives fewer."""
+    require_outputs(deployment, SEVERAL)
+    usual = {"max_tokens": TOKENS, "temperature": 1.0, "seed": SEED, "num_outputs": SEVERAL, "mode": FORCED}
+    return deployment.request(**{**usual, **knobs})
 
 
 async def each_as_its_own_request(deployment: Deployment, request: GenerateRequest) -> tuple[Completion, ...]:
@@ -104,21 +106,7 @@ async def usage(deployment: Deployment) -> None:
         counted = (output.usage.prompt_tokens, output.usage.completion_tokens)
         wanted = (len(deployment.facts.prompts[0]), len(output.token_ids))
         require(counted == wanted, f"output {index} counts {counted} tokens, not {wanted}", request)
-        counts = output.speculation
-        committed = counts.rounds + counts.accepted_tokens
-        reason = f"output {index}: {counts.rounds} rounds and {counts.accepted_tokens} accepted tokens for {wanted[1]}"
-        require(committed - 1 <= wanted[1] <= committed, reason, request)
-
-
-def faults(messages: list[GenerateResponse]) -> list[str]:
-    """What is wrong with the messages of one output."""
-    first, last = messages[0], messages[-1]
-    return [
-        *(["its first message has no id or no seed"] if not (first.request_id and first.HasField("seed")) else []),
-        *("a later message has an id or a seed" for one in messages[1:] if one.request_id or one.HasField("seed")),
-        *(f"its last message lacks {name}" for name in LAST_ONLY if not last.HasField(name)),
-        *(f"an earlier message has {name}" for one in messages[:-1] for name in LAST_ONLY if one.HasField(name)),
-    ]
+        counts_make_output(output, request, f"output {index}: ")
 
 
 @GROUP.case("messages-name-their-output")
@@ -129,7 +117,7 @@ async def messages(deployment: Deployment) -> None:
         by_output[message.output_index].append(message)
     require(sorted(by_output) == [*range(SEVERAL)], f"messages name the outputs {sorted(by_output)}", request)
     for index, own in by_output.items():
-        wrong = faults(own)
+        wrong = [*begins_wrongly(own), *ends_wrongly(own)]
         require(not wrong, f"output {index}: {', '.join(wrong)}", request)
         alone = varied(request, num_outputs=1, seed=seed_of(SEED, index))
         tokens = tuple(token for message in own for token in message.token_ids)
@@ -139,9 +127,8 @@ async def messages(deployment: Deployment) -> None:
 
 @GROUP.case("as-many-as-there-may-be")
 async def most(deployment: Deployment) -> None:
-    await each_as_its_own_request(
-        deployment, several(deployment, num_outputs=deployment.facts.max_outputs, max_tokens=8)
-    )
+    request = several(deployment, num_outputs=deployment.facts.max_outputs, max_tokens=8)
+    await each_as_its_own_request(deployment, request)
 
 
 @GROUP.case("one-is-as-none-asked-for")
@@ -149,4 +136,4 @@ async def one(deployment: Deployment) -> None:
     request = several(deployment, num_outputs=1)
     silent = varied(request)
     silent.ClearField("num_outputs")
-    same_answer(await deployment.plain(silent), await deployment.ask(request), request)
+    await ask_same(deployment, request, await deployment.plain(silent))

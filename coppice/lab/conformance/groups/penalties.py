@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coppice.lab.conformance.case import Group
+from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import require, same_tokens
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.measure import PRECISION, gap, stranger
@@ -82,8 +82,7 @@ async def repetition_scales(deployment: Deployment) -> None:
 
 @GROUP.case("nothing-changes-before-the-first-repeat")
 async def first_repeat(deployment: Deployment) -> None:
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=TOKENS, ignore_eos=True)
+    for request in deployment.requests(max_tokens=TOKENS):
         usual = (await deployment.plain(request)).token_ids
         repeat = next((index for index, token in enumerate(usual) if token in usual[:index]), len(usual))
         request = varied(request, mode=FORCED, presence_penalty=2.0, frequency_penalty=2.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, require_context, same_answer
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require, require_context, require_outputs, same_answer
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.requests import FORCED, OFF, build, varied
@@ -19,13 +20,23 @@ TOKENS = 16
 OUTPUTS = 3
 
 
-def long_request(deployment: Deployment, **knobs: object) -> GenerateRequest:
-    """A long prompt under a salt that nobody has used."""
+def new_salt() -> str:
+    """A salt that nobody has used."""
+    return uuid.uuid4().hex
+
+
+def require_reuse(cached: int) -> None:
+    """Skip where no token of a prompt was cached that could have been."""
+    if not cached:
+        raise SkippedError("the deployment reports no prefix reuse")
+
+
+def long_request(deployment: Deployment, **knobs: Any) -> GenerateRequest:
+    """A long prompt under a new salt."""
     require_context(deployment, PROMPT_TOKENS + 2 * TOKENS)
     tokens = [token for prompt in deployment.facts.prompts for token in prompt]
     prompt = (tokens * PROMPT_TOKENS)[:PROMPT_TOKENS]
-    request = build(prompt, max_tokens=TOKENS, ignore_eos=True, top_log_probs=2, cache_salt=uuid.uuid4().hex)
-    return varied(request, **knobs)
+    return build(prompt, max_tokens=TOKENS, ignore_eos=True, top_log_probs=2, cache_salt=new_salt(), **knobs)
 
 
 @GROUP.case("a-prompt-that-was-read-before-gives-the-same-answer")
@@ -34,8 +45,7 @@ async def again(deployment: Deployment) -> None:
         request = long_request(deployment, temperature=temperature, seed=51, mode=OFF)
         first = await deployment.ask(request)
         for mode in (FORCED, OFF):
-            repeated = varied(request, mode=mode)
-            same_answer(first, await deployment.ask(repeated), repeated)
+            await ask_same(deployment, varied(request, mode=mode), first)
 
 
 @GROUP.case("cached-tokens-are-counted")
@@ -44,8 +54,7 @@ async def counted(deployment: Deployment) -> None:
     first, second = await deployment.ask(request), await deployment.ask(request)
     cached = (first.usage.cached_prompt_tokens, second.usage.cached_prompt_tokens)
     require(cached[0] == 0, f"{cached[0]} tokens of a new prompt are said to be cached", request)
-    if not cached[1]:
-        raise SkippedError("the deployment reports no prefix reuse")
+    require_reuse(cached[1])
     require(cached[1] < PROMPT_TOKENS, f"{cached[1]} of {PROMPT_TOKENS} tokens are said to be cached", request)
     same_answer(first, second, request)
 
@@ -57,28 +66,24 @@ async def conversation(deployment: Deployment) -> None:
     first = await deployment.ask(request)
     said = (*request.token_ids.ids, *first.token_ids, *deployment.facts.prompts[0])
     longer = varied(request, token_ids=TokenIds(ids=said[: PROMPT_TOKENS + TOKENS]))
-    alone = varied(longer, cache_salt=uuid.uuid4().hex)
-    expected, answer = await deployment.ask(alone), await deployment.ask(longer)
-    same_answer(expected, answer, longer)
-    if not answer.usage.cached_prompt_tokens:
-        raise SkippedError("the deployment reports no prefix reuse")
+    expected = await deployment.ask(varied(longer, cache_salt=new_salt()))
+    answer = await ask_same(deployment, longer, expected)
     cached = (expected.usage.cached_prompt_tokens, answer.usage.cached_prompt_tokens)
+    require_reuse(cached[1])
     require(cached[0] == 0 < cached[1] < len(longer.token_ids.ids), f"{cached} tokens were cached", longer)
 
 
 @GROUP.case("outputs-of-one-request-share-its-prompt")
 async def several(deployment: Deployment) -> None:
-    if deployment.facts.max_outputs < OUTPUTS:
-        raise SkippedError(f"a request may have {deployment.facts.max_outputs} outputs")
+    require_outputs(deployment, OUTPUTS)
     request = long_request(deployment, num_outputs=OUTPUTS, temperature=1.0, seed=54, mode=FORCED)
     outputs = await deployment.outputs(request)
     for output in outputs:
-        alone = varied(request, num_outputs=1, seed=output.seed, cache_salt=uuid.uuid4().hex)
+        alone = varied(request, num_outputs=1, seed=output.seed, cache_salt=new_salt())
         same_answer(await deployment.ask(alone), output, alone)
     cached = [output.usage.cached_prompt_tokens for output in outputs]
     require(cached[0] == 0, f"{cached[0]} tokens of a new prompt are said to be cached", request)
-    if not any(cached):
-        raise SkippedError("the deployment reports no prefix reuse")
+    require_reuse(sum(cached))
     require(min(cached[1:]) > 0, f"the outputs' cached tokens are {cached}", request)
 
 
@@ -86,10 +91,8 @@ async def several(deployment: Deployment) -> None:
 async def salts(deployment: Deployment) -> None:
     request = long_request(deployment)
     expected = await deployment.ask(request)
-    apart = varied(request, cache_salt=uuid.uuid4().hex)
-    answer = await deployment.ask(apart)
-    same_answer(expected, answer, apart)
-    cached = answer.usage.cached_prompt_tokens
+    apart = varied(request, cache_salt=new_salt())
+    cached = (await ask_same(deployment, apart, expected)).usage.cached_prompt_tokens
     require(cached == 0, f"{cached} tokens were shared with another salt", apart)
 
 
@@ -100,7 +103,6 @@ async def parting(deployment: Deployment) -> None:
     await deployment.ask(request)
     shared = tuple(request.token_ids.ids)[: PROMPT_TOKENS - 20]
     for prompt in deployment.facts.prompts:
-        together = build((*shared, *prompt), max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=52)
-        together = varied(together, cache_salt=request.cache_salt)
-        alone = varied(together, cache_salt=uuid.uuid4().hex)
-        same_answer(await deployment.ask(alone), await deployment.ask(together), together)
+        together = varied(request, token_ids=TokenIds(ids=(*shared, *prompt)))
+        alone = varied(together, cache_salt=new_salt())
+        await ask_same(deployment, together, await deployment.ask(alone))

@@ -7,12 +7,11 @@ import time
 import uuid
 from typing import Any
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require_context, same_answer
-from coppice.lab.conformance.company import together
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import require_context, same_answer, together
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("pressure")
@@ -33,12 +32,9 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 def kinds(deployment: Deployment) -> list[GenerateRequest]:
     """Long requests, each of them different."""
-    prompts = deployment.facts.prompts
-    length = min(MAX_TOKENS, deployment.facts.max_context_tokens - len(prompts[0]))
-    return [
-        build(prompts[index % len(prompts)], **{"max_tokens": length, "ignore_eos": True, **knobs})
-        for index, knobs in enumerate(KINDS)
-    ]
+    length = min(MAX_TOKENS, deployment.facts.max_context_tokens - len(deployment.facts.prompts[0]))
+    requests = deployment.requests(max_tokens=length)
+    return [varied(requests[index % len(requests)], **knobs) for index, knobs in enumerate(KINDS)]
 
 
 async def press(deployment: Deployment) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from coppice.core.log_probs import TokenLogProbs
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require, same_tokens
 from coppice.lab.conformance.deployment import OPENINGS, Deployment
 from coppice.lab.conformance.errors import RoundingError, SkippedError
 from coppice.lab.conformance.reference import LogProbs, ReferenceModel
@@ -40,15 +40,14 @@ def longest(deployment: Deployment) -> int:
 async def compare(deployment: Deployment, request: GenerateRequest, expected: list[int]) -> None:
     plain = await deployment.plain(request)
     same_tokens(expected, plain.token_ids, request, plain.speculation.near_ties)
-    request = varied(request, mode=FORCED)
-    same_answer(plain, await deployment.ask(request), request)
+    await ask_same(deployment, varied(request, mode=FORCED), plain)
 
 
 @GROUP.case("token-ids-at-temperature-0")
 async def token_ids(deployment: Deployment) -> None:
     model = model_of(deployment)
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True)
+    for request in deployment.requests(max_tokens=longest(deployment)):
+        prompt = request.token_ids.ids
         await compare(deployment, request, await asyncio.to_thread(model.greedy, prompt, longest(deployment)))
 
 
@@ -65,9 +64,8 @@ async def text(deployment: Deployment) -> None:
 @GROUP.case("repetition-penalty-at-temperature-0")
 async def repetition(deployment: Deployment) -> None:
     model = model_of(deployment)
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, repetition_penalty=1.3)
-        expected = await asyncio.to_thread(model.greedy, prompt, longest(deployment), 1.3)
+    for request in deployment.requests(max_tokens=longest(deployment), repetition_penalty=1.3):
+        expected = await asyncio.to_thread(model.greedy, request.token_ids.ids, longest(deployment), 1.3)
         await compare(deployment, request, expected)
 
 
@@ -84,22 +82,15 @@ def farthest(token: int, one: TokenLogProbs, row: LogProbs) -> float:
 
 async def compare_log_probs(deployment: Deployment, **knobs: Any) -> None:
     model = model_of(deployment)
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=longest(deployment), ignore_eos=True, top_log_probs=LIKELIEST)
-        request = varied(request, mode=FORCED, **knobs)
+    requests = deployment.requests(max_tokens=longest(deployment), top_log_probs=LIKELIEST, mode=FORCED, **knobs)
+    for request in requests:
         answer = await deployment.ask(request)
-        rows = await asyncio.to_thread(model.log_probs, prompt, answer.token_ids)
+        rows = await asyncio.to_thread(model.log_probs, request.token_ids.ids, answer.token_ids)
         for index, (token, one) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
             difference = farthest(token, one, rows[index])
             if not difference <= TOLERANCE:
                 raise RoundingError(f"log-probabilities of token {index} differ by {difference:.2g}", request)
 
 
-@GROUP.case("log-probs-at-temperature-0")
-async def greedy_log_probs(deployment: Deployment) -> None:
-    await compare_log_probs(deployment)
-
-
-@GROUP.case("log-probs-at-temperature-1")
-async def sampled_log_probs(deployment: Deployment) -> None:
-    await compare_log_probs(deployment, temperature=1.0, seed=131)
+GROUP.add("log-probs-at-temperature-0", compare_log_probs)
+GROUP.add("log-probs-at-temperature-1", compare_log_probs, temperature=1.0, seed=131)

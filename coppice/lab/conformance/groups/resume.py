@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from coppice.client import RequestFailedError
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, ask_tokens, require, same_tokens
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import FailureError, SkippedError
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
-from coppice.lab.conformance.slow_scan import INCOMPLETE, cut_at_strings, known
+from coppice.lab.conformance.requests import FORCED, OFF, varied
+from coppice.lab.conformance.slow_scan import INCOMPLETE, cut_at_strings, known_sampled
 from coppice.v1.inference_pb2 import GenerateRequest
 
 GROUP = Group("resume")
@@ -19,26 +19,19 @@ TOKENS = 16
 
 
 async def from_every_split(deployment: Deployment, **knobs: Any) -> None:
-    request = build(deployment.facts.prompts[0], **{"max_tokens": TOKENS, "ignore_eos": True, "seed": 41, **knobs})
+    request = deployment.request(**{"max_tokens": TOKENS, "seed": 41, **knobs})
     whole = await deployment.plain(request)
     # The last time nothing follows but the end.
     for split in range(1, len(whole.token_ids) + 1):
         request = varied(request, resume_token_ids=whole.token_ids[:split], mode=(OFF, FORCED)[split % 2])
-        rest = await deployment.ask(request)
-        same_tokens(whole.token_ids[split:], rest.token_ids, request, rest.speculation.near_ties)
+        rest = await ask_tokens(deployment, request, whole.token_ids[split:])
         require(whole.text.endswith(rest.text), f"{rest.text!r} is no end of {whole.text!r}", request)
         reason = f"the output ended with {rest.finish_reason}, not {whole.finish_reason}"
         require(rest.finish_reason == whole.finish_reason, reason, request)
 
 
-@GROUP.case("from-every-split-at-temperature-0")
-async def greedy(deployment: Deployment) -> None:
-    await from_every_split(deployment, temperature=0.0)
-
-
-@GROUP.case("from-every-split-at-temperature-1")
-async def sampled(deployment: Deployment) -> None:
-    await from_every_split(deployment, temperature=1.0)
+GROUP.add("from-every-split-at-temperature-0", from_every_split, temperature=0.0)
+GROUP.add("from-every-split-at-temperature-1", from_every_split, temperature=1.0)
 
 
 @GROUP.case("from-every-split-with-penalties")
@@ -58,13 +51,10 @@ async def held_off(deployment: Deployment) -> None:
 
 @GROUP.case("text-is-neither-lost-nor-repeated")
 async def text(deployment: Deployment) -> None:
-    output = await known(
-        deployment, build(deployment.facts.prompts[1], ignore_eos=True, temperature=1.0, seed=21), TOKENS
-    )
+    output = await known_sampled(deployment, TOKENS)
     for split in range(1, TOKENS):
         request = varied(output.request, max_tokens=TOKENS, resume_token_ids=output.token_ids[:split], mode=FORCED)
-        rest = await deployment.ask(request)
-        same_tokens(output.token_ids[split:], rest.token_ids, request, rest.speculation.near_ties)
+        rest = await ask_tokens(deployment, request, output.token_ids[split:])
         # What was held back of a character is the rest's to show.
         before = output.texts[split].rstrip(INCOMPLETE)
         reason = f"{before!r} and {rest.text!r} are not {output.text!r}"
@@ -73,8 +63,7 @@ async def text(deployment: Deployment) -> None:
 
 @GROUP.case("a-stop-string-that-began-before-the-split")
 async def stop_string(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[1], ignore_eos=True, temperature=1.0, seed=21)
-    output = await known(deployment, request, TOKENS)
+    output = await known_sampled(deployment, TOKENS)
     pieces = output.windows(6)[len(output.text) // 3 :]
     cut = cut_at_strings(output, pieces[:1]) if pieces else None
     if cut is None or cut.num_tokens < 2:
@@ -82,8 +71,7 @@ async def stop_string(deployment: Deployment) -> None:
     for split in range(1, cut.num_tokens):
         request = varied(output.request, max_tokens=TOKENS, stop_strings=[cut.match], mode=FORCED)
         request = varied(request, resume_token_ids=output.token_ids[:split])
-        rest = await deployment.ask(request)
-        same_tokens(output.token_ids[split : cut.num_tokens], rest.token_ids, request, rest.speculation.near_ties)
+        rest = await ask_tokens(deployment, request, output.token_ids[split : cut.num_tokens])
         got = (rest.finish_reason, rest.stop_match)
         require(got == ("stop", cut.match), f"the output ended with {got}", request)
         require(cut.text.endswith(rest.text), f"{rest.text!r} is no end of {cut.text!r}", request)
@@ -92,7 +80,7 @@ async def stop_string(deployment: Deployment) -> None:
 @GROUP.case("what-had-ended-only-ends")
 async def ended(deployment: Deployment) -> None:
     """Resumed after its stop token, an output has nothing to add."""
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True)
+    request = deployment.request(max_tokens=TOKENS)
     whole = await deployment.plain(request)
     token = whole.token_ids[-1]
     stopped = whole.token_ids[: whole.token_ids.index(token) + 1]
@@ -104,7 +92,7 @@ async def ended(deployment: Deployment) -> None:
 
 @GROUP.case("a-cancelled-stream-goes-on-where-it-was")
 async def cancelled(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[2], max_tokens=32, ignore_eos=True, temperature=1.0, seed=42, mode=FORCED)
+    request = deployment.requests(max_tokens=32, temperature=1.0, seed=42, mode=FORCED)[2]
     whole = await deployment.plain(request)
     for cut in (1, 9, 20):
         tokens, text = await interrupted(deployment, request, cut)
@@ -137,7 +125,7 @@ async def interrupted(deployment: Deployment, request: GenerateRequest, cut: int
 
 @GROUP.case("resumed-twice")
 async def twice(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=24, ignore_eos=True, temperature=1.0, seed=43)
+    request = deployment.request(max_tokens=24, temperature=1.0, seed=43)
     whole = await deployment.plain(request)
     tokens: tuple[int, ...] = ()
     near_ties = 0
@@ -151,6 +139,5 @@ async def twice(deployment: Deployment) -> None:
 
 @GROUP.case("resuming-nothing-changes-nothing")
 async def nothing(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=44)
-    empty = varied(request, resume_token_ids=[])
-    same_answer(await deployment.plain(request), await deployment.ask(empty), empty)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=44)
+    await ask_same(deployment, varied(request, resume_token_ids=[]), await deployment.plain(request))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.measure import gap, next_token, stranger
 from coppice.lab.conformance.requests import FORCED, build, varied
@@ -19,12 +18,6 @@ TOKENS = 24
 # Chance that the rarer of two tokens, of 0.35 or more, is drawn by none of these seeds: below one in a million.
 SEEDS = range(36)
 
-AS_GREEDY: dict[str, dict[str, Any]] = {
-    "top-k-1-is-greedy": {"temperature": 1.0, "top_k": 1},
-    "tiny-top-p-is-greedy": {"temperature": 1.0, "top_p": 1e-6},
-    "min-p-1-is-greedy": {"temperature": 1.0, "min_p": 1.0},
-    "tiny-temperature-is-greedy": {"temperature": 1e-6},
-}
 NEUTRAL: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
@@ -36,32 +29,31 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
-async def as_greedy(knobs: dict[str, Any], deployment: Deployment) -> None:
-    for prompt in deployment.facts.prompts:
-        request = build(prompt, max_tokens=TOKENS, ignore_eos=True)
+async def as_greedy(deployment: Deployment, **knobs: Any) -> None:
+    for request in deployment.requests(max_tokens=TOKENS):
         expected = await deployment.plain(request)
-        request = varied(request, seed=5, mode=FORCED, **knobs)
-        same_answer(expected, await deployment.ask(request), request)
+        await ask_same(deployment, varied(request, seed=5, mode=FORCED, **knobs), expected)
 
 
-for name, knobs in AS_GREEDY.items():
-    GROUP.add(name, functools.partial(as_greedy, knobs))
+GROUP.add("top-k-1-is-greedy", as_greedy, temperature=1.0, top_k=1)
+GROUP.add("tiny-top-p-is-greedy", as_greedy, temperature=1.0, top_p=1e-6)
+GROUP.add("min-p-1-is-greedy", as_greedy, temperature=1.0, min_p=1.0)
+GROUP.add("tiny-temperature-is-greedy", as_greedy, temperature=1e-6)
 
 
 @GROUP.case("neutral-values-change-nothing")
 async def neutral(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=6)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=6)
     expected = await deployment.plain(request)
     for name, value in NEUTRAL.items():
-        explicit = varied(request, **{name: value})
-        same_answer(expected, await deployment.ask(explicit), explicit)
+        await ask_same(deployment, varied(request, **{name: value}), expected)
 
 
 @GROUP.case("top-k-of-the-whole-vocabulary-changes-nothing")
 async def whole_vocabulary(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=6)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=6)
     wide = varied(request, top_k=deployment.facts.vocab_size)
-    same_answer(await deployment.plain(request), await deployment.ask(wide), wide)
+    await ask_same(deployment, wide, await deployment.plain(request))
 
 
 @GROUP.case("top-k-keeps-the-k-likeliest")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer, same_tokens, same_with_and_without_speculation
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import (
+    ask_same,
+    ask_tokens,
+    require,
+    same_with_and_without_speculation,
+)
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.requests import build, varied
+from coppice.v1.inference_pb2 import TokenIds
 
 GROUP = Group("seeds")
 
@@ -16,21 +22,21 @@ SEEDS = (0, 1, 2, 12345, 2**63, 2**64 - 1)
 @GROUP.case("same-seed-same-answer")
 async def same_seed(deployment: Deployment) -> None:
     for seed in SEEDS:
-        request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=seed)
-        same_answer(await deployment.ask(request), await deployment.ask(request), request)
+        request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=seed)
+        await ask_same(deployment, request, await deployment.ask(request))
 
 
 @GROUP.case("with-and-without-speculation")
 async def speculation(deployment: Deployment) -> None:
-    prompt = deployment.facts.prompts[1]
-    requests = [build(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=seed) for seed in SEEDS]
+    request = deployment.requests(max_tokens=TOKENS, temperature=1.0)[1]
+    requests = [varied(request, seed=seed) for seed in SEEDS]
     await same_with_and_without_speculation(deployment, requests)
 
 
 @GROUP.case("other-seeds-differ")
 async def other_seeds(deployment: Deployment) -> None:
     # So hot that even a target that is sure of itself does not say the same twice.
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=5.0)
+    request = deployment.request(max_tokens=TOKENS, temperature=5.0)
     answers = {(await deployment.ask(varied(request, seed=seed))).token_ids for seed in SEEDS}
     require(len(answers) == len(SEEDS), f"{len(SEEDS)} seeds gave {len(answers)} answers", request)
 
@@ -52,21 +58,18 @@ async def unset(deployment: Deployment) -> None:
 
 @GROUP.case("returned-seed-repeats-the-answer")
 async def repeats(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0)
     for _ in range(3):
         drawn = await deployment.ask(request)
-        again = varied(request, seed=drawn.seed)
-        same_answer(drawn, await deployment.ask(again), again)
+        await ask_same(deployment, varied(request, seed=drawn.seed), drawn)
 
 
 @GROUP.case("noise-depends-on-the-position-alone")
 async def position(deployment: Deployment) -> None:
     """What was output by one call and what was its prompt is the same to the next token."""
     prompt = deployment.facts.prompts[0]
-    request = build(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=3)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=3)
     whole = await deployment.plain(request)
     for split in (1, TOKENS // 2, TOKENS - 1):
-        moved = build((*prompt, *whole.token_ids[:split]), ignore_eos=True, temperature=1.0, seed=3)
-        moved = varied(moved, max_tokens=TOKENS - split)
-        answer = await deployment.ask(moved)
-        same_tokens(whole.token_ids[split:], answer.token_ids, moved, answer.speculation.near_ties)
+        moved = varied(request, token_ids=TokenIds(ids=(*prompt, *whole.token_ids[:split])), max_tokens=TOKENS - split)
+        await ask_tokens(deployment, moved, whole.token_ids[split:])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, require_drafter, same_answer
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require, require_drafter
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
-from coppice.lab.conformance.requests import AUTO, FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import AUTO, FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest, SpeculationPolicy
 
 GROUP = Group("speculation")
@@ -19,10 +19,7 @@ MEMORY = "cache"
 
 
 def requests(deployment: Deployment) -> list[GenerateRequest]:
-    return [
-        build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=91)
-        for temperature in (0.0, 1.0)
-    ]
+    return [deployment.request(max_tokens=TOKENS, temperature=temperature, seed=91) for temperature in (0.0, 1.0)]
 
 
 @GROUP.case("off-drafts-nothing")
@@ -39,20 +36,16 @@ async def no_budget(deployment: Deployment) -> None:
     for request in requests(deployment):
         expected = await deployment.plain(request)
         request = varied(request, mode=FORCED, max_nodes=0)
-        answer = await deployment.ask(request)
-        drafted = answer.speculation.draft_tokens
+        drafted = (await ask_same(deployment, request, expected)).speculation.draft_tokens
         require(drafted == 0, f"{drafted} draft tokens were verified", request)
-        same_answer(expected, answer, request)
 
 
 @GROUP.case("forced-drafts-are-verified-and-accepted")
 async def forced(deployment: Deployment) -> None:
     """Without it, the comparisons of on and off would prove little."""
     require_drafter(deployment)
-    counts = [
-        (await deployment.ask(build(prompt, max_tokens=TOKENS, ignore_eos=True, mode=FORCED))).speculation
-        for prompt in deployment.facts.prompts
-    ]
+    requests = deployment.requests(max_tokens=TOKENS, mode=FORCED)
+    counts = [(await deployment.ask(request)).speculation for request in requests]
     drafted = sum(one.draft_tokens for one in counts)
     if not drafted and deployment.facts.sources == (MEMORY,):
         raise SkippedError("there is no drafter but memory, and nothing was repeated")
@@ -66,8 +59,7 @@ async def modes(deployment: Deployment) -> None:
     for request in requests(deployment):
         expected = await deployment.plain(request)
         for mode in (SpeculationPolicy.MODE_UNSPECIFIED, AUTO, FORCED):
-            moded = varied(request, mode=mode)
-            same_answer(expected, await deployment.ask(moded), moded)
+            await ask_same(deployment, varied(request, mode=mode), expected)
 
 
 @GROUP.case("every-budget-gives-the-same-answer")
@@ -77,8 +69,7 @@ async def budgets(deployment: Deployment) -> None:
     for request in requests(deployment):
         expected = await deployment.plain(request)
         for nodes in sorted({*range(1, min(most, MAX_BUDGETS) + 1), most}):
-            budgeted = varied(request, mode=FORCED, max_nodes=nodes)
-            same_answer(expected, await deployment.ask(budgeted), budgeted)
+            await ask_same(deployment, varied(request, mode=FORCED, max_nodes=nodes), expected)
 
 
 @GROUP.case("budgets-are-kept")
@@ -100,7 +91,6 @@ async def each_source(deployment: Deployment) -> None:
         expected = await deployment.plain(request)
         for source in deployment.facts.sources:
             alone = varied(request, mode=FORCED, sources=[source])
-            answer = await deployment.ask(alone)
-            same_answer(expected, answer, alone)
+            answer = await ask_same(deployment, alone, expected)
             others = set(answer.speculation.sources) - {source}
             require(not others, f"{sorted(others)} drafted, too", alone)

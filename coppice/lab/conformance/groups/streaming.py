@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same, same_tokens
+from typing import Any
+
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import begins_wrongly, ends_wrongly, require, same, same_tokens
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 from coppice.v1.inference_pb2 import GenerateRequest, GenerateResponse, ResponseOptions
 
 GROUP = Group("streaming")
 
 TOKENS = 32
-LAST_ONLY = ("finished", "usage", "speculation", "timing")
 
 
-def request_of(deployment: Deployment, **knobs: object) -> GenerateRequest:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=61)
-    return varied(request, **{"mode": FORCED, **knobs})
+def request_of(deployment: Deployment, **knobs: Any) -> GenerateRequest:
+    return deployment.request(**{"max_tokens": TOKENS, "temperature": 1.0, "seed": 61, "mode": FORCED, **knobs})
 
 
 def tokens_of(messages: list[GenerateResponse]) -> list[int]:
@@ -54,18 +54,15 @@ async def first(deployment: Deployment) -> None:
     messages = await deployment.messages(request)
     got = (messages[0].request_id, messages[0].seed)
     require(got == ("conformance", 61), f"the first message has id and seed {got}", request)
-    later = [message for message in messages[1:] if message.request_id or message.HasField("seed")]
-    require(not later, "a later message has an id or a seed", request)
+    wrong = begins_wrongly(messages)
+    require(not wrong, ", ".join(wrong), request)
 
 
 @GROUP.case("the-last-message-alone-has-the-end-and-the-counts")
 async def last(deployment: Deployment) -> None:
     request = request_of(deployment)
-    messages = await deployment.messages(request)
-    missing = [name for name in LAST_ONLY if not messages[-1].HasField(name)]
-    require(not missing, f"the last message lacks {missing}", request)
-    early = [name for message in messages[:-1] for name in LAST_ONLY if message.HasField(name)]
-    require(not early, f"an earlier message has {early}", request)
+    wrong = ends_wrongly(await deployment.messages(request))
+    require(not wrong, ", ".join(wrong), request)
 
 
 @GROUP.case("an-id-is-made-up-where-none-is-given")

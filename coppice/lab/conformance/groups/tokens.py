@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_answer
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_same, require
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
+from coppice.lab.conformance.requests import FORCED, OFF, varied
 
 GROUP = Group("tokens")
 
@@ -27,8 +27,8 @@ def strangers(deployment: Deployment, count: int) -> list[int]:
 async def forced(deployment: Deployment) -> None:
     for token in strangers(deployment, 3):
         for temperature in TEMPERATURES:
-            request = build(deployment.facts.prompts[0], max_tokens=6, ignore_eos=True, seed=1, mode=FORCED)
-            request = varied(request, temperature=temperature, logit_bias={token: 100.0})
+            knobs = {"seed": 1, "mode": FORCED, "temperature": temperature, "logit_bias": {token: 100.0}}
+            request = deployment.request(max_tokens=6, **knobs)
             answer = await deployment.ask(request)
             require(answer.token_ids == (token,) * 6, f"the output is {answer.token_ids}", request)
 
@@ -36,7 +36,7 @@ async def forced(deployment: Deployment) -> None:
 @GROUP.case("a-bias-of-minus-100-bans-tokens")
 async def biased_away(deployment: Deployment) -> None:
     for mode in MODES:
-        request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True)
+        request = deployment.request(max_tokens=TOKENS)
         usual = (await deployment.plain(request)).token_ids
         request = varied(request, mode=mode, logit_bias=dict.fromkeys(usual, -100.0))
         drawn = set(usual) & set((await deployment.ask(request)).token_ids)
@@ -45,18 +45,17 @@ async def biased_away(deployment: Deployment) -> None:
 
 @GROUP.case("a-bias-of-0-changes-nothing")
 async def unbiased(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=2)
+    request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=2)
     expected = await deployment.plain(request)
-    request = varied(request, mode=FORCED, logit_bias=dict.fromkeys(expected.token_ids, 0.0))
-    same_answer(expected, await deployment.ask(request), request)
+    bias = dict.fromkeys(expected.token_ids, 0.0)
+    await ask_same(deployment, varied(request, mode=FORCED, logit_bias=bias), expected)
 
 
 @GROUP.case("bad-token-ids-never-appear")
 async def banned(deployment: Deployment) -> None:
     for temperature in TEMPERATURES:
         for mode in MODES:
-            request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, seed=3)
-            request = varied(request, temperature=temperature)
+            request = deployment.request(max_tokens=TOKENS, temperature=temperature, seed=3)
             usual = set((await deployment.plain(request)).token_ids)
             request = varied(request, mode=mode, bad_token_ids=sorted(usual))
             drawn = usual & set((await deployment.ask(request)).token_ids)
@@ -66,12 +65,10 @@ async def banned(deployment: Deployment) -> None:
 @GROUP.case("banning-what-is-absent-changes-nothing")
 async def banned_absent(deployment: Deployment) -> None:
     for temperature in TEMPERATURES:
-        request = build(deployment.facts.prompts[1], max_tokens=TOKENS, ignore_eos=True, seed=4)
-        request = varied(request, temperature=temperature)
+        request = deployment.requests(max_tokens=TOKENS, temperature=temperature, seed=4)[1]
         expected = await deployment.plain(request)
         absent = [token for token in strangers(deployment, MAX_LISTED) if token not in expected.token_ids]
-        request = varied(request, mode=FORCED, bad_token_ids=absent)
-        same_answer(expected, await deployment.ask(request), request)
+        await ask_same(deployment, varied(request, mode=FORCED, bad_token_ids=absent), expected)
 
 
 @GROUP.case("allowed-token-ids-alone-appear")
@@ -79,8 +76,8 @@ async def allowed(deployment: Deployment) -> None:
     ids = strangers(deployment, 5)
     for temperature in TEMPERATURES:
         for mode in MODES:
-            request = build(deployment.facts.prompts[0], max_tokens=TOKENS, ignore_eos=True, seed=5, mode=mode)
-            request = varied(request, temperature=temperature, allowed_token_ids=ids)
+            request = deployment.request(max_tokens=TOKENS, temperature=temperature, seed=5, mode=mode)
+            request = varied(request, allowed_token_ids=ids)
             drawn = set((await deployment.ask(request)).token_ids) - set(ids)
             require(not drawn, f"drew {sorted(drawn)}", request)
 
@@ -88,8 +85,8 @@ async def allowed(deployment: Deployment) -> None:
 @GROUP.case("one-allowed-token-is-drawn-always")
 async def allowed_alone(deployment: Deployment) -> None:
     for token in strangers(deployment, 3):
-        request = build(deployment.facts.prompts[0], max_tokens=6, ignore_eos=True, temperature=1.0, seed=6)
-        request = varied(request, mode=FORCED, allowed_token_ids=[token])
+        knobs = {"temperature": 1.0, "seed": 6, "mode": FORCED, "allowed_token_ids": [token]}
+        request = deployment.request(max_tokens=6, **knobs)
         answer = await deployment.ask(request)
         require(answer.token_ids == (token,) * 6, f"the output is {answer.token_ids}", request)
 
@@ -97,17 +94,16 @@ async def allowed_alone(deployment: Deployment) -> None:
 @GROUP.case("allowing-what-appears-changes-nothing")
 async def allowed_present(deployment: Deployment) -> None:
     for temperature in TEMPERATURES:
-        request = build(deployment.facts.prompts[1], max_tokens=TOKENS, ignore_eos=True, seed=7)
-        request = varied(request, temperature=temperature)
+        request = deployment.requests(max_tokens=TOKENS, temperature=temperature, seed=7)[1]
         expected = await deployment.plain(request)
-        request = varied(request, mode=FORCED, allowed_token_ids=sorted(set(expected.token_ids)))
-        same_answer(expected, await deployment.ask(request), request)
+        drawn = sorted(set(expected.token_ids))
+        await ask_same(deployment, varied(request, mode=FORCED, allowed_token_ids=drawn), expected)
 
 
 @GROUP.case("a-bad-token-is-banned-though-it-is-allowed")
 async def banned_and_allowed(deployment: Deployment) -> None:
     kept, banned_token = strangers(deployment, 2)
-    request = build(deployment.facts.prompts[0], max_tokens=6, ignore_eos=True, logit_bias={banned_token: 100.0})
+    request = deployment.request(max_tokens=6, logit_bias={banned_token: 100.0})
     request = varied(request, allowed_token_ids=[kept, banned_token], bad_token_ids=[banned_token])
     answer = await deployment.ask(request)
     require(answer.token_ids == (kept,) * 6, f"the output is {answer.token_ids}", request)

@@ -5,7 +5,6 @@ Where the parameters leave one token at each place, the law has one output, and 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,15 +13,21 @@ from typing import Any
 import grpc
 
 from coppice.completion import Completion
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import ATTEMPTS, require, same_answer
-from coppice.lab.conformance.company import together
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import (
+    ATTEMPTS,
+    ask_same,
+    counts_make_output,
+    end_tokens,
+    refusal,
+    require,
+    together,
+)
 from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.errors import SkippedError
 from coppice.lab.conformance.law import contradiction, first_tokens
-from coppice.lab.conformance.refusals import refusal
-from coppice.lab.conformance.requests import FORCED, OFF, build, varied
-from coppice.lab.conformance.slow_scan import known
+from coppice.lab.conformance.requests import FORCED, OFF, varied
+from coppice.lab.conformance.slow_scan import known, spread
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import ACCEPTANCE_RULE_TRAVERSAL, Grammar
 
@@ -67,37 +72,30 @@ async def as_plain(deployment: Deployment, requests: Sequence[GenerateRequest], 
             # Rounds of the rule count no near-ties, which alone could explain a difference.
             if not expected.speculation.near_ties:
                 request = traversed(request, **(sure or {"temperature": 1.0, "top_k": 1, "seed": 141}))
-                answers.append(await deployment.ask(request))
-                same_answer(expected, answers[-1], request)
+                answers.append(await ask_same(deployment, request, expected))
         if any(answer.speculation.draft_tokens for answer in answers):
             return
     require_drafts(answers)
 
 
 def greedy(deployment: Deployment, **knobs: Any) -> list[GenerateRequest]:
-    return [build(prompt, **{"max_tokens": TOKENS, "ignore_eos": True, **knobs}) for prompt in deployment.facts.prompts]
+    return deployment.requests(**{"max_tokens": TOKENS, **knobs})
 
 
-SURE: dict[str, dict[str, Any]] = {
-    "temperature-0-is-plain-decoding": {"temperature": 0.0},
-    "top-k-1-is-greedy": {"temperature": 1.0, "top_k": 1, "seed": 142},
-    "tiny-top-p-is-greedy": {"temperature": 1.0, "top_p": 1e-6, "seed": 143},
-    "min-p-1-is-greedy": {"temperature": 1.0, "min_p": 1.0, "seed": 144},
-}
-
-
-async def one_token_left(sure: dict[str, Any], deployment: Deployment) -> None:
+async def one_token_left(deployment: Deployment, **sure: Any) -> None:
     await as_plain(deployment, greedy(deployment), **sure)
 
 
-for name, sure in SURE.items():
-    GROUP.add(name, functools.partial(one_token_left, sure))
+async def greedy_with(deployment: Deployment, **knobs: Any) -> None:
+    await as_plain(deployment, greedy(deployment, **knobs))
 
 
-@GROUP.case("penalties-follow-each-path")
-async def penalties(deployment: Deployment) -> None:
-    requests = greedy(deployment, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5)
-    await as_plain(deployment, requests)
+GROUP.add("temperature-0-is-plain-decoding", one_token_left, temperature=0.0)
+GROUP.add("top-k-1-is-greedy", one_token_left, temperature=1.0, top_k=1, seed=142)
+GROUP.add("tiny-top-p-is-greedy", one_token_left, temperature=1.0, top_p=1e-6, seed=143)
+GROUP.add("min-p-1-is-greedy", one_token_left, temperature=1.0, min_p=1.0, seed=144)
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+GROUP.add("penalties-follow-each-path", greedy_with, **PENALTIES)
 
 
 @GROUP.case("max-tokens-1-to-16")
@@ -115,19 +113,14 @@ async def stop_tokens(deployment: Deployment) -> None:
 @GROUP.case("stop-strings-from-beginning-to-end")
 async def stop_strings(deployment: Deployment) -> None:
     [request, *_] = greedy(deployment, max_tokens=LENGTH)
-    pieces = (await known(deployment, request, LENGTH)).windows(3)
-    if not pieces:
-        raise SkippedError("the known output has too little text that is complete")
-    spread = pieces[:: -(-len(pieces) // MAX_PIECES)]
-    await as_plain(deployment, [varied(request, stop_strings=[piece]) for piece in spread])
+    pieces = spread((await known(deployment, request, LENGTH)).windows(3), MAX_PIECES)
+    await as_plain(deployment, [varied(request, stop_strings=[piece]) for piece in pieces])
 
 
 @GROUP.case("the-model-s-end-token-not-before-min-tokens")
 async def end_token(deployment: Deployment) -> None:
     require_rule(deployment)
-    if not deployment.facts.eos_token_ids:
-        raise SkippedError("the model has no end token")
-    bias = dict.fromkeys(deployment.facts.eos_token_ids, 100.0)
+    bias = dict.fromkeys(end_tokens(deployment), 100.0)
     held_off = [greedy(deployment, ignore_eos=False, logit_bias=bias, min_tokens=least)[0] for least in range(8)]
     await as_plain(deployment, [*held_off, greedy(deployment, logit_bias=bias)[0]])
 
@@ -139,9 +132,7 @@ async def resumed(deployment: Deployment) -> None:
     await as_plain(deployment, [varied(request, resume_token_ids=output[:split]) for split in range(1, LENGTH)])
 
 
-@GROUP.case("log-probs-are-those-of-plain-decoding")
-async def same_log_probs(deployment: Deployment) -> None:
-    await as_plain(deployment, greedy(deployment, top_log_probs=3))
+GROUP.add("log-probs-are-those-of-plain-decoding", greedy_with, top_log_probs=3)
 
 
 async def sampled(deployment: Deployment, **knobs: Any) -> list[tuple[GenerateRequest, Completion]]:
@@ -189,10 +180,8 @@ async def allowed(deployment: Deployment) -> None:
 @GROUP.case("counts-make-the-output")
 async def counts(deployment: Deployment) -> None:
     for request, answer in await sampled(deployment):
+        counts_make_output(answer, request)
         told = answer.speculation
-        committed = told.rounds + told.accepted_tokens
-        reason = f"{told.rounds} rounds and {told.accepted_tokens} accepted tokens for {TOKENS} tokens"
-        require(committed - 1 <= TOKENS <= committed, reason, request)
         # A sampled tree has one source.
         by_source = [(source.proposed, source.accepted) for source in told.sources.values()]
         wanted = [(told.draft_tokens, told.accepted_tokens)] if told.draft_tokens else []
@@ -221,8 +210,7 @@ async def undrafted(deployment: Deployment) -> None:
     for request in greedy(deployment, temperature=1.0, seed=147):
         expected = await deployment.plain(request)
         for knobs in ({"mode": OFF}, {"max_nodes": 0}):
-            plain = traversed(request, **knobs)
-            same_answer(expected, await deployment.ask(plain), plain)
+            await ask_same(deployment, traversed(request, **knobs), expected)
 
 
 @GROUP.case("a-grammar-is-refused-above-temperature-0")
@@ -234,10 +222,9 @@ async def grammar(deployment: Deployment) -> None:
     require("sampling.grammar" in error.details, f"no field is named: {error.details}", request)
 
 
-async def keeps_law(knobs: dict[str, Any], deployment: Deployment) -> None:
+async def keeps_law(deployment: Deployment, **knobs: Any) -> None:
     require_rule(deployment)
-    prompt = deployment.facts.prompts[0]
-    request = build(prompt, max_tokens=FIRST + 1, ignore_eos=True, temperature=1.5, top_k=3, seed=0, **knobs)
+    request = deployment.request(max_tokens=FIRST + 1, temperature=1.5, top_k=3, seed=0, **knobs)
     law = await first_tokens(deployment, request, FIRST)
     if max(law.values()) > TOO_SURE:
         raise SkippedError("the target is so sure of its first tokens that draws tell nothing of their law")
@@ -251,5 +238,5 @@ async def keeps_law(knobs: dict[str, Any], deployment: Deployment) -> None:
     require(not reason, reason, traversed(request))
 
 
-GROUP.add("the-first-tokens-have-the-target-s-law", functools.partial(keeps_law, {}))
-GROUP.add("the-law-has-the-penalties-of-each-path", functools.partial(keeps_law, {"presence_penalty": 1.5}))
+GROUP.add("the-first-tokens-have-the-target-s-law", keeps_law)
+GROUP.add("the-law-has-the-penalties-of-each-path", keeps_law, presence_penalty=1.5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coppice.completion import Completion
-from coppice.lab.conformance.case import Group
-from coppice.lab.conformance.checks import require, same_tokens
+from coppice.lab.conformance.catalogue import Group
+from coppice.lab.conformance.checks import ask_tokens, counts_make_output, require
 from coppice.lab.conformance.deployment import OPENINGS, Deployment
 from coppice.lab.conformance.requests import FORCED, OFF, build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
@@ -15,10 +15,9 @@ TOKENS = 24
 
 
 def requests(deployment: Deployment) -> list[GenerateRequest]:
-    facts = deployment.facts
     return [
-        build(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=temperature, seed=31, mode=mode)
-        for prompt in facts.prompts
+        varied(request, temperature=temperature, mode=mode)
+        for request in deployment.requests(max_tokens=TOKENS, seed=31)
         for temperature in (0.0, 1.0)
         for mode in (FORCED, OFF)
     ]
@@ -40,10 +39,9 @@ async def stopped(deployment: Deployment) -> None:
     for request in requests(deployment):
         whole = (await deployment.plain(request)).token_ids
         request = varied(request, stop_token_ids=[whole[TOKENS // 2]])
-        answer = await deployment.ask(request)
-        counts = (answer.usage.completion_tokens, len(answer.token_ids))
         wanted = whole.index(whole[TOKENS // 2]) + 1
-        same_tokens(whole[:wanted], answer.token_ids, request, answer.speculation.near_ties)
+        answer = await ask_tokens(deployment, request, whole[:wanted])
+        counts = (answer.usage.completion_tokens, len(answer.token_ids))
         require(counts == (wanted, wanted), f"{counts[0]} are counted, {counts[1]} were delivered", request)
 
 
@@ -69,7 +67,7 @@ async def text_prompts(deployment: Deployment) -> None:
 @GROUP.case("resumed-tokens-are-not-counted-again")
 async def resumed(deployment: Deployment) -> None:
     prompt = deployment.facts.prompts[0]
-    request = build(prompt, max_tokens=TOKENS, ignore_eos=True)
+    request = deployment.request(max_tokens=TOKENS)
     whole = (await deployment.plain(request)).token_ids
     for split in (1, TOKENS // 2, TOKENS - 1):
         request = varied(request, resume_token_ids=whole[:split], mode=FORCED)
@@ -81,12 +79,8 @@ async def resumed(deployment: Deployment) -> None:
 
 @GROUP.case("rounds-and-accepted-tokens-make-the-output")
 async def rounds(deployment: Deployment) -> None:
-    """Each round commits what it accepts and one token more; the last may end before that one."""
     for request, answer in await answers(deployment):
-        counts = answer.speculation
-        committed = counts.rounds + counts.accepted_tokens
-        reason = f"{counts.rounds} rounds and {counts.accepted_tokens} accepted tokens for {TOKENS} tokens"
-        require(committed - 1 <= TOKENS <= committed, reason, request)
+        counts_make_output(answer, request)
 
 
 @GROUP.case("no-more-is-accepted-than-drafted")
