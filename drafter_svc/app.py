@@ -104,7 +104,7 @@ async def finished(thread: ModelThread, job: Callable[[], None]) -> None:
     def run() -> None:
         try:
             job()
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the caller waits for it
             loop.call_soon_threadsafe(result.set_exception, error)
             raise
         loop.call_soon_threadsafe(result.set_result, None)

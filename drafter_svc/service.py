@@ -337,7 +337,7 @@ class DraftStream:
         except CoppiceError as error:
             status = rpc.error_status(error)
             code, message = status.code, status.message
-        except Exception:
+        except Exception:  # whatever it is, it ends this sequence alone
             incident = uuid.uuid4().hex[:12]
             logger.exception("drafting failed, incident %s", incident, extra=of_request(session.request_id))
             code, message = code_pb2.INTERNAL, f"internal error, incident {incident}"

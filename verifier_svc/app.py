@@ -88,7 +88,7 @@ async def serve(
         port = await server.start(config.listen_address, config.health_port)
         engine.start(lambda: loop.call_soon_threadsafe(lost.set))
         await server.set_serving(True)
-        print(f"ready {host}:{port}", flush=True)  # noqa: T201
+        print(f"ready {host}:{port}", flush=True)  # noqa: T201  who started us waits for this line
         await first_of(stop_signal(), lost.wait())
         if not lost.is_set():
             servicer.drain()

@@ -216,7 +216,7 @@ def _refuse_quantised(model: str, config: Mapping[str, Any], transformers: Any) 
             auto.AutoQuantizationConfig.from_dict(settings), pre_quantized=True
         )
         quantizer.validate_environment(device_map=None, weights_only=True)
-    except Exception as error:
+    except Exception as error:  # of many kinds, by what the library lacks
         method = settings.get("quant_method", "an unknown method")
         reason = one_line(error).partition(" - supported types")[0]
         raise IncompatibleError(f"{model} is quantised with {method}, which cannot be loaded here: {reason}") from error

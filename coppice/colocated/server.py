@@ -113,7 +113,7 @@ async def _serve(handler: Any, exchange: Exchange) -> None:
     except asyncio.CancelledError:
         exchange.finish(STOPPED)
         raise
-    except Exception as error:
+    except Exception as error:  # as gRPC has it: a bug of a servicer ends its call alone
         logger.exception("a servicer's method failed")
         exchange.finish(Status(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}"))
     else:

@@ -198,7 +198,7 @@ def _with_few_rows(forward: Forward[Any], model: PreTrainedModel, expected: Floa
                 logger.info("compiled draft steps (%s), off by at most %.2g", way, deviation)
                 return compiled
             logger.warning("compiled draft steps (%s) are off by %.2g, more than %.2g", way, deviation, bound)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  as said above
         logger.warning("compiling draft steps failed: %s", error)
     logger.warning("draft steps are not compiled and slower")
     return forward

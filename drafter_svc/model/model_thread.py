@@ -79,7 +79,7 @@ class ModelThread:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:
+            except Exception:  # a bug in one job must not end the thread of all
                 logger.exception("a job of the model thread failed")
 
     def _next(self) -> Job | None:

@@ -192,7 +192,7 @@ def _logged(job: Job) -> Job:
     def run() -> None:
         try:
             job()
-        except Exception:
+        except Exception:  # a bug in one job must not end the others
             logger.exception("a draft failed beside others")
 
     return run

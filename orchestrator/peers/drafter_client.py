@@ -224,7 +224,7 @@ class DrafterClient:
             handler.on_tree(self.kind, message.tree.base_length, assumed, tree)
         except InvalidTreeError as error:
             self._drop(message.sequence_id, str(error))
-        except Exception:
+        except Exception:  # a bug of ours costs this sequence its drafts, not the stream of all
             logger.exception("a tree of drafter %s could not be used", self.kind, extra=of_request(handler.request_id))
             self._drop(message.sequence_id, "internal error")
 

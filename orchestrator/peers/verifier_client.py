@@ -254,7 +254,7 @@ class VerifierClient:
             self._dispatch(handler, message)
         except CoppiceError as error:
             self._fail(message.sequence_id, error)
-        except Exception:
+        except Exception:  # a bug of ours ends this sequence, not the stream of all
             logger.exception("sequence %d failed", message.sequence_id, extra=of_request(handler.request_id))
             self._fail(message.sequence_id, CoppiceError("internal error"))
 

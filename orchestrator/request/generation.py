@@ -224,7 +224,7 @@ class Generation:
         """Last of all, since nobody waits for what is learned; nor does an output end over it."""
         try:
             self._drafting.learn(outcome, sent)
-        except Exception:
+        except Exception:  # a bug of ours costs what would be learned, not the output
             logger.exception("nothing was learned from a round", extra=of_request(self.request_id))
 
     def on_finished(self, finish: Finish) -> None:

@@ -38,7 +38,7 @@ def load_checkpoint(model: str, dtype: torch.dtype, device: torch.device, ranks:
         if ranks is not None and not is_of_merging(error):
             raise
         raise CheckpointRefusedError(str(refusal_of(model, error))) from error
-    except Exception as error:
+    except Exception as error:  # of many kinds, by what does not fit
         raise CheckpointRefusedError(str(refusal_of(model, error))) from error
     try:
         refuse_incomplete(model, found, loaded.state_dict().keys(), loaded.config.get_text_config())
