@@ -20,8 +20,8 @@ from coppice.core.chance import Purpose, seeded_chance
 from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.grammar import Grammar
 from coppice.core.log_probs import TokenLogProbs
-from coppice.core.output_seed import output_seed
 from coppice.core.sampled_tree import SampledTree
+from coppice.core.sampling import output_seed
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import ROOT, TokenTree
 from coppice.net.rpc import streaming, unary

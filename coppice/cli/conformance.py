@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,13 +27,27 @@ from coppice.cli.options import (
     channel_tls,
     topology_spec,
 )
-from coppice.cli.preemption_log import PreemptionLog
 from coppice.cli.topology import TopologySpec, running
 from coppice.client import RequestFailedError
 from coppice.net.tls import ChannelTls
 
 if TYPE_CHECKING:
     from coppice.lab.conformance.catalogue import Case
+
+# What the scheduler says of a sequence that has ended.
+_PREEMPTED = re.compile(r"sequence \d+ of stream \d+ was preempted (\d+) times")
+
+
+class PreemptionLog:
+    """Counts how often sequences that have ended had to make room for others."""
+
+    def __init__(self) -> None:
+        self.num_preemptions = 0
+
+    def read(self, line: str) -> None:
+        """Take a line of the log."""
+        if found := _PREEMPTED.search(line):
+            self.num_preemptions += int(found[1])
 
 
 @dataclass(frozen=True, slots=True)

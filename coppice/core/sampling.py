@@ -1,4 +1,4 @@
-"""Sampling and stopping parameters as the services use them inside: frozen, and checked in one place."""
+"""Sampling and stopping parameters as the services use them inside, checked in one place; and the outputs' seeds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from coppice.core.grammar import Grammar
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_TOKEN_LIST = 1024
+# The golden ratio's fraction in units of 2^-64, which is odd: seeds repeat after 2^64 outputs only, and requests whose
+# seeds are near to each other share none.
+SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> N
     for index, token in enumerate(token_ids):
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(name, f"entry {index} is {token}, outside the vocabulary of {vocab_size}")
+
+
+def output_seed(seed: int, index: int) -> int:
+    """The seed that output `index` of a request with `seed` is drawn with; output 0 has the seed itself."""
+    return (seed + index * SEED_STEP) % 2**64
 
 
 def _require(name: str, holds: bool, value: float, rule: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from coppice.net.tls import ServerTls, server_tls
-from coppice.obs.metrics_tls import check_metrics_tls
+from coppice.obs.metrics_server import check_metrics_tls
 from coppice.settings import Port, Rule, Settings, is_address
 
 

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from coppice.core.errors import UnavailableError
 from coppice.net.certificates import Certificates
 from coppice.net.server_contexts import ServerContexts
+from coppice.net.tls import ServerTls
 from coppice.obs.metrics import Read
-from coppice.obs.metrics_tls import MUTUAL, OFF
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,20 @@ logger = logging.getLogger(__name__)
 READ_TIMEOUT_S = 5.0
 # A caller that says nothing for so long is hung up on, in a handshake too.
 SILENCE_S = 10.0
+# METRICS_TLS: plain HTTP; HTTPS for everybody; HTTPS for those who show a certificate of TLS_CLIENT_CA.
+OFF, ON, MUTUAL = "off", "on", "mutual"
+
+
+def check_metrics_tls(mode: str, tls: ServerTls | None) -> None:
+    """See that there are the files that a mode of METRICS_TLS takes.
+
+    Raises:
+        ValueError: there are not; the message names the variable.
+    """
+    if mode != OFF and tls is None:
+        raise ValueError(f"METRICS_TLS={mode} needs TLS_CERT and TLS_KEY")
+    if mode == MUTUAL and tls is not None and not tls.client_ca:
+        raise ValueError(f"METRICS_TLS={mode} needs TLS_CLIENT_CA, whose certificates callers have to show")
 
 
 class MetricsServer:
@@ -41,7 +55,7 @@ class MetricsServer:
     def __init__(
         self, read: Read, host: str, port: int, certificates: Certificates | None = None, mode: str = OFF
     ) -> None:
-        """Bind and serve; port 0 picks a free one. `mode` is one of METRICS_TLS, and but for OFF takes `certificates`.
+        """Bind and serve; port 0 picks a free one. `mode` is that of METRICS_TLS, and but for OFF takes `certificates`.
 
         Raises:
             UnavailableError: the address is taken or none of this machine's.

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coppice.training.target_samples import SampleShape, continue_prompts
+from coppice.training.token_store import TokenStore
+
 TEMPERATURES = (0.0, 0.7, 1.0)
 RANKS = 4
 _ROWS_PER_PART = 8
 _SIGMAS = np.round(np.arange(0.3, 2.51, 0.05), 2).tolist()
+# Prompts at each temperature.
+EVALUATION_ROWS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +108,15 @@ def continuation_log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: 
     """What a model says of every token behind the prompts [n, V]."""
     logits: Tensor = model(input_ids=rows, use_cache=False).logits[:, prompt_tokens - 1 : -1]
     return logits.float().log_softmax(-1).flatten(0, 1)
+
+
+def held_out_text(target: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int) -> dict[float, Tensor]:
+    """Per temperature, held-out prompts with the target's continuations [rows, tokens]."""
+    rows = {}
+    target = target.float()
+    (windows,) = store.held_out_batches(EVALUATION_ROWS, EVALUATION_ROWS, shape.prompt_tokens)
+    for number, temperature in enumerate(TEMPERATURES):
+        torch.manual_seed(seed + number)
+        continued = continue_prompts(target, windows, shape.new_tokens, temperature)
+        rows[temperature] = torch.from_numpy(continued.astype("int64"))
+    return rows

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from coppice.training.muon import Float32Muon
-from coppice.training.precision import training_dtype
+
+
+def training_dtype(device_type: str = "cpu") -> torch.dtype:
+    """bfloat16 where the processor multiplies it, float32 where that would be emulated, four to five times slower.
+
+    So a run is a function of its settings, its seed and the kind of processor.
+    """
+    if device_type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return torch.bfloat16
+    return torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,30 @@
-"""The state of an unfinished run, from which no other run may continue."""
+"""Where an unfinished run keeps its state, whole at any time, and that no other run goes on from it."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
 from coppice.core.errors import IncompatibleError
-from coppice.training.whole_file import whole_file
 
 _MADE_FROM = "made_from"
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` to write to, which replaces it when all is written."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        yield file
+    temporary.replace(path)
 
 
 class ForeignStateError(IncompatibleError):

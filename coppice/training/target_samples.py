@@ -1,18 +1,21 @@
-"""The target's own continuations: what a drafter has to predict is what the target says, not what the corpus says."""
+"""Text that the target has looked at: its own continuations and corpus text, each computed once and kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
-from coppice.training.token_store import TokenArray
-from coppice.training.whole_file import whole_file
+from coppice.training.state import whole_file
+from coppice.training.teacher import TaughtRows, teach
+from coppice.training.token_store import TokenArray, TokenStore
 
 # Share of the rows drawn at each temperature; 0 is greedy. Greedy output of a small model loops, so it is the least.
 TEMPERATURES = ((1.0, 0.5), (0.7, 0.25), (0.0, 0.25))
@@ -80,3 +83,33 @@ def continue_prompts(
     )
     result: npt.NDArray[np.uint16] = rows.cpu().numpy().astype(np.uint16)
     return result
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """`samples` [rows, length] are the target's own, `windows` [rows, length] the corpus's; `taught` has both."""
+
+    samples: Tensor
+    windows: Tensor
+    taught: TaughtRows
+
+    @classmethod
+    def build(
+        cls,
+        target: PreTrainedModel,
+        store: TokenStore,
+        shape: SampleShape,
+        corpus_rows: int,
+        seed: int,
+        cache: Path,
+        *,
+        with_states: bool = False,
+    ) -> Self:
+        """Sample the target, draw windows of the corpus, and run the target over both, or go on where a run ended.
+
+        `with_states`: the target's hidden states are kept, too.
+        """
+        samples = torch.from_numpy(sample_target(target, store.train, shape, seed, cache / "samples"))
+        windows = store.training_batch(seed, 0, corpus_rows, shape.length)
+        text = torch.cat([samples, windows])
+        return cls(samples, windows, teach(target, text, cache / "taught", with_states=with_states))

@@ -1,11 +1,14 @@
-"""The target's likeliest tokens at every position of the training text, computed once and kept."""
+"""What the target says of every token of a text: the likeliest next ones, and its last hidden states; kept."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +16,43 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from coppice.training.target_states import noted_states
-from coppice.training.whole_file import whole_file
+from coppice.training.state import whole_file
 
 # Tokens kept per position; the rest of the probability is one lump. At temperature 1 every twelfth token of the
 # target is not among its 32 likeliest, and a drafter that never learned their order cannot propose it.
 TOP = 128
 _ROWS_PER_CHUNK = 64
 _SMALLEST = 1e-7
+
+
+@contextmanager
+def noted_states(target: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """While it is entered, every forward's states [rows, length, hidden] in bfloat16 are appended to the list."""
+    seen: list[Tensor] = []
+    layer: Any = target.get_output_embeddings()
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().bfloat16()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@torch.inference_mode()
+def states_of(target: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """The states [rows, length, hidden] in bfloat16 of a text [rows, length]."""
+    with noted_states(target) as seen:
+        target(input_ids=token_ids, use_cache=False)
+    return seen[0]
+
+
+def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
+    """For every token the state that it was drawn from [rows, length, hidden]; zeros in the prompt.
+
+    The first token of a row, behind nothing, has none either.
+    """
+    drawn_from = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+    drawn_from[:, :prompt_tokens] = 0
+    return drawn_from
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from coppice.core.errors import IncompatibleError
 from coppice.training.corpus import HELD_OUT_ONE_IN, SourceFile
-from coppice.training.whole_file import whole_file
+from coppice.training.state import whole_file
 
 TokenArray = npt.NDArray[np.uint16]
 MAX_VOCAB_SIZE = 2**16

@@ -11,16 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint, write_card
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.own_text import OwnText
 from coppice.training.state import open_state, weights_digest
-from coppice.training.target_samples import SampleShape
+from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows
 from coppice.training.token_store import TokenStore
 from drafter_svc.model.layers_checkpoint import save_layers

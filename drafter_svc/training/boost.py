@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from coppice.training.acceptance_report import TEMPERATURES, AcceptanceReport, measure_acceptance
+from coppice.training.acceptance_report import TEMPERATURES, AcceptanceReport, held_out_text, measure_acceptance
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.own_text import OwnText
 from coppice.training.state import open_state, weights_digest
-from coppice.training.target_samples import SampleShape
+from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows, distillation_terms
 from coppice.training.token_store import TokenStore
 from coppice.training.union_report import UnionReport, measure_union

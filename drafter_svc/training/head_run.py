@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from coppice.training.block_layout import BlockLayout, random_layout
 from coppice.training.block_losses import position_weights, weighted
-from coppice.training.target_states import committed_states
-from coppice.training.teacher import TaughtRows, distillation_terms
+from coppice.training.teacher import TaughtRows, committed_states, distillation_terms
 from drafter_svc.training.head_fit import HeadSums, best_shares
 from drafter_svc.training.trunk import Trunk
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from coppice.core.errors import IncompatibleError
-from coppice.training.precision import training_dtype
+from coppice.training.loop import training_dtype
 
 
 class TrainingModels(NamedTuple):

@@ -13,16 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
-from coppice.training.own_text import OwnText
 from coppice.training.state import open_state, weights_digest
-from coppice.training.target_samples import SampleShape
-from coppice.training.target_states import committed_states, states_of
+from coppice.training.target_samples import OwnText, SampleShape
+from coppice.training.teacher import committed_states, states_of
 from coppice.training.token_store import TokenStore
 from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
 from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration

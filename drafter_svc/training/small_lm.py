@@ -18,14 +18,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from coppice.training.acceptance_report import AcceptanceReport, measure_acceptance
+from coppice.training.acceptance_report import AcceptanceReport, held_out_text, measure_acceptance
 from coppice.training.checkpoint import save_checkpoint
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
 from coppice.training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
-from coppice.training.own_text import OwnText
 from coppice.training.state import open_state, weights_digest
-from coppice.training.target_samples import SampleShape
+from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_loss, full_distillation_loss
 from coppice.training.token_store import TokenStore
 from drafter_svc.training.models import load_target

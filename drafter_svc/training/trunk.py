@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from coppice.core.errors import IncompatibleError
 from coppice.training.block_layout import BlockLayout
-from coppice.training.precision import training_dtype
+from coppice.training.loop import training_dtype
 from coppice.training.transition import TrainedTransition, even_rows
 from drafter_svc.drafters.block.checkpoint import BlockCalibration, load_block_calibration
 from drafter_svc.drafters.block.semi_ar import KIND

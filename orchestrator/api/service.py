@@ -15,7 +15,7 @@ import grpc
 from grpc_status import rpc_status
 
 from coppice.core.errors import CoppiceError, DeadlineError, OverloadedError
-from coppice.core.output_seed import output_seed
+from coppice.core.sampling import output_seed
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.rpc import error_status, streaming, unary
 from coppice.obs.logs import MAX_REQUEST_ID_BYTES, request_id

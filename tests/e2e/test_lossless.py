@@ -23,7 +23,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.cli.child import Child, ChildError
 from coppice.cli.topology import DrafterSpec, Topology, TopologySpec, running
 from coppice.client import Client, Options, RequestFailedError
-from coppice.core.output_seed import output_seed
+from coppice.core.sampling import output_seed
 
 REPO = Path(__file__).resolve().parents[2]
 FOREIGN = Path(os.environ.get("COPPICE_FOREIGN_MODELS", REPO.parent / "shared" / "data" / "models"))

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from coppice.client import Options, RequestFailedError
-from coppice.core.output_seed import output_seed
+from coppice.core.sampling import output_seed
 from orchestrator.app import Orchestrator
 from tests.conftest import StartFakes
 from tests.fakes import FakeDrafter, FakeVerifier, eventually, wrong

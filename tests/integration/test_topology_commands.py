@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coppice.cli.__main__ import app
 from coppice.client import Client, Options
-from coppice.core.output_seed import output_seed
+from coppice.core.sampling import output_seed
 from tests.certificates import directory
 from tests.redis_server import NO_REDIS, PROGRAM, redis_server
 from tests.toy_target import FINGERPRINT, babble, plain, toy_log_probs

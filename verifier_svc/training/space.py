@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coppice.search.error_scales import ErrorScales
+from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import even_layout, random_layout
 from coppice.training.block_losses import position_weights, token_terms, weighted
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.own_text import OwnText
 from coppice.training.state import open_state, weights_digest
-from coppice.training.target_samples import SampleShape
+from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_terms
 from coppice.training.token_store import TokenStore
 from verifier_svc.extras.redraft.space_adapter import save_adapter

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import BlockLayout, even_layout, random_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint
 from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.held_out_text import held_out_text
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
 from coppice.training.state import open_state, weights_digest
 from coppice.training.target_samples import SampleShape

@@ -10,9 +10,8 @@ from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.drafters import DrafterLink, SimulatedDrafter, least_busy
 from coppice.lab.simulator.machine import Machine
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
-from coppice.lab.simulator.own_context import OwnContext
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.requests import SimulatedRequest
+from coppice.lab.simulator.requests import OwnContext, SimulatedRequest
 from coppice.lab.simulator.texts import Text
 from coppice.lab.simulator.verifiers import Counts, SimulatedVerifier
 from orchestrator.planner.base import Planner

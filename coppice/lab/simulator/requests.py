@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
+
+from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.estimates import CachePromise, HitRates
+
+if TYPE_CHECKING:
+    from orchestrator.prefix_cache.recall import Recall
+from collections.abc import Callable
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
@@ -11,7 +18,6 @@ from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.drafters import DrafterLink
 from coppice.lab.simulator.machine import Machine
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
-from coppice.lab.simulator.own_context import OwnContext
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
 from coppice.lab.simulator.texts import Text
@@ -24,9 +30,38 @@ from verifier_svc.stream.responses import DRAFT_ORIGINS
 
 if TYPE_CHECKING:
     from orchestrator.peers.drafter_client import DrafterClient
-
 # Tokens are numbers that mean nothing here.
 VOCAB_SIZE = 1 << 31
+
+
+class _NothingRemembered:
+    """Stands for what is remembered of other requests."""
+
+    knows_prompt = False
+
+    def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
+        """Ask for what followed the prompt."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Ask for what followed the tokens."""
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+
+
+class OwnContext:
+    """What a server's requests know of how often guesses from their own context are right, and of drafters."""
+
+    def __init__(self) -> None:
+        self._rates = HitRates()
+        self._promise = CachePromise()
+
+    def drafter(self, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
+        """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""
+        nothing = cast("Recall", _NothingRemembered())
+        return CacheDrafter(
+            self._rates, self._promise, lambda _: nothing, lambda _: None, tokens, num_prompt, sampled=False
+        )
 
 
 class SimulatedRequest:

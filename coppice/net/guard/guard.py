@@ -29,7 +29,6 @@ _LAST_TURNS = 3
 _HANDSHAKE_S = 10.0
 # Where no connection can be accepted for a moment, as without file descriptors.
 _RETRY_S = 0.05
-_ALPN = "h2"
 
 
 class Guard:

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
-from coppice.training import held_out_text
+from coppice.training import acceptance_report
 from coppice.training.block_layout import BlockLayout, even_layout, random_layout
 from coppice.training.block_losses import diffusion_loss, position_weights, streak_loss, token_terms
 from coppice.training.block_report import measure_blocks, posterior_noise
@@ -213,7 +213,7 @@ def train(
     *,
     layers_alone: bool = False,
 ) -> None:
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(block_run, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(block_run, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
     monkeypatch.setattr(

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
-from coppice.training import held_out_text
+from coppice.training import acceptance_report
 from coppice.training.corpus import read_corpus
 from coppice.training.state import ForeignStateError
 from coppice.training.target_samples import SampleShape
@@ -166,7 +166,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_recipe_runs_end_to_end(workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(boost, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(boost, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
     monkeypatch.setattr(drafter_checkpoint, "compiled_ways", list)

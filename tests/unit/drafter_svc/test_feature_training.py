@@ -13,13 +13,12 @@ from transformers import LlamaForCausalLM
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.sampling import SamplingParams
-from coppice.training import held_out_text
+from coppice.training import acceptance_report
 from coppice.training.block_layout import BlockLayout
 from coppice.training.corpus import read_corpus
 from coppice.training.state import ForeignStateError
 from coppice.training.target_samples import SampleShape
-from coppice.training.target_states import committed_states, states_of
-from coppice.training.teacher import TaughtRows, teach
+from coppice.training.teacher import TaughtRows, committed_states, states_of, teach
 from coppice.training.tokenizer import train_tokenizer
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.block.block_lm import BlockLm
@@ -194,7 +193,7 @@ def test_fitting_finds_what_states_say_of_the_next_token(workshop: Path, tmp_pat
 
 
 def train(workshop: Path, out: Path, monkeypatch: pytest.MonkeyPatch, trunk: str = "trunk") -> None:
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(semi_ar_features, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(semi_ar_features, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
     recipe = FeatureRecipe(steps=2, rows=4, sample_rows=16, corpus_rows=16, groups=8, rank=6)

@@ -107,7 +107,7 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
 
 
 def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coppice.training import held_out_text
+    from coppice.training import acceptance_report
     from coppice.training.corpus import read_corpus
     from coppice.training.tokenizer import train_tokenizer
     from drafter_svc.training import small_lm
@@ -118,7 +118,7 @@ def test_the_recipe_runs_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         text = f"def function_{number}(value):\n    return value + {number}\n" * 12
         (corpus / f"module_{number}.py").write_text(text)
     monkeypatch.setattr(small_lm, "HIDDEN", 16)
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 4)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 4)
     target = teacher(0)
     train_tokenizer(read_corpus([corpus]), tmp_path / "target", vocab_size=300)
     torch.manual_seed(0)

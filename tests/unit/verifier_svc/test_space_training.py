@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coppice.cli.train import app
 from coppice.core.errors import IncompatibleError
 from coppice.search.transition_scores import TransitionScores
-from coppice.training import held_out_text
+from coppice.training import acceptance_report
 from coppice.training.block_layout import BlockLayout
 from coppice.training.corpus import read_corpus
 from coppice.training.loop import LoopConfig
@@ -155,7 +155,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(workshop: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(space, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(space, "SampleShape", lambda rows: SampleShape(rows, 4, 12, 20))
 
@@ -199,7 +199,7 @@ def test_a_tuned_targets_own_rows_do_not_see_masks_and_its_masks_say_in_service_
 def test_the_full_recipe_writes_another_target_that_says_so(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_out_text, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(acceptance_report, "EVALUATION_ROWS", 8)
     monkeypatch.setattr(space_full, "EVALUATION_BATCHES", 1)
     monkeypatch.setattr(space_full, "SampleShape", lambda: SampleShape(8, 4, 12, 20))
     recipe = FullSpaceRecipe(steps=6, masks=3, rows=2, groups=4)

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coppice.core.errors import InvalidRequestError
 from coppice.core.sampling import (
@@ -15,6 +17,7 @@ from coppice.core.sampling import (
     SamplingParams,
     StoppingOptions,
     check_token_ids,
+    output_seed,
 )
 
 TOO_MANY = tuple(range(MAX_TOKEN_LIST + 1))
@@ -108,3 +111,24 @@ def test_every_field_that_names_tokens_is_listed_for_checking() -> None:
 def test_each_penalty_counts_as_one(field: str) -> None:
     assert not SamplingParams().has_penalties
     assert SamplingParams(**{field: 0.5}).has_penalties  # type: ignore[arg-type]
+
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def test_vectors() -> None:
+    assert [output_seed(7, index) for index in range(3)] == [7, 11400714819323198492, 4354685564936845361]
+    assert output_seed(2**64 - 1, 1) == 11400714819323198484
+
+
+@given(SEEDS)
+def test_the_first_output_has_the_seed_itself(seed: int) -> None:
+    assert output_seed(seed, 0) == seed
+
+
+@given(SEEDS, st.integers(0, 1000))
+def test_requests_with_neighbouring_seeds_share_none(seed: int, distance: int) -> None:
+    """One request's outputs all differ, and from those of another whose seed is near."""
+    seeds = {output_seed((seed + apart) % 2**64, index) for apart in {0, distance} for index in range(64)}
+    assert len(seeds) == (64 if distance == 0 else 128)
+    assert all(0 <= one < 2**64 for one in seeds)

@@ -18,8 +18,7 @@ import trustme
 from coppice.net.certificates import Certificates
 from coppice.net.tls import ServerTls
 from coppice.obs.metrics import Prefix
-from coppice.obs.metrics_server import MetricsServer
-from coppice.obs.metrics_tls import MUTUAL, ON
+from coppice.obs.metrics_server import MUTUAL, ON, MetricsServer
 from drafter_svc import app as drafter_app
 from drafter_svc.config import DrafterConfig
 from tests.certificates import Directory, directory, issue

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
+from coppice.training.loop import LoopConfig, Schedule, TrainingLoop, training_dtype
 
 STEPS = 12
 
@@ -189,3 +189,19 @@ def test_a_full_disk_stops_the_run_by_name_and_spoils_no_saved_state(
     assert all(
         torch.equal(a, b) for a, b in zip(weights(resumed).values(), weights(uninterrupted).values(), strict=True)
     )
+
+
+@pytest.mark.parametrize(("avx512_bf16", "amx"), [(True, False), (False, True)])
+def test_a_processor_that_multiplies_bfloat16_uses_it(
+    monkeypatch: pytest.MonkeyPatch, avx512_bf16: bool, amx: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert training_dtype() is torch.bfloat16
+
+
+def test_others_compute_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert training_dtype() is torch.float32
+    assert training_dtype("cuda") is torch.bfloat16

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from coppice.training.corpus import SourceFile
+from coppice.training.state import whole_file
 from coppice.training.target_samples import SampleShape, sample_target
 from coppice.training.teacher import teach
 from coppice.training.token_store import TokenStore
 from coppice.training.tokenizer import train_tokenizer
-from coppice.training.whole_file import whole_file
 from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 
 VOCAB = 50

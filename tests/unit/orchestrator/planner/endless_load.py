@@ -10,8 +10,8 @@ from coppice.lab.simulator.deployment import Deployment, Fleet, MakePlanner
 from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, VerifierCosts
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.requests import SimulatedRequest
-from coppice.lab.simulator.texts import DrawnText, Predictability
 from orchestrator.planner.base import Planner
+from tests.unit.orchestrator.planner.drawn_text import DrawnText, Predictability
 
 # Measured for the bundled target behind 256 tokens: rows, and seconds of the pass. A prompt's rows cost what others do.
 # Prompts are short: these loads begin all at once. From an outcome to the next tree there are four messages.
@@ -40,14 +40,6 @@ class Seen:
     first_token_s: float | None
 
 
-class ChangingText(DrawnText):
-    """A text whose rest may become more predictable, or less."""
-
-    def change(self, predictability: Predictability) -> None:
-        """What nobody has asked for yet is drawn from this."""
-        self._predictability = predictability
-
-
 class EndlessLoad:
     """One verifier, one drafter, and so many requests at once."""
 
@@ -65,7 +57,7 @@ class EndlessLoad:
         self._num_prompt = num_prompt
         self._random = random.Random(seed)
         self._requests: list[SimulatedRequest] = []
-        self._texts: list[ChangingText] = []
+        self._texts: list[DrawnText] = []
         self._all: list[SimulatedRequest] = []
 
     @property
@@ -95,7 +87,7 @@ class EndlessLoad:
             request.close()
         del self._requests[num_requests:], self._texts[num_requests:]
         while len(self._requests) < num_requests:
-            self._texts.append(ChangingText(text or self._text, self._random.getrandbits(32)))
+            self._texts.append(DrawnText(text or self._text, self._random.getrandbits(32)))
             self._requests.append(self.deployment.open(self._texts[-1], self._num_prompt, ENDLESS))
             self._all.append(self._requests[-1])
 

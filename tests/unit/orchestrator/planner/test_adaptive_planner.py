@@ -9,10 +9,10 @@ import pytest
 
 from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.simulator.policies import MAX_NODES, Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import NEWCOMERS, AdaptivePlanner
 from orchestrator.planner.base import RoundContext
 from orchestrator.request.rounds import Outcome
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 TEXTS = {"repetitive": Predictability(), "surprising": Predictability(first=0.65, second=0.1)}

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import Planner
 from orchestrator.planner.cost_model import CHECKED_PASSES
 from orchestrator.planner.knowledge import MAX_SOURCES, Knowledge, decode_knowledge, encode_knowledge
 from orchestrator.planner.regression import Evidence
 from orchestrator.planner.value_model import RESTORED_TREES
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import MACHINE, EndlessLoad
 
 TEXT = Predictability()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import DraftGain, Planner
 from orchestrator.planner.draft_plans import PlanSnapshot
 from orchestrator.request.rounds import Outcome
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 PLANNER = Policy("planner")

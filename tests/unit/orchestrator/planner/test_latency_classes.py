@@ -8,11 +8,11 @@ import pytest
 
 from coppice.core.tree import chain
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import Planner, RoundContext
 from orchestrator.planner.draft_plans import PlanSnapshot
 from orchestrator.planner.load import class_weight
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 PLANNER = Policy("planner")

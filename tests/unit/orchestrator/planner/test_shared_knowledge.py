@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.knowledge import decode_knowledge
 from orchestrator.planner.shared_knowledge import LEAST_PASSES, PlannerSnapshotTarget, SharedKnowledge
 from orchestrator.prefix_cache.store import CacheCounts
 from tests.fakes import eventually
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import EndlessLoad
 
 PLANNER = Policy("planner")

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from coppice.lab.simulator.policies import LINGER_US, MAX_NODES, Policy
-from coppice.lab.simulator.texts import Predictability
 from orchestrator.planner.adaptive import AdaptivePlanner
 from orchestrator.planner.base import RoundContext, VerifierLoad
 from orchestrator.planner.load import FEW_PROMPTS, LONGEST_S, PrefillPressure
+from tests.unit.orchestrator.planner.drawn_text import Predictability
 from tests.unit.orchestrator.planner.endless_load import MACHINE, EndlessLoad
 
 OFF, PLANNER = Policy("off"), Policy("planner")

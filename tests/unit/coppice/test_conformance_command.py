@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coppice.cli.preemption_log import PreemptionLog
+from coppice.cli.conformance import PreemptionLog
 
 
 def test_counts_of_all_sequences_are_added_and_other_lines_are_none() -> None:
