@@ -21,7 +21,7 @@ from coppice.wire.message_sizes import SizeChecks
 from orchestrator.admission.admission import Admission
 from orchestrator.api.authentication import Authentication
 from orchestrator.api.service import SERVICE_NAME, InferenceService, RequestLimits
-from orchestrator.api.tenancy import Tenancy
+from orchestrator.api.tenant_usage import TenantUsage
 from orchestrator.api.token_file import TokenFile
 from orchestrator.api.validation import max_request_bytes, request_sizes
 from orchestrator.config import Config
@@ -119,7 +119,7 @@ async def running(
             ),
             cache=cache,
             latencies=_latencies(config),
-            tenancy=Tenancy(config.cache_secret, admission.retry_after_s),
+            tenant_usage=TenantUsage(config.cache_secret, admission.retry_after_s),
             authentication=authentication,
             tracing=tracing,
             timeline=timeline,

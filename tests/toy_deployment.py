@@ -30,7 +30,7 @@ from coppice.wire.convert import log_probs_to_proto
 from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
 from orchestrator.api.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.peers.verifier_client import VerifierInfo
-from orchestrator.request.output import Output
+from orchestrator.request.output_text import Output
 from orchestrator.request.transcript import Transcript
 from tests.toy_target import EOS, FINGERPRINT, TOKENIZER_JSON, VOCAB
 from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
@@ -171,16 +170,10 @@ async def _complete(
 ) -> tuple[Completion, ...]:
     async with contextlib.AsyncExitStack() as stack:
         if spec is not None:
-            address = await stack.enter_async_context(_private(spec))
+            address = (await stack.enter_async_context(running(spec))).address
         client = await stack.enter_async_context(Client(address, token=token, tls=tls))
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:
                 typer.echo(chunk.text, nl=False)
         return stream.results()
-
-
-@contextlib.asynccontextmanager
-async def _private(spec: TopologySpec) -> AsyncIterator[str]:
-    async with running(spec) as topology:
-        yield topology.address

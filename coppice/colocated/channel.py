@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from coppice.colocated.exchange import CANCELLED, Exchange, Metadata
-from coppice.colocated.pipe import PipeOverError
+from coppice.colocated.exchange import CANCELLED, Exchange, Metadata, PipeOverError
 from coppice.colocated.server import STOPPED, InMemoryServer
 from coppice.net.certificates import Certificates
 
@@ -58,14 +57,6 @@ class InMemoryChannel(grpc.aio.Channel):
         is_there = server is not None and server.is_serving
         return grpc.ChannelConnectivity.READY if is_there else grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Not offered: nothing of ours asks for it."""
-        raise NotImplementedError("a channel in memory tells its state when it is asked, not when it changes")
-
-    async def channel_ready(self) -> None:
-        """Not offered: calls are what shows it."""
-        raise NotImplementedError("a channel in memory is ready or not: calls show it at once")
-
     def unary_unary(self, method: str, *serializers: object, **options: object) -> Any:
         """A method of one message each way."""
         return partial(self._unary, method)
@@ -74,13 +65,13 @@ class InMemoryChannel(grpc.aio.Channel):
         """A method of many messages each way."""
         return partial(self._stream, method)
 
-    def unary_stream(self, method: str, *serializers: object, **options: object) -> NoReturn:
-        """Not offered: back ends have no such method."""
-        raise NotImplementedError(f"{method}: a channel in memory has unary methods and streams both ways alone")
+    def _not_offered(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError(
+            "a channel in memory has unary methods and streams both ways, and calls show its state"
+        )
 
-    def stream_unary(self, method: str, *serializers: object, **options: object) -> Any:
-        """Not offered: back ends have no such method."""
-        raise NotImplementedError(f"{method}: a channel in memory has unary methods and streams both ways alone")
+    # The rest of gRPC's interface, which nothing of ours uses.
+    wait_for_state_change = channel_ready = unary_stream = stream_unary = _not_offered
 
     def _begin(self, method: str, timeout: float | None, metadata: Metadata | None) -> Exchange:
         # What has ended by now would otherwise stay.

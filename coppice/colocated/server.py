@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from coppice.colocated.exchange import OK, Exchange, Metadata, Status
-from coppice.colocated.pipe import PipeOverError
+from coppice.colocated.exchange import OK, Exchange, Metadata, PipeOverError, Status
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Protocol
 
 from coppice.core.errors import CoppiceError, OverloadedError
+from orchestrator.admission.admission_pace import AdmissionPace
 from orchestrator.admission.fair_queue import AdmissionRequest, FairQueue
-from orchestrator.admission.pace import Pace
 
 
 class QueueFullError(OverloadedError):
@@ -169,7 +169,7 @@ class Admission:
         self._waiting: dict[AdmissionRequest, Ticket] = {}
         # Those that may be paused.
         self._running: dict[AdmissionRequest, Ticket] = {}
-        self._pace = Pace()
+        self._pace = AdmissionPace()
         # Started requests without a first token.
         self._reading: set[Ticket] = set()
         # Times that places have been in use and prompts read, added up until `_used_until_s`; kept where bounds by time

@@ -26,7 +26,7 @@ from coppice.version import VERSION
 from orchestrator.admission.admission import Admission, Ticket
 from orchestrator.admission.fair_queue import AdmissionRequest
 from orchestrator.api.authentication import Authentication, calling_peer, calling_tenant
-from orchestrator.api.tenancy import Tenancy, keep_limits
+from orchestrator.api.tenant_usage import TenantUsage, keep_limits
 from orchestrator.api.validation import GenerationRequest, certain_tokens, validate, wanted_outputs
 from orchestrator.peers.drafter_client import DrafterPool
 from orchestrator.peers.verifier_pool import VerifierPool
@@ -38,7 +38,7 @@ from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.request.delivery import Delivery, Undelivered, UnreadWatch
 from orchestrator.request.drafting import Drafting
 from orchestrator.request.generation import Generation
-from orchestrator.request.output import Output
+from orchestrator.request.output_text import Output
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.responses import Responses
 from orchestrator.request.rounds import REDRAFT
@@ -86,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         limits: RequestLimits,
         cache: PrefixCache | None = None,
         latencies: Latencies | None = None,
-        tenancy: Tenancy | None = None,
+        tenant_usage: TenantUsage | None = None,
         authentication: Authentication | None = None,
         tracing: Tracing | None = None,
         timeline: Timeline | None = None,
@@ -101,7 +101,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tokenizer = tokenizer
         self._limits = limits
         self.admission = admission
-        self._tenancy = tenancy or Tenancy()
+        self._tenant_usage = tenant_usage or TenantUsage()
         self.authentication = authentication
         self._undelivered = Undelivered()
         self._telling: set[asyncio.Task[None]] = set()
@@ -139,7 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 peer="" if tenant.has_token else peer,
             )
             with (
-                self._tenancy.enter(tenant, num_outputs) as use,
+                self._tenant_usage.enter(tenant, num_outputs) as use,
                 self.admission.enter(claim, deadline_s - arrival_s, certain_tokens(request, max_context)) as ticket,
             ):
                 valid = await validate(
@@ -150,7 +150,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     self._sources(),
                 )
                 if tenant.has_token:
-                    valid = replace(valid, cache_salt=self._tenancy.salt(tenant, valid.cache_salt))
+                    valid = replace(valid, cache_salt=self._tenant_usage.salt(tenant, valid.cache_salt))
                 request_id.set(valid.request_id)
                 trace.validated(valid, self._verifiers.info.model, num_outputs)
                 await _admitted(ticket, deadline_s)

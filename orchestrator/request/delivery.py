@@ -10,7 +10,7 @@ from types import TracebackType
 
 from coppice.core.errors import CoppiceError, OverloadedError, UnreadError
 from orchestrator.admission.admission import Ticket
-from orchestrator.api.tenancy import TenantLease
+from orchestrator.api.tenant_usage import TenantLease
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.request.outputs import Outputs
 

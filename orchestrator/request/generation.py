@@ -22,7 +22,7 @@ from orchestrator.peers.verifier_client import SequenceHandle
 from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.base import VerifierLoad
 from orchestrator.request.drafting import Drafting
-from orchestrator.request.output import Output, OutputDelta
+from orchestrator.request.output_text import Output, OutputDelta
 from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
 from orchestrator.request.statistics import OutputClock, Statistics
 from orchestrator.request.trace import OutputTrace

@@ -6,7 +6,7 @@ from coppice.v1 import inference_pb2
 from coppice.wire.convert import log_probs_to_proto
 from orchestrator.api.validation import GenerationRequest
 from orchestrator.request.generation import Generation
-from orchestrator.request.output import OutputDelta
+from orchestrator.request.output_text import OutputDelta
 from orchestrator.request.rounds import Finish
 from orchestrator.request.statistics import OutputClock, Statistics
 

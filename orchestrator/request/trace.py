@@ -19,7 +19,7 @@ from typing import Any
 
 from coppice.obs.tracing import TRACEPARENT, Attributes, Span, Tracing
 from orchestrator.api.validation import GenerationRequest
-from orchestrator.request.ends import finish_name, reason_of
+from orchestrator.request.end_reasons import finish_name, reason_of
 from orchestrator.request.rounds import Finish, Outcome
 from orchestrator.request.statistics import OutputClock, Statistics
 

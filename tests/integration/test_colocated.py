@@ -17,7 +17,7 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client, Options
 from coppice.colocated.app import Colocated, LoadedModels, load, running
 from coppice.colocated.config import ColocatedConfig
-from coppice.colocated.pipe import Pipe
+from coppice.colocated.exchange import Pipe
 from coppice.v1 import inference_pb2
 from tests.fakes import eventually
 from verifier_svc.engine.engine import Engine

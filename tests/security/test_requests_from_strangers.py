@@ -22,7 +22,7 @@ from coppice.core.tokenizer import TargetTokenizer
 from coppice.net import rpc
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2, verifier_pb2
 from drafter_svc.config import DrafterConfig
-from orchestrator.api.tenancy import keep_limits
+from orchestrator.api.tenant_usage import keep_limits
 from orchestrator.api.tenants import Tenant
 from orchestrator.api.validation import certain_tokens, validate, wanted_outputs
 from orchestrator.config import Config

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from coppice.colocated.channel import InMemoryNetwork
-from coppice.colocated.pipe import MAX_ON_THE_WAY
+from coppice.colocated.exchange import MAX_ON_THE_WAY
 from coppice.colocated.server import InMemoryServer
 from coppice.core.errors import OverloadedError
 from coppice.net.rpc import errors_as_status, unary

@@ -11,8 +11,8 @@ import pytest
 
 from coppice.core.errors import OverloadedError
 from orchestrator.admission.admission import Admission, LongWaitError, Ticket
+from orchestrator.admission.admission_pace import MIN_SEEN
 from orchestrator.admission.fair_queue import STAY_S, AdmissionRequest
-from orchestrator.admission.pace import MIN_SEEN
 
 
 class Clock:

@@ -10,7 +10,7 @@ import pytest
 
 from coppice.core.errors import CoppiceError, UnavailableError
 from coppice.v1 import inference_pb2
-from orchestrator.request.output import OutputDelta
+from orchestrator.request.output_text import OutputDelta
 from orchestrator.request.outputs import OneOutput, Outputs
 from orchestrator.request.rounds import Finish
 

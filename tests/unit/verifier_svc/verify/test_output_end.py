@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
-from orchestrator.request.output import Output
+from orchestrator.request.output_text import Output
 from orchestrator.request.transcript import Transcript
 from tests.toy_target import CONTEXT, TOKENIZER_JSON
 from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish

@@ -14,7 +14,7 @@ from coppice.core.errors import (
 )
 from coppice.v1 import sampling_pb2
 from orchestrator.admission.admission import CrowdedOutError, LongWaitError, NoTimeError, QueueFullError
-from orchestrator.api.tenancy import TenantLimitError
+from orchestrator.api.tenant_usage import TenantLimitError
 from orchestrator.request.rounds import Finish
 
 # Why a request was refused, or an output came to no end of its own; the first that fits. Anything else is our fault.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coppice.core.sampling import StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.v1 import sampling_pb2
-from orchestrator.request.output import Output
+from orchestrator.request.output_text import Output
 from orchestrator.request.transcript import Transcript
 from tests.toy_target import CONTEXT, EOS, TOKENIZER_JSON, toy_log_probs
 

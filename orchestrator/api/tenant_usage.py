@@ -66,8 +66,8 @@ class TenantAccount:
 class TenantLease:
     """What one request uses of its tenant's limits while it is entered."""
 
-    def __init__(self, tenancy: Tenancy, tenant: Tenant, num_places: int) -> None:
-        self._tenancy = tenancy
+    def __init__(self, tenant_usage: TenantUsage, tenant: Tenant, num_places: int) -> None:
+        self._tenant_usage = tenant_usage
         self._tenant = tenant
         self._num_places = num_places
         self._has_left = False
@@ -86,10 +86,10 @@ class TenantLease:
         """Count the request out; further calls do nothing."""
         if not self._has_left:
             self._has_left = True
-            self._tenancy.leave(self._tenant, self._num_places, self.num_tokens)
+            self._tenant_usage.leave(self._tenant, self._num_places, self.num_tokens)
 
 
-class Tenancy:
+class TenantUsage:
     """Limits of tenants, in this process alone: several orchestrators allow as many times as much."""
 
     def __init__(

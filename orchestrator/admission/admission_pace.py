@@ -20,7 +20,7 @@ MAX_RETRY_S = 60.0
 NUM_USUAL = 32
 
 
-class Pace:
+class AdmissionPace:
     """Learns from requests as they give their places back. Times are seconds of any one clock."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orchestrator.admission.pace import (
+from orchestrator.admission.admission_pace import (
     DEFAULT_RETRY_S,
     MAX_AGE_S,
     MAX_RETRY_S,
@@ -14,13 +14,13 @@ from orchestrator.admission.pace import (
     MIN_SEEN,
     MIN_TOKENS,
     NUM_USUAL,
-    Pace,
+    AdmissionPace,
 )
 
 
-def busy(gaps_s: list[float]) -> tuple[Pace, float]:
+def busy(gaps_s: list[float]) -> tuple[AdmissionPace, float]:
     """A pace that has seen one place given back after each gap, and the time now."""
-    pace, now_s = Pace(), 100.0
+    pace, now_s = AdmissionPace(), 100.0
     for gap_s in gaps_s:
         now_s += gap_s
         pace.given_back(now_s, 1)
@@ -45,7 +45,7 @@ def test_no_row_of_the_past_was_quicker() -> None:
 
 
 def test_places_that_came_all_at_once_promise_nothing() -> None:
-    pace = Pace()
+    pace = AdmissionPace()
     pace.given_back(100.0, MIN_SEEN)
     pace.given_back(110.0, MIN_SEEN)
     assert pace.at_least_s(110.0, MIN_SEEN, 0) == 0
@@ -63,7 +63,7 @@ def test_too_little_was_seen_or_too_long_ago() -> None:
 
 
 def test_tokens_take_as_long_as_the_fastest_outputs() -> None:
-    pace = Pace()
+    pace = AdmissionPace()
     for index in range(MIN_SEEN):
         assert pace.at_least_s(0.0, 0, 100) == 0
         pace.ended(0.0, held_s=1.0 + index, num_tokens=50)
@@ -74,7 +74,7 @@ def test_tokens_take_as_long_as_the_fastest_outputs() -> None:
 
 
 def test_places_are_as_many_as_have_their_tokens_in_time() -> None:
-    pace = Pace()
+    pace = AdmissionPace()
     for _ in range(MIN_SEEN - 1):
         # Ten at once, each with fifty tokens in a second.
         pace.shared(1.0, 50, 10.0)
@@ -90,7 +90,7 @@ def test_places_are_as_many_as_have_their_tokens_in_time() -> None:
 
 
 def test_the_usual_wait_is_that_of_the_last_requests() -> None:
-    pace = Pace()
+    pace = AdmissionPace()
     for _ in range(MIN_SEEN - 1):
         pace.ended(0.0, 4.0, 10)
     assert pace.usual_wait_s(3, 4) == 0
@@ -102,7 +102,7 @@ def test_the_usual_wait_is_that_of_the_last_requests() -> None:
 
 
 def test_the_delay_before_a_retry_is_what_the_places_ahead_take_on_average() -> None:
-    pace = Pace()
+    pace = AdmissionPace()
     assert pace.retry_after_s(1, 4) == DEFAULT_RETRY_S
     for held_s in (1.0, 3.0):
         pace.ended(0.0, held_s, 10)
