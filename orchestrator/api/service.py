@@ -33,7 +33,7 @@ from orchestrator.peers.verifier_pool import VerifierPool
 from orchestrator.planner.base import Planner
 from orchestrator.planner.fleet import adaptive_planners
 from orchestrator.prefix_cache.cache import PrefixCache
-from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE as CACHE
 from orchestrator.request.delivery import Delivery, Undelivered, UnreadWatch
 from orchestrator.request.drafting import Drafting

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from coppice.settings import ConfigError
 from orchestrator.config import Config
 from orchestrator.peers.verifier_client import VerifierInfo
-from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.recall import Recall

@@ -18,7 +18,7 @@ from orchestrator.planner.base import RequestPlanner, RoundContext, RoundPlan, V
 from orchestrator.planner.better_trees import BetterTrees
 from orchestrator.planner.draft_times import AskTimes
 from orchestrator.planner.source_records import SourceRecords
-from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
 from orchestrator.request.drafter_set import DrafterSet

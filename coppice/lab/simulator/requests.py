@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 
 if TYPE_CHECKING:

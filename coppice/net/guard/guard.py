@@ -57,11 +57,6 @@ class Guard:
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    @property
-    def num_connections(self) -> int:
-        """Clients that are connected."""
-        return len(self._handshakes) + len(self._connections)
-
     def listen(self, address: str) -> int:
         """Bind to `host:port`, and begin to accept; returns the port.
 

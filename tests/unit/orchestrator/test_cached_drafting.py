@@ -11,7 +11,7 @@ import pytest
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree, chain
 from orchestrator.planner.base import UNKNOWN_LOAD, FixedPlanner, RoundContext, RoundPlan, VerifierLoad
-from orchestrator.prefix_cache.cache_drafter import CacheDrafter
+from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.estimates import CachePromise, HitRates
 from orchestrator.prefix_cache.keys import CacheNamespace, TenantKeys
 from orchestrator.prefix_cache.recall import OnRecalled, Recall
