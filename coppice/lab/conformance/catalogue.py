@@ -7,12 +7,11 @@ import pkgutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Concatenate, ParamSpec
+from typing import Any
 
 from coppice.lab.conformance import groups
 from coppice.lab.conformance.deployment import Deployment
 
-Knobs = ParamSpec("Knobs")
 Check = Callable[[Deployment], Awaitable[None]]
 
 
@@ -31,13 +30,7 @@ class Group:
         self.name = name
         self.cases: list[Case] = []
 
-    def add(
-        self,
-        name: str,
-        check: Callable[Concatenate[Deployment, Knobs], Awaitable[None]],
-        *args: Knobs.args,
-        **knobs: Knobs.kwargs,
-    ) -> None:
+    def add(self, name: str, check: Callable[..., Awaitable[None]], *args: Any, **knobs: Any) -> None:
         """Add a check with its further arguments as a case, whose full name begins with the group's."""
         self.cases.append(Case(f"{self.name}/{name}", lambda deployment: check(deployment, *args, **knobs)))
 
