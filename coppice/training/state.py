@@ -1,4 +1,4 @@
-"""Where an unfinished run keeps its state, whole at any time, and that no other run goes on from it."""
+"""The state of an unfinished run, whole at any time, from which no other run may continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that the target has looked at: its own continuations and corpus text, each computed once and kept."""
+"""Text that the target has read: its own continuations and corpus text, each computed once and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target says of every token of a text: the likeliest next ones, and its last hidden states; kept."""
+"""The target's likeliest tokens at every position of the training text, and its last states; computed once and kept."""
 
 from __future__ import annotations
 

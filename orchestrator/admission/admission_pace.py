@@ -1,4 +1,4 @@
-"""How fast requests got through lately: what a request that has to wait may expect."""
+"""Pace at which requests got through lately: what a request that has to wait may expect."""
 
 from __future__ import annotations
 

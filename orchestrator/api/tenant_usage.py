@@ -1,4 +1,4 @@
-"""What each tenant uses, held against what it may, and what no other tenant may meet."""
+"""Usage of each tenant, held against its limits, and its salts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of all requests are worth their rows, and how long a draft is worth waiting for. Pure."""
+"""Formulas of the planner: the nodes that are worth their rows, and the longest wait that a draft is worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round takes, learned from the passes of one verifier: the pass, the time around it, and missed passes."""
+"""The time of a round, learned from the passes of one verifier: the pass, the time around it, and missed passes."""
 
 from __future__ import annotations
 

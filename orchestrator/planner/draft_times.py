@@ -1,4 +1,4 @@
-"""How long drafts take, as drafters and the verifier tell."""
+"""Times of drafts: when drafters were asked for them, and how long they take, the way to the verifier included."""
 
 from __future__ import annotations
 

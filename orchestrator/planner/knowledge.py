@@ -1,4 +1,4 @@
-"""What a planner has learned, as plain data and as bytes: another planner may begin with it."""
+"""Knowledge of a planner as plain data and as bytes, with which another planner may begin."""
 
 from __future__ import annotations
 

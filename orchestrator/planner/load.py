@@ -1,4 +1,4 @@
-"""What the running requests ask of the verifier: the weight of their classes, and prompts to read."""
+"""Load of the running requests: the weight of their latency classes, and prompts that wait to be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes of one verifier: put together from outcomes, whether they ran as planned, and tokens per second."""
+"""Passes of one verifier: put together from outcomes, whether they ran as planned, and tokens per second."""
 
 from __future__ import annotations
 

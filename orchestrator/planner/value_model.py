@@ -1,4 +1,4 @@
-"""What nodes are worth: the drafters' own probabilities, corrected by what the target accepted."""
+"""Values of nodes: the drafters' own probabilities, corrected by what the target accepted; usual gains of drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache expects of its guesses, and of drafts of others: hit rates, match lengths, promised tokens."""
+"""Estimates of the prefix cache: hit rates of guesses, lengths of matches, tokens that drafters usually promise."""
 
 from __future__ import annotations
 

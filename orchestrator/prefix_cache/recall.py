@@ -1,4 +1,4 @@
-"""What one request reads of the prefix cache: when it begins and at the anchors that it passes, never waited for."""
+"""Reads of the prefix cache for one request: when it begins and at the anchors that it passes, never waited for."""
 
 from __future__ import annotations
 

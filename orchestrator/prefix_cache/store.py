@@ -1,4 +1,4 @@
-"""Where remembered values are kept: a protocol, and its forms in the memory of this process. None ever raises."""
+"""Stores of remembered values: a protocol, and its forms in the memory of this process. None ever raises."""
 
 from __future__ import annotations
 

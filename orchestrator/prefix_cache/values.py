@@ -1,4 +1,4 @@
-"""What is remembered: the tokens that followed a context, and the statistics of requests that began alike."""
+"""Values of the prefix cache: the tokens that followed a context, and statistics of requests that began alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client gets to see: text from tokens, and deltas that pile up into one while the client is slow."""
+"""Text and tokens of one output for the client, collected into one delta while the client is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case is, and every case there is: each module of `coppice.lab.conformance.groups` holds one `GROUP`."""
+"""A case, and every case there is: each module of `coppice.lab.conformance.groups` holds one `GROUP`."""
 
 from __future__ import annotations
 
