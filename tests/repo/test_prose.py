@@ -33,3 +33,14 @@ def test_a_document_avoids_them(document: str) -> None:
     lines = (ROOT / document).read_text().splitlines()
     found = [f"{document}:{number}: {line}" for number, line in enumerate(lines, 1) if AVOIDED.search(line)]
     assert not found
+
+
+@pytest.mark.parametrize("page", [page.name for page in PAGES if page.parent.name == "algorithms"])
+def test_a_page_of_an_algorithm_says_where_it_comes_from_where_it_is_and_what_it_gains(page: str) -> None:
+    text = (ROOT / "docs" / "algorithms" / page).read_text()
+    if page == "index.md":
+        others = {path.name for path in PAGES if path.parent.name == "algorithms"} - {page}
+        assert all(f"({other})" in text for other in others)
+        return
+    assert re.findall(r"^\| (source|files|default|status) \|", text, re.M) == ["source", "files", "default", "status"]
+    assert "## What it gains" in text or "## What it costs" in text
