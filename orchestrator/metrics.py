@@ -1,4 +1,4 @@
-"""What operators see of an orchestrator; `docs/metrics.md` lists it. To be read on the event loop."""
+"""Metrics of an orchestrator; `docs/metrics.md` lists them. To be read on the event loop."""
 
 from __future__ import annotations
 

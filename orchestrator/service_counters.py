@@ -1,4 +1,4 @@
-"""What has become of all requests so far: counts that outlive them. Nothing is added up while they run."""
+"""Counts over all requests, which outlive them. Nothing is added up while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recipes of block drafters share: text that the target has looked at, loop, report and checkpoint."""
+"""Shared parts of the block drafters' recipes: text that the target has looked at, loop, report, checkpoint."""
 
 from __future__ import annotations
 

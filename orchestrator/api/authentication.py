@@ -1,4 +1,4 @@
-"""Who calls: bearer tokens, looked at before anything of a call's message is read."""
+"""Authentication of callers by bearer tokens, before anything of a call's message is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which verifier was given which beginnings of prompts, kept in Redis for all orchestrators of the same verifiers.
+"""Beginnings of prompts by verifier, kept in Redis for all orchestrators of the same verifiers.
 
 A hint, as everything there: wrong or missing, it costs the time to compute a prompt's beginning again.
 """

@@ -1,4 +1,4 @@
-"""What a round may spend: how many draft nodes, and how long the verifier may wait for them."""
+"""The plan of a round: its draft nodes at most, and the verifier's wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planners learn of verifiers, kept in Redis: an orchestrator that starts begins with what others have learned."""
+"""Planners' knowledge of verifiers, kept in Redis, with which a new orchestrator begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several sources to ask: the best alone, and each further one whose own tokens are worth its time. Seeded."""
+"""Choice among several sources: the best alone, and each further one whose own tokens are worth its time. Seeded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several sources is best alone, or whether all together are better: each has turns to be asked."""
+"""Comparison of several sources, each alone and all together, in turns."""
 
 from __future__ import annotations
 

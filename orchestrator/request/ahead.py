@@ -1,4 +1,4 @@
-"""What drafters drafted ahead of one round: trees behind its likely outcomes, as one tree for the verifier.
+"""Drafts made ahead of one round: trees after its likely outcomes, as one tree for the verifier.
 
 The verifier gets them at once, under the length that the round starts from, and keeps them beside the round's own
 draft. When the outcome is known, what hangs behind it is there, without a message. Kept here and sent on with the

@@ -1,4 +1,4 @@
-"""What an output has produced, as messages of the public API."""
+"""An output's results as messages of the public API."""
 
 from __future__ import annotations
 
