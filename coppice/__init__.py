@@ -1,4 +1,4 @@
-"""The vocabulary of all three services: trees, wire conversion, sampling parameters, errors, gRPC building.
+"""What the services share, and what surrounds them: client, command line, benchmarks, one-process form.
 
-No torch and no Redis here: the orchestrator imports this package and must stay light.
+Rooms that the orchestrator imports know neither torch nor Redis; pyproject.toml has the import contracts.
 """

@@ -1,1 +1,4 @@
-"""Recipes for the drafters."""
+"""Recipes for the drafters' checkpoints.
+
+For `coppice.cli.train`; serving code never imports this package.
+"""

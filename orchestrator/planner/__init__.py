@@ -1,1 +1,4 @@
-"""The adaptive planner: what passes cost, what drafts are worth, and what follows for the next round."""
+"""The adaptive planner: costs of passes, values of drafts, and the plan of the next round.
+
+For `orchestrator.request` and `orchestrator.app`; `base` is the interface, `adaptive` the planner.
+"""

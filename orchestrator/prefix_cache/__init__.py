@@ -1,4 +1,4 @@
-"""Drafts from memory: what has followed the same tokens before, in this request or in others of its tenant.
+"""Drafts from memory: continuations of the same tokens in this request, or in others of its tenant.
 
-Nothing here is on a round's path, and nothing that goes wrong here can cost more than speed.
+For `orchestrator.request` and `orchestrator.app`. Nothing here is on a round's path, and a failure costs speed alone.
 """

@@ -1,1 +1,4 @@
-"""Recipes for what the verifier runs."""
+"""Recipes for the target, re-draft adapters and early heads.
+
+For `coppice.cli.train`; serving code never imports this package.
+"""
