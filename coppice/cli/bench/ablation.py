@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,16 +17,28 @@ from coppice.core.denoising import MAX_BLOCK_TOKENS, MAX_DENOISING_STEPS
 
 if TYPE_CHECKING:
     from coppice.lab.bench.ablation.in_pass import InPass
-    from coppice.lab.bench.harness.report import Report, Shown
 
 ASYNCHRONOUS, SYNCHRONOUS = "asynchronous", "synchronous"
 DRAFTERS, IN_PASS = "drafters", "in-pass"
 # Prompts, tokens, runs and temperatures of each suite, and with --quick.
 USUAL = {DRAFTERS: (8, 96, 3, [0.0, 0.7, 1.0]), IN_PASS: (4, 128, 2, [0.0, 1.0])}
 QUICK = (2, 24, 1, [0.0, 1.0])
+# What is tried, usually and with --quick: masks of semi-ar drafters; tokens of diffusion blocks and passes over each;
+# most steps of a small LM behind likely outcomes; most tokens of a sequence that drafters read. In the pass: requests
+# at once, with pruning, and nodes of trees that are pruned.
+GRIDS = {
+    DRAFTERS: {
+        "masks": ("2,4", ""),
+        "gammas": ("4,8", ""),
+        "denoising": ("1,2", ""),
+        "ahead": ("2,8,32", ""),
+        "contexts": ("128,512,2048", ""),
+    },
+    IN_PASS: {"batches": ("1,4,16", "1,4"), "trees": ("8,16,32", "8")},
+}
+# A verifier's own limit on a round's nodes is 64.
+MOST = {"gammas": MAX_BLOCK_TOKENS, "denoising": MAX_DENOISING_STEPS, "trees": 64}
 PARTS_IN_PASS = ("drafting", "pruning")
-# A verifier's own limit on a round's nodes.
-MOST_NODES = 64
 # Of plain decoding on two cores, to say beforehand about how long it will take.
 TOKENS_PER_S = 150
 # Room for the sequences of a benchmark; so many verifiers at once cannot each have the usual gibibyte.
@@ -48,9 +59,7 @@ def ablation(
             help="Repeatable, one of a kind. Default: every kind that is in models/; in-pass: one, small-lm.",
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Directory for ablation.json and .png, or in-pass.json and .png.")
-    ] = opt.OUT,
+    out: opt.Out = opt.OUT,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="How many prompts to use. Default: 8; in-pass: 4, batches what they need.")
     ] = None,
@@ -68,27 +77,6 @@ def ablation(
             max=64,
             help="drafters: most nodes of a round's tree, all sources together; the orchestrator's MAX_NODES. "
             "Default: 15, its own.",
-        ),
-    ] = None,
-    masks: Annotated[
-        str | None, typer.Option(metavar="K,K,…", help="drafters: masks of semi-ar drafters to try. Default: 2,4.")
-    ] = None,
-    gammas: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="drafters: tokens of diffusion blocks to try. Default: 4,8.")
-    ] = None,
-    denoising_steps: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="drafters: passes over each of these blocks. Default: 1,2.")
-    ] = None,
-    ahead_steps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,…", help="drafters: most steps of a small LM behind likely outcomes. Default: 2,8,32."
-        ),
-    ] = None,
-    contexts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,…", help="drafters: most tokens of a sequence that they read. Default: 128,512,2048."
         ),
     ] = None,
     rounds: Annotated[
@@ -114,11 +102,15 @@ def ablation(
     early_head: Annotated[
         Path | None, typer.Option(help="in-pass: the early head. Default: the bundled target's.")
     ] = None,
-    batches: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="in-pass: requests at once, with pruning. Default: 1,4,16.")
-    ] = None,
-    tree_sizes: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="in-pass: nodes of trees that are pruned. Default: 8,16,32.")
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N,N,…",
+            help="Repeatable: values to try. Default: "
+            + "; in-pass: ".join(
+                ", ".join(f"{name}={usual}" for name, (usual, _) in grids.items()) for grids in GRIDS.values()
+            ),
+        ),
     ] = None,
     parts: Annotated[
         str | None,
@@ -138,62 +130,66 @@ def ablation(
     speculation off, but where trees are drawn.
     """
     opt.begin(target)
-    theirs = {"--space": space, "--early-head": early_head, "--batches": batches, "--tree-sizes": tree_sizes}
-    ours = {
-        "--nodes": nodes,
-        "--masks": masks,
-        "--gammas": gammas,
-        "--denoising-steps": denoising_steps,
-        "--ahead-steps": ahead_steps,
-        "--contexts": contexts,
-        "--rounds": rounds,
-        "--repetition-penalty": repetition_penalty,
-    }
-    _refuse(suite, theirs if suite == DRAFTERS else ours)
+    ours = {"--nodes": nodes, "--rounds": rounds, "--repetition-penalty": repetition_penalty}
+    _refuse(suite, {"--space": space, "--early-head": early_head} if suite == DRAFTERS else ours)
     usual = QUICK if quick else USUAL[suite]
-    sizes = num_prompts or usual[0], max_tokens or usual[1], runs or usual[2]
+    count, length, num_runs = num_prompts or usual[0], max_tokens or usual[1], runs or usual[2]
     temperatures = opt.choose_temperatures(temperature or usual[3])
-    if suite == IN_PASS:
-        choice = InPassChoice(target, drafter, space, early_head, batches, tree_sizes, parts, quick)
-        report, shown = _measured_in_pass(choice, prompts, sizes, temperatures, seed, threads)
-        finish(report, shown, out)
-        return
-    drafters = _drafters(drafter)
+    grids = _grids(grid, suite, quick)
     form = rounds or ASYNCHRONOUS
     if form not in (ASYNCHRONOUS, SYNCHRONOUS):
         raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {rounds!r}")
-    tried = (
-        opt.numbers(masks or "2,4", "--masks"),
-        opt.numbers(gammas or "4,8", "--gammas", MAX_BLOCK_TOKENS),
-        opt.numbers(denoising_steps or "1,2", "--denoising-steps", MAX_DENOISING_STEPS),
-        opt.numbers(ahead_steps or "2,8,32", "--ahead-steps"),
-        opt.numbers(contexts or "128,512,2048", "--contexts"),
-    )
-    chosen = opt.choose_prompts(prompts, sizes[0], seed)
+    if suite == IN_PASS:
+        what, left_out = _compared(target, drafter, (space, early_head), grids, parts, quick)
+        count = max(count, *what.batch_sizes, 1)
+    else:
+        drafters = _drafters(drafter)
+    chosen = opt.choose_prompts(prompts, count, seed)
 
-    from coppice.lab.bench.ablation.drafters import PARTS, SHOWN, AblationSuite, Grids, make_groups
+    from coppice.lab.bench.ablation import drafters as of_drafters
+    from coppice.lab.bench.ablation import in_pass
     from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.services import measure_on
     from orchestrator.config import Config
 
-    most = nodes or Config.model_fields["max_nodes"].default
-    chosen_parts, grids = opt.choose_parts(parts, PARTS), Grids() if quick else Grids(*tried)
-    groups = make_groups(drafters, temperatures, most, grids, chosen_parts, synchronous=form == SYNCHRONOUS)
+    setup = opt.setup(target, chosen, Plan(num_runs, length, temperatures, seed, repetition_penalty or 1.0), threads)
+    if suite == IN_PASS:
+        alone = min(num_prompts or usual[0], len(chosen))
+        measured = in_pass.InPassSuite(setup, what, in_pass.make_groups(what, temperatures), alone, left_out)
+        total = measured.num_requests
+        minutes = total * length / TOKENS_PER_S / 60
+        typer.echo(f"{total} completions: {minutes:.0f} minutes at {TOKENS_PER_S} tokens/s, and the start", err=True)
+        spec = TopologySpec(str(target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
+        report = run_or_exit(measure_on(spec, measured.start, measured.run))
+        finish(report, in_pass.shown(report), out)
+        return
+    most, chosen_parts = nodes or Config.model_fields["max_nodes"].default, opt.choose_parts(parts, of_drafters.PARTS)
+    groups = of_drafters.make_groups(
+        drafters, temperatures, most, of_drafters.Grids(**grids), chosen_parts, synchronous=form == SYNCHRONOUS
+    )
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
-    plan = Plan(sizes[2], sizes[1], temperatures, seed, repetition_penalty or 1.0)
-    measured = AblationSuite(opt.setup(target, chosen, plan, threads), drafters, groups, most, form)
+    ablated = of_drafters.AblationSuite(setup, drafters, groups, most, form)
     spec = TopologySpec(str(target), (), threads=threads)
-    finish(run_or_exit(measure_on(spec, measured.start, measured.run)), SHOWN, out)
+    finish(run_or_exit(measure_on(spec, ablated.start, ablated.run)), of_drafters.SHOWN, out)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:
     """Raises typer.BadParameter where there is no such suite, or an option is one of another suite's."""
-    if suite not in (DRAFTERS, IN_PASS):
+    if suite not in GRIDS:
         raise typer.BadParameter(f"--suite: must be {DRAFTERS} or {IN_PASS}, got {suite!r}")
     for option, value in others.items():
         if value is not None:
             raise typer.BadParameter(f"{option}: means nothing to --suite {suite}")
+
+
+def _grids(texts: list[str] | None, suite: str, quick: bool) -> dict[str, tuple[int, ...]]:
+    """Values to try by name; raises typer.BadParameter where the suite has no such grid, or a value is none."""
+    given = dict(text.partition("=")[::2] for text in texts or ())
+    if unknown := sorted(given.keys() - GRIDS[suite].keys()):
+        raise typer.BadParameter(f"--grid: must be of {', '.join(GRIDS[suite])}, got {', '.join(unknown)}")
+    values = {name: given.get(name, usual[quick]) for name, usual in GRIDS[suite].items()}
+    return {name: opt.numbers(text, f"--grid {name}", MOST.get(name)) for name, text in values.items()}
 
 
 def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
@@ -212,88 +208,40 @@ def _drafters(texts: list[str] | None) -> tuple[DrafterSpec, ...]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class InPassChoice:
-    """What the command line says of the models, trees and batches of --suite in-pass; None leaves it to the suite."""
+def _compared(
+    target: Path,
+    drafters: list[str] | None,
+    checkpoints: tuple[Path | None, Path | None],
+    grids: Mapping[str, tuple[int, ...]],
+    parts: str | None,
+    quick: bool,
+) -> tuple[InPass, tuple[str, ...]]:
+    """What --suite in-pass compares, and what is left out and why; `checkpoints` are those of adapter and head.
 
-    target: Path
-    drafter: list[str] | None
-    space: Path | None
-    early_head: Path | None
-    batches: str | None
-    tree_sizes: str | None
-    parts: str | None
-    quick: bool
+    Raises typer.BadParameter where an option makes no sense, or there is nothing to compare.
+    """
+    from coppice.lab.bench.ablation.in_pass import GROUPS_TRIED, MASKS_TRIED, InPass
 
-    def compared(self) -> tuple[InPass, tuple[str, ...]]:
-        """What there is to compare, and what is left out and why.
-
-        Raises:
-            typer.BadParameter: an option makes no sense, or there is nothing to compare.
-        """
-        from coppice.lab.bench.ablation.in_pass import GROUPS_TRIED, MASKS_TRIED, InPass
-
-        texts = self.drafter or [DEFAULT_KIND]
-        if len(texts) > 1:
-            raise typer.BadParameter("--drafter: --suite in-pass takes one")
-        drafter = opt.drafter_spec(texts[0])
-        opt.require_checkpoint(Path(drafter.model), "--drafter")
-        batches = opt.numbers(self.batches or ("1,4" if self.quick else "1,4,16"), "--batches")
-        trees = opt.numbers(self.tree_sizes or ("8" if self.quick else "8,16,32"), "--tree-sizes")
-        if max(trees) > MOST_NODES:
-            raise typer.BadParameter(f"--tree-sizes: a round has at most {MOST_NODES} nodes, got {max(trees)}")
-        space, num_masks = _space(self.space)
-        head, missing = _early_head(self.early_head, self.target)
-        left_out = [missing] if missing else []
-        if not space:
-            left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
-        if not space and not head:
-            raise typer.BadParameter(" ".join(["nothing to compare.", *left_out]))
-        parts = opt.choose_parts(self.parts, PARTS_IN_PASS)
-        drafting, pruning = (part in parts for part in PARTS_IN_PASS)
-        if not (drafting or (pruning and head)):
-            raise typer.BadParameter(" ".join(["--parts: nothing to compare.", *left_out]))
-        masks, groups = ((min(3, num_masks),), (1,)) if self.quick else (MASKS_TRIED, GROUPS_TRIED)
-        if unknown := [count for count in masks if space and count > num_masks]:
-            left_out.append(f"k={', '.join(map(str, unknown))} are left out: the adapter has {num_masks} masks.")
-        prunes = pruning and bool(head)
-        sizes = (trees, batches) if prunes else ((), ())
-        what = InPass(drafter, space, num_masks, head if prunes else "", masks, groups, *sizes, drafting=drafting)
-        return what, tuple(left_out)
-
-
-def _measured_in_pass(
-    choice: InPassChoice,
-    prompts: Path | None,
-    sizes: tuple[int, int, int],
-    temperatures: tuple[float, ...],
-    seed: int,
-    threads: int,
-) -> tuple[Report, Shown]:
-    """The report, and how it is shown; `sizes` are prompts, tokens and runs."""
-    what, left_out = choice.compared()
-    count, length, num_runs = sizes
-    chosen = opt.choose_prompts(prompts, max(count, *what.batch_sizes, 1), seed)
-
-    from coppice.lab.bench.ablation.groups import num_requests
-    from coppice.lab.bench.ablation.in_pass import InPassSuite, make_groups, shown
-    from coppice.lab.bench.ablation.variants import variants_of
-    from coppice.lab.bench.comparison import Plan
-    from coppice.lab.bench.services import measure_on
-
-    groups = make_groups(what, temperatures)
-    setup = opt.setup(choice.target, chosen, Plan(num_runs, length, temperatures, seed), threads)
-    suite = InPassSuite(setup, what, groups, min(count, len(chosen)), left_out)
-    total = num_requests(groups, suite.num_prompts, num_runs)
-    num_verifiers = len({one.verifier for one in variants_of(groups)})
-    typer.echo(
-        f"{total} completions of {length} tokens with {num_verifiers} verifiers: "
-        f"{total * length / TOKENS_PER_S / 60:.0f} minutes at {TOKENS_PER_S} tokens/s, and their start",
-        err=True,
-    )
-    spec = TopologySpec(str(choice.target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
-    report = run_or_exit(measure_on(spec, suite.start, suite.run))
-    return report, shown(report)
+    texts = drafters or [DEFAULT_KIND]
+    if len(texts) > 1:
+        raise typer.BadParameter("--drafter: --suite in-pass takes one")
+    drafter = opt.drafter_spec(texts[0])
+    opt.require_checkpoint(Path(drafter.model), "--drafter")
+    space, num_masks = _space(checkpoints[0])
+    head, missing = _early_head(checkpoints[1], target)
+    left_out = [missing] if missing else []
+    if not space:
+        left_out.append("The target's own drafts are left out: no adapter (coppice train space, --space).")
+    drafting, pruning = (part in opt.choose_parts(parts, PARTS_IN_PASS) for part in PARTS_IN_PASS)
+    prunes = pruning and bool(head)
+    if not (space or head) or not (drafting or prunes):
+        raise typer.BadParameter(" ".join(["--parts: nothing to compare.", *left_out]))
+    masks, groups = ((min(3, num_masks),), (1,)) if quick else (MASKS_TRIED, GROUPS_TRIED)
+    if unknown := [count for count in masks if space and count > num_masks]:
+        left_out.append(f"k={', '.join(map(str, unknown))} are left out: the adapter has {num_masks} masks.")
+    sizes = (grids["trees"], grids["batches"]) if prunes else ((), ())
+    what = InPass(drafter, space, num_masks, head if prunes else "", masks, groups, *sizes, drafting=drafting)
+    return what, tuple(left_out)
 
 
 def _space(directory: Path | None) -> tuple[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +15,6 @@ from coppice.cli.topology import DEFAULT_KIND, DrafterSpec, TopologySpec
 if TYPE_CHECKING:
     from coppice.lab.bench.forms import Form
 
-MAX_NODES_VARIABLE = "MAX_NODES"
-MAX_SWEPT_NODES = 1024
 NO_DELAY = "0"
 
 
@@ -35,9 +31,6 @@ def latency(
     temperature: opt.Temperatures = None,
     threads: Threads = 0,
     seed: opt.Seed = 0,
-    sweep_nodes: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Measure speculation with these node budgets as well.")
-    ] = "",
     forms: Annotated[
         str,
         typer.Option(
@@ -58,7 +51,6 @@ def latency(
     small_lm = _small_lm_directory(drafter)
     opt.begin(target)
     opt.require_checkpoint(small_lm, "--drafter")
-    budgets = opt.numbers(sweep_nodes, "--sweep-nodes", MAX_SWEPT_NODES)
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
     temperatures = opt.choose_temperatures(temperature)
     chosen_forms = _forms(forms, delays)
@@ -71,7 +63,7 @@ def latency(
 
     spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
     setup = opt.setup(target, chosen, Plan(runs, max_tokens, temperatures, seed), threads)
-    suite = LatencySuite(setup, small_lm, _allow_nodes(budgets), budgets)
+    suite = LatencySuite(setup, small_lm)
     if chosen_forms:
         report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
         draw(report, form_panels(report), out / "forms.png")
@@ -93,20 +85,6 @@ def _forms(names: str, delays: str) -> tuple[Form, ...]:
         return parse_forms(names, delays)
     except BenchmarkError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def _allow_nodes(budgets: Sequence[int]) -> int | None:
-    """Let the services, which inherit our environment, take the largest budget that is swept.
-
-    Returns the budget that requests without one had until then, or None where nothing has changed.
-    """
-    from orchestrator.config import Config
-
-    limit = int(os.environ.get(MAX_NODES_VARIABLE, Config.model_fields["max_nodes"].default))
-    if max(budgets, default=0) <= limit:
-        return None
-    os.environ[MAX_NODES_VARIABLE] = str(max(budgets))
-    return limit
 
 
 def _small_lm_directory(drafter: str) -> Path:

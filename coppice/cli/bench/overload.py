@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.services import finish, measure_or_exit
+from coppice.cli.bench.services import finish, measure_or_exit, run_or_exit
 from coppice.cli.options import Threads
 from coppice.cli.topology import LOCAL, TopologySpec
 
@@ -60,26 +60,26 @@ def overload(
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
     from coppice.lab.bench.load.figures import Targets
-    from coppice.lab.bench.overload import SHOWN, AloneSuite, OverloadPlan, OverloadSuite, Sizes, Visitors
+    from coppice.lab.bench.overload import SHOWN, OverloadPlan, OverloadSuite, Visitors
+    from coppice.lab.bench.services import measure_on, start_all
 
-    plan = OverloadPlan(loads, runs, duration, recovery, concurrency, Visitors(leaving, slow))
-    sizes = Sizes(target, tuple(chosen), shortest, longest, seed)
+    visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
+    sizes = (shortest, longest, seed)
+    plan = OverloadPlan(loads, runs, duration, recovery, concurrency, visitors, *sizes, targets)
+    suite = OverloadSuite(target, tuple(chosen), plan, opt.num_threads(threads))
     spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
     alone_ms = None
     if max_token_ms is None:
-        alone_ms = float(measure_or_exit(AloneSuite(sizes, duration / 2), spec)["token_ms"])
+        alone_ms = run_or_exit(measure_on(spec, start_all, suite.alone))
         max_token_ms = round(token_ratio * alone_ms, 3)
         typer.echo(f"a request alone takes {alone_ms:g} ms per token; bound: {max_token_ms:g} ms")
     port = _free_port()
-    suite = OverloadSuite(
-        sizes,
-        plan,
-        opt.num_threads(threads),
-        max_token_ms,
-        max_queue_wait_s,
-        alone_ms,
-        f"http://{LOCAL}:{port}/metrics",
-        Targets(ttft_ms / 1000, tpot_ms / 1000),
+    suite = replace(
+        suite,
+        max_token_ms=max_token_ms,
+        max_queue_wait_s=max_queue_wait_s,
+        alone_token_ms=alone_ms,
+        metrics_url=f"http://{LOCAL}:{port}/metrics",
     )
     bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
     settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())

@@ -13,15 +13,7 @@ from typing import Any, TypeAlias
 from coppice.lab.bench import figures
 from coppice.lab.bench.client import OFF, ON, TRANSFORMERS, Answer, Batch, Contender, Task
 from coppice.lab.bench.figures import LOOPING_SHARE, Figure
-from coppice.lab.bench.harness.experiment import (
-    BenchmarkError,
-    Experiment,
-    Samples,
-    over,
-    quotient,
-    rounded,
-    spread,
-)
+from coppice.lab.bench.harness.experiment import BenchmarkError, Experiment, Samples, over, quotient, rounded, spread
 from coppice.lab.bench.harness.report import Row, shown_path
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
 

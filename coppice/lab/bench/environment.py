@@ -73,11 +73,7 @@ def _git(root: Path, *arguments: str) -> str | None:
         return None
     try:
         done = subprocess.run(
-            [git, "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=GIT_TIMEOUT_S,
+            [git, "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return None

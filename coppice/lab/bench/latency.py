@@ -27,7 +27,7 @@ from coppice.lab.bench.client import (
 from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.forms import Form, form_ratios, form_remarks
-from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, Ratios, Samples, at_temperature, known, progress
+from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
 from coppice.lab.bench.harness.tables import Table
@@ -115,9 +115,6 @@ class LatencySuite:
 
     setup: Setup
     small_lm: Path
-    # Node budget of plain `coppice-on`; None leaves it to the server.
-    default_nodes: int | None = None
-    sweep_nodes: tuple[int, ...] = ()
     # Where further forms of the deployment are served.
     forms: Mapping[Form, str] = field(default_factory=dict)
 
@@ -134,27 +131,17 @@ class LatencySuite:
         async with contextlib.AsyncExitStack() as stack:
             client = await connected(stack, address)
             info = await model_info(client)
-            if too_many := [nodes for nodes in self.sweep_nodes if nodes > info.max_nodes]:
-                # It would be cut to the limit, and the row would carry the wrong name.
-                raise BenchmarkError(
-                    f"--sweep-nodes: {too_many[0]} is above the server's limit of {info.max_nodes} nodes"
-                )
             own = (getattr(model.config, "max_position_embeddings", None) for model in (target, small_lm))
             context = min(filter(None, (info.max_context_tokens, *own)))
             prompt_ids, num_cut = self.setup.encoded(context)
-            forced = Mode.MODE_FORCED
-            policies = [
-                Policy(OFF, Mode.MODE_OFF),
-                Policy(ON, forced, self.default_nodes),
-                *(Policy(f"{ON} nodes={nodes}", forced, nodes) for nodes in self.sweep_nodes),
-            ]
             contenders: list[Contender] = [
                 Generate(target, threads),
                 Generate(target, threads, small_lm),
-                *(Server(client, policy) for policy in policies),
+                Server(client, Policy(OFF, Mode.MODE_OFF)),
+                Server(client, Policy(ON, Mode.MODE_FORCED)),
             ]
             for form, at in self.forms.items():
-                policy = Policy(form.name, form.mode, self.default_nodes, setting=form.setting)
+                policy = Policy(form.name, form.mode, setting=form.setting)
                 contenders.append(Server(await connected(stack, at), policy))
             batches = [range(at, at + 1) for at in range(len(prompt_ids))]
             total = len(contenders) * len(batches) * len(plan.temperatures) * plan.num_runs
@@ -212,18 +199,20 @@ SHOWN = Shown(
         Panel(
             "One stream: median of runs, from min to max",
             bars,
-            x="{contender}",
-            y="tokens_per_s",
-            series="T={temperature:g}",
-            ylabel="tokens/s",
+            "{contender}",
+            "tokens_per_s",
+            "T={temperature:g}",
+            "",
+            "tokens/s",
         ),
         Panel(
             "Rounds that accepted this deep, of those drafted so deep",
             depths,
-            y="acceptance_by_depth",
-            series="{name}",
-            xlabel="depth in the tree",
-            ylabel="share of rounds",
+            "",
+            "acceptance_by_depth",
+            "{name}",
+            "depth in the tree",
+            "share of rounds",
         ),
     ),
     line="{num_prompts} prompts x {max_tokens} tokens x {num_runs} runs, {threads} threads. "

@@ -18,31 +18,21 @@ from matplotlib.axes import Axes
 
 from coppice.client import Client
 from coppice.completion import Timing
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.frozen_heap import frozen_heap
 from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Mode, Policy, Window, model_info
 from coppice.lab.bench.counters import Counters, read_counters
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress
+from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress, quotient
 from coppice.lab.bench.harness.plots import Panel, stacked
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
+from coppice.lab.bench.load import suite as load_suite
 from coppice.lab.bench.load.figures import Targets, num_good
 from coppice.lab.bench.load.loads import DRAIN_S, Arrival, ClosedLoad, open_loop, poisson_arrivals
-from coppice.lab.bench.load.suite import (
-    OFF,
-    PLANNER,
-    References,
-    counts,
-    lag_ms,
-    late_remarks,
-    percentiles,
-    reference_outputs,
-    require_completed,
-)
+from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
 from coppice.lab.bench.load.workload import Workload, lognormal_length
-from coppice.lab.bench.prompts import Prompt, fit_context
+from coppice.lab.bench.prompts import Prompt, encoded_prompts
 
 RATIO_NOTE = (
     "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
@@ -65,106 +55,57 @@ class Visitors:
     leaving: float = 0.05
     slow: float = 0.05
 
-    def manner(self, rng: random.Random) -> Manner:
-        """What the next client is like."""
-        chance = rng.random()
-        if chance < self.leaving:
-            return Manner(leave_after_s=rng.uniform(0.0, LEAVE_WITHIN_S))
-        return Manner(pause_s=SLOW_PAUSE_S) if chance < self.leaving + self.slow else ATTENTIVE
+    def arrivals(self, rate_per_s: float, begin_s: float, duration_s: float, seed: str) -> list[Arrival]:
+        """Poisson arrivals of such clients for so long from `begin_s` on."""
+        rng = random.Random(f"{seed} manners")
 
+        def manner() -> Manner:
+            chance = rng.random()
+            if chance < self.leaving:
+                return Manner(leave_after_s=rng.uniform(0.0, LEAVE_WITHIN_S))
+            return Manner(pause_s=SLOW_PAUSE_S) if chance < self.leaving + self.slow else ATTENTIVE
 
-def visits(visitors: Visitors, rate_per_s: float, begin_s: float, duration_s: float, seed: str) -> list[Arrival]:
-    """Poisson arrivals of such clients for so long from `begin_s` on."""
-    rng = random.Random(f"{seed} manners")
-    return [
-        replace(arrival, at_s=begin_s + arrival.at_s, manner=visitors.manner(rng))
-        for arrival in poisson_arrivals(rate_per_s, duration_s, seed)
-    ]
+        arrivals = poisson_arrivals(rate_per_s, duration_s, seed)
+        return [replace(one, at_s=begin_s + one.at_s, manner=manner()) for one in arrivals]
 
 
 # A shorter prompt says too little to go on with.
 MIN_PROMPT_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Prompts in a target's tokens, and how long outputs are."""
-
-    target: Path
-    prompts: tuple[Prompt, ...]
-    min_tokens: int = 16
-    max_tokens: int = 128
-    seed: int = 0
-
-    def workload(self, max_context_tokens: int) -> Workload:
-        """Requests that fit the context: each prompt is the end of one that was given.
-
-        Raises:
-            BenchmarkError: outputs leave no room for a prompt.
-        """
-        if self.max_tokens + MIN_PROMPT_TOKENS > max_context_tokens:
-            raise BenchmarkError(
-                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
-            )
-        tokenizer = TargetTokenizer(load_tokenizer_json(self.target))
-        encoded = [tokenizer.encode(prompt.text) for prompt in self.prompts]
-        fitting, _ = fit_context(encoded, self.max_tokens, max_context_tokens)
-        longest = max(map(len, fitting))
-        rng = random.Random(self.seed)
-        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
-        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
-        return Workload(cut, self.min_tokens, self.max_tokens, 0.0, self.seed, lognormal=True)
-
-
 INTERVAL_S = 0.2
 RUNNING = "coppice_orchestrator_num_requests_running"
 WAITING = "coppice_orchestrator_num_requests_waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """Outputs that run and that wait."""
+@contextlib.asynccontextmanager
+async def watching(url: str | None) -> AsyncIterator[list[tuple[int, int]]]:
+    """Outputs that run and that wait, seen every 200 ms while the context is open; without a URL nothing is.
 
-    num_running: int
-    num_waiting: int
+    Raises:
+        BenchmarkError: the metrics cannot be had, or are those of something else.
+    """
+    seen: list[tuple[int, int]] = []
 
-
-@dataclass(frozen=True)
-class CrowdWatch:
-    """The metrics at a URL; without one nothing is looked at."""
-
-    url: str | None
-
-    @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[list[Crowd]]:
-        """What is seen every 200 ms while the context is open, in order.
-
-        Raises:
-            BenchmarkError: the metrics cannot be had, or are those of something else.
-        """
-        seen: list[Crowd] = []
-        task = asyncio.create_task(self._watch(seen))
-        try:
-            yield seen
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-        if not task.cancelled() and (error := task.exception()):
-            raise error
-
-    async def _watch(self, seen: list[Crowd]) -> None:
-        while self.url is not None:
-            found = await asyncio.to_thread(read_counters, self.url, (RUNNING, WAITING), "the orchestrator")
-            if not found:
-                raise BenchmarkError(f"no metrics of an orchestrator at {self.url}")
-            counted = Counters(found)
-            seen.append(Crowd(int(counted.total(RUNNING)), int(counted.total(WAITING))))
+    async def watch() -> None:
+        while url is not None:
+            counted = Counters(await asyncio.to_thread(read_counters, url, (RUNNING, WAITING), "the orchestrator"))
+            if not counted.values:
+                raise BenchmarkError(f"no metrics of an orchestrator at {url}")
+            seen.append((int(counted.total(RUNNING)), int(counted.total(WAITING))))
             await asyncio.sleep(INTERVAL_S)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()):
+        raise error
 
 
 # What the server itself chooses is what its users get.
-POLICY = Policy(PLANNER, Mode.MODE_AUTO)
-# The load beside which all others are looked at, as a share of saturation.
+POLICY = Policy(load_suite.PLANNER, Mode.MODE_AUTO)
+# The load with which all others are compared, as a share of saturation.
 CALM = 0.7
 # It lasts longer: its percentiles are in every ratio.
 CALM_WINDOWS = 2
@@ -174,7 +115,7 @@ CALM_WINDOWS = 2
 class OverloadPlan:
     """What is measured: `num_runs` times the calm load, then each of `factors` times saturation for `duration_s`.
 
-    After each overload the calm load goes on for `recovery_s`.
+    After each overload the calm load goes on for `recovery_s`. Outputs have lognormal lengths within the bounds.
     """
 
     factors: tuple[float, ...] = (1.0, 2.0, 4.0)
@@ -184,6 +125,27 @@ class OverloadPlan:
     # Requests at once that find out what saturates the server.
     concurrency: int = 32
     visitors: Visitors = field(default_factory=Visitors)
+    min_tokens: int = 16
+    max_tokens: int = 128
+    seed: int = 0
+    targets: Targets = field(default_factory=Targets)
+
+    def workload(self, target: Path, prompts: Sequence[Prompt], max_context_tokens: int) -> Workload:
+        """Requests that fit the context: each prompt is the end of one that was given.
+
+        Raises:
+            BenchmarkError: outputs leave no room for a prompt.
+        """
+        if self.max_tokens + MIN_PROMPT_TOKENS > max_context_tokens:
+            raise BenchmarkError(
+                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
+            )
+        fitting, _ = encoded_prompts(target, prompts, self.max_tokens, max_context_tokens)
+        longest = max(map(len, fitting))
+        rng = random.Random(self.seed)
+        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
+        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
+        return Workload(cut, self.min_tokens, self.max_tokens, 0.0, self.seed, lognormal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +156,8 @@ class OverloadSample:
     run: int
     end_s: float
     answers: tuple[Answer, ...]
-    crowds: tuple[Crowd, ...]
+    # Outputs that ran and that waited.
+    crowds: tuple[tuple[int, int], ...]
 
     @property
     def during(self) -> list[Answer]:
@@ -204,67 +167,8 @@ class OverloadSample:
     @property
     def after(self) -> list[Answer]:
         """Of those that came when it was over, in order."""
-        return sorted(
-            (answer for answer in self.answers if answer.intended_s >= self.end_s), key=lambda one: one.intended_s
-        )
-
-
-async def saturating_rate(client: Client, workload: Workload, plan: OverloadPlan) -> float:
-    """Requests per second that the server does with so many at once.
-
-    Raises:
-        BenchmarkError: it did none.
-    """
-    window = Window(client, POLICY)
-    span = await ClosedLoad(plan.concurrency, plan.duration_s).drive(window, workload, 0)
-    rate_per_s = load_figures.tokens_per_s(window.answers(), span) / workload.mean_tokens
-    if not rate_per_s:
-        error = next((answer.error for answer in window.answers() if answer.error), f"within {plan.duration_s:g} s")
-        raise BenchmarkError(f"no token came with {plan.concurrency} requests at once: {error}")
-    return rate_per_s
-
-
-async def measure_overload(
-    client: Client,
-    workload: Workload,
-    plan: OverloadPlan,
-    rate_per_s: float,
-    watch: CrowdWatch,
-    on_sample: Callable[[], None] = lambda: None,
-) -> Samples[OverloadSample]:
-    """Every load in every run, the calm one first; `rate_per_s` is what saturates the server.
-
-    Raises:
-        BenchmarkError: requests failed, and none was completed, or the metrics could not be had.
-    """
-    taken = []
-    for run in range(plan.num_runs):
-        for factor in (CALM, *plan.factors):
-            taken.append(await _measure(client, workload, plan, rate_per_s, watch, factor, run))
-            on_sample()
-    return Samples(taken)
-
-
-async def _measure(
-    client: Client,
-    workload: Workload,
-    plan: OverloadPlan,
-    rate_per_s: float,
-    watch: CrowdWatch,
-    factor: float,
-    run: int,
-) -> OverloadSample:
-    seed, visitors = f"{workload.seed} {factor:g} {run}", plan.visitors
-    end_s = plan.duration_s * (CALM_WINDOWS if factor == CALM else 1)
-    arrivals = visits(visitors, factor * rate_per_s, 0.0, end_s, seed)
-    if factor != CALM:
-        arrivals += visits(visitors, CALM * rate_per_s, end_s, plan.recovery_s, f"{seed} after")
-    window = Window(client, POLICY)
-    async with watch.watching() as crowds:
-        await open_loop(window, workload, arrivals, DRAIN_S)
-    answers = window.answers()
-    require_completed(answers, f"x{factor:g}")
-    return OverloadSample(factor, run, end_s, answers, tuple(crowds))
+        late = (answer for answer in self.answers if answer.intended_s >= self.end_s)
+        return sorted(late, key=lambda one: one.intended_s)
 
 
 # So many requests in a row as quick as those of the calm load are no luck, when they are among so many that come: a
@@ -325,43 +229,29 @@ PARTS = ("door", "before_verifier", "verifier_queue", "other_passes", "first_pas
 def slowest(samples: Samples[OverloadSample]) -> list[Row]:
     """One object for each of the slowest first tokens of a load, the slowest first; all of its samples are given.
 
-    When they came says whether they had one cause: `at_s` is the intended arrival in its run.
+    When they came says whether they had one cause: `at_s` is the intended arrival in its run. The parts, in
+    milliseconds, are together the time to the first token.
     """
-    found = [(answer, sample.run) for sample in samples for answer in accepted([sample]) if answer.ttft_s is not None]
-    found.sort(key=lambda one: -(one[0].ttft_s or 0.0))
-    return [
-        {
+    found = [
+        (one.ttft_s, one, sample.run) for sample in samples for one in accepted([sample]) if one.ttft_s is not None
+    ]
+    found.sort(key=lambda one: -one[0])
+    rows = []
+    for ttft_s, answer, run in found[: math.ceil(SHARE * len(found))]:
+        timing = answer.completion.timing if answer.completion is not None else Timing()
+        before = timing.ttft_ms - timing.queue_ms - timing.prompt_ms
+        queue, other = timing.queue_ms - timing.door_ms, timing.prompt_ms - timing.first_pass_ms
+        parts = timing.door_ms, before, queue, other, timing.first_pass_ms, 1000 * ttft_s - timing.ttft_ms
+        row = {
             "name": f"x{samples[0].factor:g}",
             "run": run,
             "at_s": round(answer.intended_s, 3),
             "prompt_tokens": len(answer.task.prompt_ids),
-            "ttft_ms": round(1000 * (answer.ttft_s or 0.0), 1),
-            **{f"{part}_ms": round(value, 1) for part, value in parts(answer).items()},
+            "ttft_ms": round(1000 * ttft_s, 1),
+            **{f"{part}_ms": round(value, 1) for part, value in zip(PARTS, parts, strict=True)},
         }
-        for answer, run in found[: math.ceil(SHARE * len(found))]
-    ]
-
-
-def parts(answer: Answer) -> dict[str, float]:
-    """PARTS of the time to an answer's first token, in milliseconds; together they are that time."""
-    timing = answer.completion.timing if answer.completion is not None else Timing()
-    return dict(
-        zip(
-            PARTS,
-            (
-                timing.door_ms,
-                timing.ttft_ms - timing.queue_ms - timing.prompt_ms,
-                timing.queue_ms - timing.door_ms,
-                timing.prompt_ms - timing.first_pass_ms,
-                timing.first_pass_ms,
-                1000 * (answer.ttft_s or 0.0) - timing.ttft_ms,
-            ),
-            strict=True,
-        )
-    )
-
-
-PERCENTS = (50, 90, 99)
+        rows.append(row)
+    return rows
 
 
 def overload_rows(samples: Samples[OverloadSample], targets: Targets, references: References) -> list[Row]:
@@ -395,7 +285,7 @@ def problems(result: Sequence[Row]) -> list[str]:
 def overload_remarks(result: Sequence[Row]) -> list[str]:
     """What has to be said with the figures."""
     cut = [row for row in result if row["num_cut"]]
-    return late_remarks(result) + [
+    return load_suite.late_remarks(result) + [
         f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut
     ]
 
@@ -418,11 +308,11 @@ def _row(group: Samples[OverloadSample], targets: Targets, references: Reference
         "num_measured": len(taken),
     }
     for name, figure in LATENCIES.items():
-        found |= percentiles(name, map(figure, taken), PERCENTS)
+        found |= percentiles(name, map(figure, taken), (50, 90, 99))
     return {
         **found,
-        "most_waiting": max((crowd.num_waiting for crowd in crowds), default=None),
-        "most_running": max((crowd.num_running for crowd in crowds), default=None),
+        "most_waiting": max((waiting for _, waiting in crowds), default=None),
+        "most_running": max((running for running, _ in crowds), default=None),
         **counts(answers, references),
         "lag_ms_p99": lag_ms(during),
         "num_refused_without_delay": sum(one.retry_after_s is None for one in answers if one.fate is Fate.REFUSED),
@@ -438,9 +328,9 @@ def _ratios(samples: Samples[OverloadSample], targets: Targets) -> dict[str, flo
         for kind in LATENCIES:
             suffix = "" if kind == "token" else f".{kind}"
             for percent in (50, 99):
-                mine, theirs = (latency(accepted(one), kind, percent) for one in (group, calm))
-                if mine is not None and theirs:
-                    found[f"overload.p{percent}.{name}/x{CALM:g}{suffix}"] = round(mine / theirs, 4)
+                ratio = quotient(*(latency(accepted(one), kind, percent) for one in (group, calm)))
+                if ratio is not None:
+                    found[f"overload.p{percent}.{name}/x{CALM:g}{suffix}"] = round(ratio, 4)
         found[f"overload.recovery_s.{name}"] = round(max(_recoveries(group, calm)), 3)
         if calm_good := _goodput(calm, targets):
             found[f"overload.goodput.{name}/x{CALM:g}"] = round(_goodput(group, targets) / calm_good, 4)
@@ -467,46 +357,37 @@ def by_load(samples: Samples[OverloadSample]) -> list[Samples[OverloadSample]]:
 
 
 @dataclass(frozen=True, slots=True)
-class AloneSuite:
-    """One request at a time, for `duration_s` after the first."""
+class OverloadSuite:
+    """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
 
-    sizes: Sizes
-    duration_s: float
+    target: Path
+    prompts: tuple[Prompt, ...]
+    plan: OverloadPlan
+    threads: int = 0
+    max_token_ms: float = 0.0
+    max_queue_wait_s: float = 0.0
+    # What one request alone took on this machine, where that gave the bound.
+    alone_token_ms: float | None = None
+    # Of the orchestrator; without it, nobody sees how many wait.
+    metrics_url: str | None = None
 
-    async def run(self, address: str) -> Report:
-        """The median time per token, milliseconds, and of how many requests it is.
+    async def alone(self, address: str) -> float:
+        """The median milliseconds per token of one request at a time, for half a window after the first.
 
         Raises:
             BenchmarkError: the server failed, or no request ended.
         """
         async with Client(address) as client:
-            info = await model_info(client)
-            window = Window(client, POLICY)
-            load = ClosedLoad(1, self.duration_s)
-            span = await load.drive(window, self.sizes.workload(info.max_context_tokens), 0)
+            workload = await self._workload(client)
+            window, duration_s = Window(client, POLICY), self.plan.duration_s / 2
+            span = await ClosedLoad(1, duration_s).drive(window, workload, 0)
         # The first was the warm-up.
         ended = [one for one in window.answers() if one.fate is Fate.COMPLETED and one.ended_s in span]
         token_s = latency(ended, "token", 50)
         if token_s is None:
-            why = next((one.error for one in window.answers() if one.error), f"within {self.duration_s:g} s")
+            why = next((one.error for one in window.answers() if one.error), f"within {duration_s:g} s")
             raise BenchmarkError(f"no request alone was completed: {why}")
-        return {"token_ms": round(1000 * token_s, 3), "num_requests": len(ended)}
-
-
-@dataclass(frozen=True, slots=True)
-class OverloadSuite:
-    """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
-
-    sizes: Sizes
-    plan: OverloadPlan
-    threads: int
-    max_token_ms: float
-    max_queue_wait_s: float
-    # What one request alone took on this machine, where that gave the bound.
-    alone_token_ms: float | None = None
-    # Of the orchestrator; without it, nobody sees how many wait.
-    metrics_url: str | None = None
-    targets: Targets = field(default_factory=Targets)
+        return round(1000 * token_s, 3)
 
     async def run(self, address: str) -> Report:
         """Measure and return the report.
@@ -514,26 +395,26 @@ class OverloadSuite:
         Raises:
             BenchmarkError: the server failed.
         """
-        machine = describe_machine()
+        machine, plan, taken = describe_machine(), self.plan, []
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
-            return await self._measured(address, machine)
-
-    async def _measured(self, address: str, machine: Mapping[str, Any]) -> Report:
-        async with Client(address) as client:
-            workload = self.sizes.workload((await model_info(client)).max_context_tokens)
-            references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
-            rate_per_s = await saturating_rate(client, workload, self.plan)
-            with progress("overload", self.plan.num_runs * (1 + len(self.plan.factors))) as advance:
-                watch = CrowdWatch(self.metrics_url)
-                samples = await measure_overload(client, workload, self.plan, rate_per_s, watch, advance)
-        rows = overload_rows(samples, self.targets, references)
+            async with Client(address) as client:
+                workload = await self._workload(client)
+                references = await load_suite.reference_outputs(client, workload, load_suite.policies(1)[0])
+                rate_per_s = await self._saturating_rate(client, workload)
+                with progress("overload", plan.num_runs * (1 + len(plan.factors))) as advance:
+                    for run in range(plan.num_runs):
+                        for factor in (CALM, *plan.factors):
+                            taken.append(await self._measured(client, workload, rate_per_s, factor, run))
+                            advance()
+        samples = Samples(taken)
+        rows = overload_rows(samples, plan.targets, references)
         return document(
             "overload",
             machine,
             self._settings(workload, rate_per_s),
             rows,
-            overload_ratios(samples, self.targets),
+            overload_ratios(samples, plan.targets),
             RATIO_NOTE,
             overload_remarks(rows),
             problems(rows),
@@ -541,28 +422,51 @@ class OverloadSuite:
             course=_course(samples),
         )
 
+    async def _workload(self, client: Client) -> Workload:
+        return self.plan.workload(self.target, self.prompts, (await model_info(client)).max_context_tokens)
+
+    async def _saturating_rate(self, client: Client, workload: Workload) -> float:
+        """Requests per second that the server does with so many at once."""
+        plan, window = self.plan, Window(client, POLICY)
+        span = await ClosedLoad(plan.concurrency, plan.duration_s).drive(window, workload, 0)
+        rate_per_s = load_figures.tokens_per_s(window.answers(), span) / workload.mean_tokens
+        if not rate_per_s:
+            error = next((answer.error for answer in window.answers() if answer.error), f"in {plan.duration_s:g} s")
+            raise BenchmarkError(f"no token came with {plan.concurrency} requests at once: {error}")
+        return rate_per_s
+
+    async def _measured(
+        self, client: Client, workload: Workload, rate_per_s: float, factor: float, run: int
+    ) -> OverloadSample:
+        plan, seed = self.plan, f"{workload.seed} {factor:g} {run}"
+        end_s = plan.duration_s * (CALM_WINDOWS if factor == CALM else 1)
+        arrivals = plan.visitors.arrivals(factor * rate_per_s, 0.0, end_s, seed)
+        if factor != CALM:
+            arrivals += plan.visitors.arrivals(CALM * rate_per_s, end_s, plan.recovery_s, f"{seed} after")
+        window = Window(client, POLICY)
+        async with watching(self.metrics_url) as crowds:
+            await open_loop(window, workload, arrivals, DRAIN_S)
+        load_suite.require_completed(window.answers(), f"x{factor:g}")
+        return OverloadSample(factor, run, end_s, window.answers(), tuple(crowds))
+
     def _settings(self, workload: Workload, rate_per_s: float) -> Row:
         plan = self.plan
         return {
-            "target": shown_path(self.sizes.target),
+            "target": shown_path(self.target),
             "threads": self.threads,
+            **{name: getattr(plan, name) for name in ("num_runs", "duration_s", "recovery_s", "concurrency", "seed")},
             "factors": list(plan.factors),
-            "num_runs": plan.num_runs,
-            "duration_s": plan.duration_s,
-            "recovery_s": plan.recovery_s,
-            "concurrency": plan.concurrency,
             "share_leaving": plan.visitors.leaving,
             "share_slow": plan.visitors.slow,
             "max_token_ms": self.max_token_ms,
             "alone_token_ms": self.alone_token_ms,
             "max_queue_wait_s": self.max_queue_wait_s,
             "saturation_requests_per_s": round(rate_per_s, 3),
-            "ttft_target_ms": 1000 * self.targets.ttft_s,
-            "tpot_target_ms": 1000 * self.targets.tpot_s,
-            "output_tokens": [self.sizes.min_tokens, self.sizes.max_tokens],
+            "ttft_target_ms": 1000 * plan.targets.ttft_s,
+            "tpot_target_ms": 1000 * plan.targets.tpot_s,
+            "output_tokens": [plan.min_tokens, plan.max_tokens],
             "mean_output_tokens": round(workload.mean_tokens, 1),
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
-            "seed": self.sizes.seed,
         }
 
 
@@ -639,16 +543,16 @@ SHOWN = Shown(
         Panel(
             "What became of requests",
             stacked,
-            x="{name}",
-            y=",".join(f"num_{fate}" for fate in ("completed", "refused", "left", "failed", "cut")),
-            xlabel=_LOAD,
-            ylabel="requests",
+            "{name}",
+            ",".join(f"num_{fate}" for fate in ("completed", "refused", "left", "failed", "cut")),
+            "",
+            _LOAD,
+            "requests",
         ),
         Panel("", xlabel="s, when the request came", ylabel="ms per token", custom=_draw_course),
     ),
     line="Saturated by {saturation_requests_per_s:.2f} requests/s; MAX_TOKEN_MS={max_token_ms:g} "
     "MAX_QUEUE_WAIT_S={max_queue_wait_s:g}; {num_runs} runs of {duration_s:g} s.",
     panels_per_row=2,
-    has_page=True,
     ratio_title="Over all runs, and the least and most of one run; recovery in seconds",
 )

@@ -21,7 +21,7 @@ from coppice.checkpoints.hf_cache import cache_argument
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, in_turn, progress
-from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.plots import Panel, lines
 from coppice.lab.bench.harness.report import Report, Shown, document, shown_path
 from coppice.lab.bench.harness.tables import Row, Table
 from coppice.lab.bench.transformers_baseline import load_model, quiet_transformers
@@ -59,11 +59,12 @@ SHOWN = Shown(
     panels=tuple(
         Panel(
             f"{name}: by tokens before",
-            x="rows",
-            y=f"{name}_ms",
-            series="{context}",
-            xlabel="rows",
-            ylabel="ms per pass",
+            lines,
+            "rows",
+            f"{name}_ms",
+            "{context}",
+            "rows",
+            "ms per pass",
             log_x=True,
             log_y=True,
         )
@@ -164,12 +165,7 @@ def slopes(times: Sequence[PassTimes], context: int) -> dict[str, float]:
 
 
 def _measure(
-    plain: PreTrainedModel,
-    ours: TargetModel,
-    fast: TargetModel | None,
-    plan: PassesPlan,
-    vocab_size: int,
-    threads: int,
+    plain: PreTrainedModel, ours: TargetModel, fast: TargetModel | None, plan: PassesPlan, vocab_size: int, threads: int
 ) -> list[PassTimes]:
     generator = np.random.default_rng(plan.seed)
     default_threads = threads or torch.get_num_threads()

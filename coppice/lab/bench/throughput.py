@@ -22,7 +22,7 @@ from coppice.lab.bench.comparison import (
 )
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import Ratios, Samples, in_turn, progress, spread
-from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.plots import Panel, lines
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
@@ -42,11 +42,12 @@ SHOWN = Shown(
     panels=(
         Panel(
             "Median of runs",
-            x="concurrency",
-            y="tokens_per_s",
-            series="{contender}",
-            xlabel="requests at once",
-            ylabel="tokens/s",
+            lines,
+            "concurrency",
+            "tokens_per_s",
+            "{contender}",
+            "requests at once",
+            "tokens/s",
             log_x=True,
         ),
     ),

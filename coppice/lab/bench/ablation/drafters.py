@@ -152,10 +152,7 @@ def make_groups(
         ],
         GAMMA: [
             Variant(
-                f"{DIFFUSION} gamma={gamma} steps={steps}",
-                (drafter,),
-                (DIFFUSION,),
-                denoising=Denoising(steps, gamma),
+                f"{DIFFUSION} gamma={gamma} steps={steps}", (drafter,), (DIFFUSION,), denoising=Denoising(steps, gamma)
             )
             for drafter in diffusion
             for gamma, steps in itertools.product(grids.gammas, grids.denoising)
@@ -442,20 +439,22 @@ SHOWN = Shown(
         Panel(
             "τ",
             bars,
-            x=lambda row: f"{row['group']}: {short_name(row)}",
-            y="mean_acceptance_length",
-            series="T={temperature:g}",
-            ylabel="tokens per round",
+            lambda row: f"{row['group']}: {short_name(row)}",
+            "mean_acceptance_length",
+            "T={temperature:g}",
+            "",
+            "tokens per round",
             where=lambda row: row["contender"] != OFF,
             has_base=True,
         ),
         Panel(
             "Sources alone: rounds that accepted this deep, of those drafted so deep",
             depths,
-            y="acceptance_by_depth",
-            series=lambda row: f"{short_name(row)} T={row['temperature']:g}",
-            xlabel="depth in the tree",
-            ylabel="share of rounds",
+            "",
+            "acceptance_by_depth",
+            lambda row: f"{short_name(row)} T={row['temperature']:g}",
+            "depth in the tree",
+            "share of rounds",
             where=lambda row: (
                 row["group"] == SOURCES and "+" not in row["contender"] and short_name(row) not in (OFF, PLANNER)
             ),

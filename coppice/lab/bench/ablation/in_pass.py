@@ -13,15 +13,15 @@ from typing import Any
 
 from coppice.cli.topology import DrafterSpec, Topology
 from coppice.lab.bench import comparison, figures
-from coppice.lab.bench.ablation.groups import Measured, Services, counted_of, measure_groups, start_services
-from coppice.lab.bench.ablation.variants import (
-    FULL_TREES,
-    DrafterSetting,
-    Group,
-    Settings,
-    Variant,
-    VerifierSetting,
+from coppice.lab.bench.ablation.groups import (
+    Measured,
+    Services,
+    counted_of,
+    measure_groups,
+    num_requests,
+    start_services,
 )
+from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting, Group, Settings, Variant, VerifierSetting
 from coppice.lab.bench.client import OFF, Meter
 from coppice.lab.bench.comparison import Sample, Setup, answers_of, differing, outputs, short_name
 from coppice.lab.bench.counters import Counters
@@ -351,6 +351,11 @@ class InPassSuite:
     # What is not compared, and why.
     left_out: tuple[str, ...] = ()
 
+    @property
+    def num_requests(self) -> int:
+        """Completions that are measured, those of plain decoding included."""
+        return num_requests(self.groups, self.num_prompts, self.setup.plan.num_runs)
+
     async def start(self, topology: Topology) -> Services:
         """Start the services."""
         return await start_services(topology, self.groups)
@@ -401,14 +406,15 @@ def shown(report: Report) -> Shown:
     def is_pruning(row: Mapping[str, Any]) -> bool:
         return bool(row["max_nodes"]) and row["batch_size"] == most
 
-    speed = Panel("One request", bars, short_name, "speed_over_off", "T={temperature:g}", ylabel="tokens/s over off")
+    speed = Panel("One request", bars, short_name, "speed_over_off", "T={temperature:g}", "", "tokens/s over off")
     passes = Panel(
         f"Early pruning, {most} requests at once",
         bars,
         short_name,
         "ms_per_pass",
         "T={temperature:g}",
-        ylabel="ms per pass",
+        "",
+        "ms per pass",
     )
     return Shown(
         tables=(

@@ -478,10 +478,11 @@ SHOWN = Shown(
         Panel(
             title,
             bars,
-            x="{phase}",
-            y=field,
-            series="{setting} T={temperature:g}",
-            ylabel=label,
+            "{phase}",
+            field,
+            "{setting} T={temperature:g}",
+            "",
+            label,
             where=lambda row: row["phase"] != OFF,
         )
         for title, field, label in (

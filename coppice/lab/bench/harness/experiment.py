@@ -131,11 +131,7 @@ def spread(name: str, by_run: Iterable[float | None], digits: int = 3) -> dict[s
     """Fields of a row: the median over runs as `name`, the least and the most as `name_min` and `name_max`."""
     values = known(by_run)
     middle, least, most = (statistics.median(values), min(values), max(values)) if values else (None, None, None)
-    return {
-        name: rounded(middle, digits),
-        f"{name}_min": rounded(least, digits),
-        f"{name}_max": rounded(most, digits),
-    }
+    return {name: rounded(middle, digits), f"{name}_min": rounded(least, digits), f"{name}_max": rounded(most, digits)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,7 @@ def text(cell: Cell, row: Row) -> str:
 
 
 def print_tables(
-    report: Mapping[str, Any],
-    tables: Iterable[Table],
-    line: str,
-    ratio_title: str,
-    console: Console | None = None,
+    report: Mapping[str, Any], tables: Iterable[Table], line: str, ratio_title: str, console: Console | None = None
 ) -> None:
     """Print tables, named ratios, `line`, remarks and mismatches."""
     console = console or Console()

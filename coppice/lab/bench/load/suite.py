@@ -41,7 +41,7 @@ from coppice.lab.bench.harness.experiment import (
     rounded,
     spread,
 )
-from coppice.lab.bench.harness.plots import Panel
+from coppice.lab.bench.harness.plots import Panel, lines
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures
@@ -772,32 +772,17 @@ SHOWN = Shown(
     panels=(
         Panel(
             "Closed loop: median of runs",
-            x="concurrency",
-            y="tokens_per_s",
-            series="{policy}",
-            xlabel="requests at once",
-            ylabel="tokens/s",
+            lines,
+            "concurrency",
+            "tokens_per_s",
+            "{policy}",
+            "requests at once",
+            "tokens/s",
             where=_of_part("closed"),
             log_x=True,
         ),
-        Panel(
-            "Goodput",
-            x="rate",
-            y="goodput_per_s",
-            series="{policy}",
-            xlabel=_POISSON,
-            ylabel="requests/s",
-            where=_is_poisson,
-        ),
-        Panel(
-            "TTFT p99, open loop",
-            x="rate",
-            y="ttft_ms_p99",
-            series="{policy}",
-            xlabel=_POISSON,
-            ylabel="ms",
-            where=_is_poisson,
-        ),
+        Panel("Goodput", lines, "rate", "goodput_per_s", "{policy}", _POISSON, "requests/s", where=_is_poisson),
+        Panel("TTFT p99, open loop", lines, "rate", "ttft_ms_p99", "{policy}", _POISSON, "ms", where=_is_poisson),
         Panel(
             "One request, many, one; dotted: draft nodes per round",
             xlabel="s",
@@ -810,6 +795,5 @@ SHOWN = Shown(
     "{saturation_tokens_per_s:.0f} tokens/s, {saturation_requests_per_s:.2f} requests/s, "
     "with {saturation_concurrency} at once.",
     panels_per_row=2,
-    has_page=True,
     ratio_title="Ratios within a run, over runs; settle times in seconds",
 )

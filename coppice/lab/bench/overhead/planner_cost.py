@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from coppice.core.tree import TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
@@ -25,16 +25,12 @@ NUM_TREES = 256
 MIXED_EVERY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """Microseconds of each measured pass, and the share of its rounds that asked for drafts."""
-
-    pass_us: tuple[float, ...]
-    asked_share: float
-
-
-def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: int, mixed: bool, seed: int) -> PassCost:
+def planner_cost(
+    num_requests: int, num_nodes: int, num_passes: int, warm_up: int, mixed: bool, seed: int
+) -> tuple[list[float], float]:
     """Run passes of `num_requests` rounds and time everything that their planner does, called as `Drafting` calls it.
+
+    Returns the microseconds of each measured pass, and the share of its rounds that asked for drafts.
 
     Trees have `num_nodes` nodes, those of two sources merged where `mixed` says so. CPU time of this thread: what else
     runs on the machine is not the planner's.
@@ -75,15 +71,12 @@ def planner_cost(num_requests: int, num_nodes: int, num_passes: int, warm_up: in
             costs.append(1e6 * spent_s)
             num_asked += sum(asked)
         asked = [plan.max_nodes > 0 for plan in plans]
-    return PassCost(tuple(costs), num_asked / (num_passes * num_requests))
-
-
-_NO_TREE = TokenTree((), (), ())
+    return costs, num_asked / (num_passes * num_requests)
 
 
 def _chosen(request: AdaptiveRequest, tree: TokenTree | None) -> TokenTree:
     if tree is None:
-        return _NO_TREE
+        return EMPTY_TREE
     request.tree_arrived()
     return request.select(tree)
 

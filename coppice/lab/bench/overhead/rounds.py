@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
@@ -18,6 +18,11 @@ from orchestrator.app import running
 from orchestrator.config import Config
 from orchestrator.peers.drafter_client import DrafterClient
 from orchestrator.peers.verifier_client import VerifierClient
+
+LINE_LIMIT = 1 << 26
+CONNECT_S = 20.0
+# A run that takes longer than this hangs.
+RUN_S = 600.0
 
 
 class Probe:
@@ -40,10 +45,6 @@ class Probe:
         _wrap(drafter.stream, "send", after=self._told_drafter)
         _wrap(verifier.stream, "send", after=self._sent_draft)
 
-    def reset(self) -> None:
-        """Begin anew."""
-        self.round_us.clear()
-
     def _on_outcome(self, message: verifier_pb2.VerifyResponse) -> None:
         self._came_s, self._tree_of = time.perf_counter(), None
 
@@ -55,48 +56,26 @@ class Probe:
         self._came_s, self._tree_of = time.perf_counter(), message.sequence_id
 
     def _sent_draft(self, message: verifier_pb2.VerifyRequest) -> None:
-        if self._tree_of is None or not message.HasField("draft"):
-            return
-        first_s = self._first_half_s.pop(self._tree_of, None)
-        if first_s is not None:
-            self.round_us.append(1e6 * (first_s + time.perf_counter() - self._came_s))
+        if self._tree_of is not None and message.HasField("draft"):
+            first_s = self._first_half_s.pop(self._tree_of, None)
+            if first_s is not None:
+                self.round_us.append(1e6 * (first_s + time.perf_counter() - self._came_s))
+
+
+def _nothing(message: Any) -> None: ...
 
 
 def _wrap(
-    owner: object, name: str, before: Callable[[Any], None] | None = None, after: Callable[[Any], None] | None = None
+    owner: object, name: str, before: Callable[[Any], None] = _nothing, after: Callable[[Any], None] = _nothing
 ) -> None:
     inner: Callable[[Any], None] = getattr(owner, name)
 
     def outer(message: Any) -> None:
-        if before is not None:
-            before(message)
+        before(message)
         inner(message)
-        if after is not None:
-            after(message)
+        after(message)
 
     setattr(owner, name, outer)
-
-
-LINE_LIMIT = 1 << 26
-CONNECT_S = 20.0
-# A run that takes longer than this hangs.
-RUN_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCosts:
-    """Rounds of one run: microseconds inside the orchestrator and seen by its peers, and its CPU time for each.
-
-    `messages`, `num_bytes` (in all) and `largest` (bytes of a message) are by direction.
-    """
-
-    num_rounds: int
-    inside_us: tuple[float, ...]
-    outside_us: tuple[float, ...]
-    cpu_us_per_round: float
-    messages: dict[str, int]
-    num_bytes: dict[str, int]
-    largest: dict[str, int]
 
 
 class Peers:
@@ -104,12 +83,6 @@ class Peers:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.verifier = self.drafter = ""
-
-    async def start(self) -> None:
-        """Wait until they listen."""
-        addresses = await self.hear()
-        self.verifier, self.drafter = addresses["verifier"], addresses["drafter"]
 
     async def tell(self, text: str) -> None:
         """Send a line."""
@@ -136,20 +109,17 @@ class Peers:
 
 
 @contextlib.asynccontextmanager
-async def scripted_peers() -> AsyncIterator[Peers]:
-    """The peers' process, while the context is open. Start it before this process uses gRPC, which forbids forks."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "coppice.lab.bench.overhead.peers",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=LINE_LIMIT,
-    )
+async def scripted_peers() -> AsyncIterator[tuple[Peers, dict[str, str]]]:
+    """The peers' process, while the context is open, and their addresses.
+
+    Start it before this process uses gRPC, which forbids forks.
+    """
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "coppice.lab.bench.overhead.peers")
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_LIMIT)
     try:
         peers = Peers(process)
-        await peers.start()
-        yield peers
+        yield peers, await peers.hear()
     finally:
         if process.returncode is None:
             process.kill()
@@ -157,15 +127,16 @@ async def scripted_peers() -> AsyncIterator[Peers]:
 
 
 async def measure_rounds(
-    peers: Peers, num_requests: int, num_rounds: int, warm_up_rounds: int, num_nodes: int, cache: bool
-) -> RoundCosts:
-    """One run: so many requests at once, each of about so many rounds with trees of `num_nodes` nodes.
+    peers: Peers, addresses: dict[str, str], num_requests: int, num_rounds: int, num_nodes: int, cache: bool
+) -> dict[str, Any]:
+    """One run, as the peers saw it: so many requests at once, each of about so many rounds with such trees.
 
-    With `cache` the text is one that the prefix cache knows, so that its tree is merged into every draft.
+    Also `inside_us` of each round, and `cpu_us`, the orchestrator's CPU time for one. With `cache` the text is one that
+    the prefix cache knows, so that its tree is merged into every draft.
     """
     config = Config(
-        verifier_address=peers.verifier,
-        drafter_addresses=(peers.drafter,),
+        verifier_address=addresses["verifier"],
+        drafter_addresses=(addresses["drafter"],),
         require_drafters=True,
         max_nodes=num_nodes,
         cache_drafter=cache,
@@ -174,21 +145,13 @@ async def measure_rounds(
     )
     async with running(config) as orchestrator:
         probe = Probe(orchestrator.verifiers.clients[0], orchestrator.drafters.clients[0])
-        settings = RunSettings(orchestrator.address, num_requests, num_rounds, warm_up_rounds, num_nodes, cache)
+        warm_up = max(2, num_rounds // 5)
+        settings = RunSettings(orchestrator.address, num_requests, num_rounds, warm_up, num_nodes, cache)
         await peers.tell(json.dumps(asdict(settings)))
         await peers.hear()
-        probe.reset()
+        probe.round_us.clear()
         started_s = time.process_time()
         await peers.tell("")
         seen = await peers.hear()
         spent_s = time.process_time() - started_s
-    rounds = seen["num_rounds"]
-    return RoundCosts(
-        num_rounds=rounds,
-        inside_us=tuple(probe.round_us),
-        outside_us=tuple(seen["round_us"]),
-        cpu_us_per_round=1e6 * spent_s / rounds,
-        messages=seen["messages"],
-        num_bytes=seen["bytes"],
-        largest=seen["largest"],
-    )
+    return {**seen, "inside_us": probe.round_us, "cpu_us": 1e6 * spent_s / seen["num_rounds"]}

@@ -11,9 +11,9 @@ from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import Ratios
 from coppice.lab.bench.harness.report import Report, Row, Shown, document
 from coppice.lab.bench.harness.tables import Table
-from coppice.lab.bench.overhead.planner_cost import PassCost, planner_cost
-from coppice.lab.bench.overhead.rounds import RoundCosts, measure_rounds, scripted_peers
-from coppice.lab.bench.overhead.scripted_peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
+from coppice.lab.bench.overhead.peers import DRAFT_IN, DRAFT_ON, OUTCOME_IN, OUTCOME_ON
+from coppice.lab.bench.overhead.planner_cost import planner_cost
+from coppice.lab.bench.overhead.rounds import measure_rounds, scripted_peers
 from coppice.net.rpc import run
 
 # Trees whose messages are counted, whatever `num_nodes` is.
@@ -77,11 +77,6 @@ class OverheadPlan:
     num_rounds: int = 6400
     seed: int = 0
 
-    @property
-    def warm_up_passes(self) -> int:
-        """Passes before the first that counts: until the planner knows costs, it has less to do."""
-        return max(8, self.num_passes // 5)
-
     def rounds_of_each(self, num_requests: int) -> int:
         """About so many rounds of each request."""
         return max(2, self.num_rounds // num_requests)
@@ -107,63 +102,59 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if row["kind"] == "planner":
             found[f"{row['name']}.pass-ms"] = row["us_p50"] / 1000
             continue
-        found[f"{row['name']}.inside-ms.p50"] = row["inside_us_p50"] / 1000
-        found[f"{row['name']}.outside-ms.p50"] = row["outside_us_p50"] / 1000
+        for side in ("inside", "outside"):
+            found[f"{row['name']}.{side}-ms.p50"] = row[f"{side}_us_p50"] / 1000
         for peer, ways in PEERS.items():
             found[f"{row['name']}.{peer}.messages"] = sum(row["messages_per_round"][way] for way in ways)
             found[f"{row['name']}.{peer}.largest-bytes"] = max(row["largest_message"][way] for way in ways)
     return found
 
 
-def quantile(values: Sequence[float], part: float) -> float:
-    """The value that this part of the values do not exceed."""
-    return round(sorted(values)[round(part * (len(values) - 1))], 2)
+def quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Fields of a row: the values that 50, 90 and 99 % of the values do not exceed."""
+    ordered = sorted(values)
+    return {f"{name}_p{part}": round(ordered[round(part / 100 * (len(values) - 1))], 2) for part in (50, 90, 99)}
 
 
 def _planner_row(plan: OverheadPlan, num_requests: int, mixed: bool) -> Row:
-    cost: PassCost = planner_cost(
-        num_requests, plan.num_nodes, plan.num_passes, plan.warm_up_passes, mixed=mixed, seed=plan.seed
-    )
+    # Until the planner knows costs, it has less to do.
+    warm_up = max(8, plan.num_passes // 5)
+    pass_us, asked_share = planner_cost(num_requests, plan.num_nodes, plan.num_passes, warm_up, mixed, plan.seed)
     return {
         "name": f"planner x{num_requests} sources={1 + mixed}",
         "kind": "planner",
         "requests": num_requests,
         "sources": 1 + mixed,
-        "passes": len(cost.pass_us),
-        "asked_share": round(cost.asked_share, 4),
-        **{f"us_p{round(100 * part)}": quantile(cost.pass_us, part) for part in (0.5, 0.9, 0.99)},
+        "passes": len(pass_us),
+        "asked_share": round(asked_share, 4),
+        **quantiles("us", pass_us),
     }
 
 
 async def _add_round_rows(plan: OverheadPlan, rows: list[Row]) -> None:
-    async with scripted_peers() as peers:
-        for num_requests in plan.requests:
+    runs = [(count, plan.rounds_of_each(count), plan.num_nodes, "") for count in plan.requests]
+    runs.append((1, plan.rounds_of_each(plan.requests[-1]), COUNTED_NODES, f" nodes={COUNTED_NODES}"))
+    async with scripted_peers() as (peers, addresses):
+        for num_requests, num_rounds, num_nodes, label in runs:
             for cache in (False, True):
-                num_rounds = plan.rounds_of_each(num_requests)
-                costs = await measure_rounds(
-                    peers, num_requests, num_rounds, max(2, num_rounds // 5), plan.num_nodes, cache
-                )
-                rows.append(_round_row(costs, num_requests, cache))
-        for cache in (False, True):
-            num_rounds = plan.rounds_of_each(plan.requests[-1])
-            costs = await measure_rounds(peers, 1, num_rounds, 2, COUNTED_NODES, cache)
-            rows.append(_round_row(costs, 1, cache, COUNTED_NODES))
+                seen = await measure_rounds(peers, addresses, num_requests, num_rounds, num_nodes, cache)
+                name = f"rounds x{num_requests}{label}{' cache' if cache else ''}"
+                rows.append(_round_row(name, seen, num_requests, cache))
 
 
-def _round_row(costs: RoundCosts, num_requests: int, cache: bool, num_nodes: int | None = None) -> Row:
-    nodes = "" if num_nodes is None else f" nodes={num_nodes}"
-    ways = [way for of_peer in PEERS.values() for way in of_peer]
+def _round_row(name: str, seen: Mapping[str, Any], num_requests: int, cache: bool) -> Row:
+    ways, rounds = [way for of_peer in PEERS.values() for way in of_peer], seen["num_rounds"]
     return {
-        "name": f"rounds x{num_requests}{nodes}{' cache' if cache else ''}",
+        "name": name,
         "kind": "rounds",
         "requests": num_requests,
         "cache": cache,
-        "rounds": costs.num_rounds,
-        "timed_rounds": len(costs.inside_us),
-        **{f"inside_us_p{round(100 * part)}": quantile(costs.inside_us, part) for part in (0.5, 0.9, 0.99)},
-        **{f"outside_us_p{round(100 * part)}": quantile(costs.outside_us, part) for part in (0.5, 0.9, 0.99)},
-        "cpu_us_per_round": round(costs.cpu_us_per_round, 1),
-        "messages_per_round": {way: round(costs.messages[way] / costs.num_rounds, 4) for way in ways},
-        "bytes_per_round": {way: round(costs.num_bytes[way] / costs.num_rounds, 1) for way in ways},
-        "largest_message": {way: costs.largest[way] for way in ways},
+        "rounds": rounds,
+        "timed_rounds": len(seen["inside_us"]),
+        **quantiles("inside_us", seen["inside_us"]),
+        **quantiles("outside_us", seen["round_us"]),
+        "cpu_us_per_round": round(seen["cpu_us"], 1),
+        "messages_per_round": {way: round(seen["messages"][way] / rounds, 4) for way in ways},
+        "bytes_per_round": {way: round(seen["bytes"][way] / rounds, 1) for way in ways},
+        "largest_message": {way: seen["largest"][way] for way in ways},
     }

@@ -15,6 +15,9 @@ from typing import Any
 
 from coppice.obs.timeline import TimelineEvent
 
+# No sequence's number.
+NOBODY = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
@@ -71,94 +74,78 @@ def rounds_of(watched: Watched) -> list[list[Round]]:
     """Every request's rounds, in order; the first outcome, which ends the prompt, is no round here."""
     opened = [event for event in watched.orchestrator if event.what == "verifier.open.out"]
     borders = [event.at_us for event in opened[1:]] + [float("inf")]
-    requests = []
-    for opening, until_us in zip(opened, borders, strict=True):
-        window = opening.at_us, until_us
-        # Its opening comes before the verifier's, outside of the window.
-        drafting = _named(watched.orchestrator, "drafter.outcome.out", window)
-        drafted = drafting[0].sequence if drafting else None
-        requests.append(_Request(watched, window, opening.sequence, drafted).rounds())
-    return requests
+    return [_request(watched, opening, until_us) for opening, until_us in zip(opened, borders, strict=True)]
 
 
-class _Request:
-    """One request's events, by kind and by committed length."""
+def _request(watched: Watched, opening: TimelineEvent, until_us: float) -> list[Round]:
+    """The rounds of the request that was opened so."""
 
-    def __init__(self, watched: Watched, window: tuple[float, float], verified: int, drafted: int | None) -> None:
-        self._outcomes = _of(_named(watched.verifier, "orchestrator.outcome.out", window), verified)
-        passes = _named(watched.verifier, "pass", window)
-        self._passes = [one for one in passes if verified in one.sequences]
-        self._pass_ends = [one.end_us for one in self._passes]
-        self._came = _by_base(_of(_named(watched.orchestrator, "verifier.outcome.in", window), verified))
-        self._draft_left = _by_base(_of(_named(watched.orchestrator, "verifier.draft.out", window), verified))
-        self._draft_came = _by_base(_of(_named(watched.verifier, "orchestrator.draft.in", window), verified))
-        self._told = _of(_named(watched.orchestrator, "drafter.outcome.out", window), drafted)
-        self._heard = _of(_named(watched.drafter, "orchestrator.outcome.in", window), drafted)
-        self._drafts = _of(_named(watched.drafter, "draft", window), drafted)
-        self._draft_ends = [one.end_us for one in self._drafts]
-        self._tree_left = _by_base(_of(_named(watched.drafter, "orchestrator.tree.out", window), drafted))
-        self._tree_came = _by_base(_of(_named(watched.orchestrator, "drafter.tree.in", window), drafted))
-        self._delta_left = [one.at_us for one in _named(watched.orchestrator, "client.delta.out", window)]
-        self._delta_came = [one.at_us for one in _named(watched.client, "delta", window)]
+    def named(of: Sequence[TimelineEvent], what: str, sequence: int | None = None) -> list[TimelineEvent]:
+        return [
+            event
+            for event in of
+            if event.what == what and opening.at_us <= event.at_us < until_us and sequence in (None, event.sequence)
+        ]
 
-    def rounds(self) -> list[Round]:
-        found = [self._round(before, after) for before, after in pairwise(self._outcomes)]
-        return [one for one in found if one is not None]
+    def by_base(of: Sequence[TimelineEvent], what: str, sequence: int) -> dict[int, float]:
+        """When the first message for each committed length passed."""
+        return {event.base: event.at_us for event in reversed(named(of, what, sequence))}
 
-    def _round(self, before: TimelineEvent, after: TimelineEvent) -> Round | None:
-        at = bisect_right(self._pass_ends, after.at_us) - 1
-        if at < 0:
-            return None
-        run = self._passes[at]
-        length = after.base
-        came = self._came.get(before.base)
-        tree_left = self._tree_left.get(length)
-        drafted = self._draft_before(tree_left)
-        delta_left = _next(self._delta_left, self._came.get(length))
-        return Round(
+    verified, told = opening.sequence, named(watched.orchestrator, "drafter.outcome.out")
+    # Its opening comes before the verifier's, outside of the window.
+    drafted = told[0].sequence if told else NOBODY
+    told = [event for event in told if event.sequence == drafted]
+    outcomes = named(watched.verifier, "orchestrator.outcome.out", verified)
+    passes = [one for one in named(watched.verifier, "pass") if verified in one.sequences]
+    outcome_came = by_base(watched.orchestrator, "verifier.outcome.in", verified)
+    draft_left = by_base(watched.orchestrator, "verifier.draft.out", verified)
+    draft_came = by_base(watched.verifier, "orchestrator.draft.in", verified)
+    heard = named(watched.drafter, "orchestrator.outcome.in", drafted)
+    drafts = named(watched.drafter, "draft", drafted)
+    trees_left = by_base(watched.drafter, "orchestrator.tree.out", drafted)
+    tree_came = by_base(watched.orchestrator, "drafter.tree.in", drafted)
+    deltas_left = [one.at_us for one in named(watched.orchestrator, "client.delta.out")]
+    deltas_came = [one.at_us for one in named(watched.client, "delta")]
+    found = []
+    for before, after in pairwise(outcomes):
+        run, length = _last_ended(passes, after.at_us), after.base
+        if run is None:
+            continue
+        tree_left = trees_left.get(length)
+        # The draft that a tree is the result of: the last that had ended when the tree left.
+        draft = None if tree_left is None else _last_ended(drafts, tree_left)
+        delta_left = _next(deltas_left, outcome_came.get(length))
+        one = Round(
             length=length,
             num_tokens=after.size,
             outcome_left=before.at_us,
-            outcome_came=came,
-            drafter_told=_first_at(self._told, before.base, length),
-            drafter_heard=_first_at(self._heard, before.base, length),
-            draft_began=None if drafted is None else drafted.at_us,
-            draft_ended=None if drafted is None else drafted.end_us,
+            outcome_came=outcome_came.get(before.base),
+            drafter_told=_first_at(told, before.base, length),
+            drafter_heard=_first_at(heard, before.base, length),
+            draft_began=None if draft is None else draft.at_us,
+            draft_ended=None if draft is None else draft.end_us,
             tree_left=tree_left,
-            tree_came=self._tree_came.get(length),
-            draft_left=self._draft_left.get(length),
-            draft_came=self._draft_came.get(length),
+            tree_came=tree_came.get(length),
+            draft_left=draft_left.get(length),
+            draft_came=draft_came.get(length),
             pass_began=run.at_us,
             pass_ended=run.end_us,
             ended=after.at_us,
             delta_left=delta_left,
-            delta_came=_next(self._delta_came, delta_left),
+            delta_came=_next(deltas_came, delta_left),
         )
-
-    def _draft_before(self, tree_left: float | None) -> TimelineEvent | None:
-        """The draft that a tree is the result of: the last that had ended when the tree left."""
-        at = -1 if tree_left is None else bisect_right(self._draft_ends, tree_left) - 1
-        return self._drafts[at] if at >= 0 else None
-
-
-def _named(events: Iterable[TimelineEvent], what: str, window: tuple[float, float]) -> list[TimelineEvent]:
-    return [event for event in events if event.what == what and window[0] <= event.at_us < window[1]]
-
-
-def _of(events: Iterable[TimelineEvent], sequence: int | None) -> list[TimelineEvent]:
-    return [event for event in events if event.sequence == sequence]
-
-
-def _by_base(events: Iterable[TimelineEvent]) -> dict[int, float]:
-    """When the first message for each committed length passed."""
-    found: dict[int, float] = {}
-    for event in events:
-        found.setdefault(event.base, event.at_us)
+        found.append(one)
     return found
 
 
+def _last_ended(events: Sequence[TimelineEvent], at_us: float) -> TimelineEvent | None:
+    """The last of events, in the order in which they ended, that had by then."""
+    at = bisect_right(events, at_us, key=lambda one: one.end_us) - 1
+    return events[at] if at >= 0 else None
+
+
 def _first_at(events: Iterable[TimelineEvent], base: int, length: int) -> float | None:
-    """When the message passed that tells of the tokens up to `length`, be they those behind `base` or more."""
+    """When the message passed that tells of the tokens up to `length`, be they those after `base` or more."""
     return next((one.at_us for one in events if one.base <= base and one.base + one.size == length), None)
 
 

@@ -46,11 +46,6 @@ COLOURS = {
 MESSAGES = {"outcome": "black", "tree": "darkgreen", "delta": "tab:purple"}
 HEIGHT = 0.6
 
-# A bar: lane, what it is, from, to.
-Bar = tuple[str, str, float, float]
-# A message: what it is, from which lane when, to which lane when.
-Message = tuple[str, str, float, str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class TimelineSuite:
@@ -92,8 +87,13 @@ class TimelineSuite:
         Raises:
             BenchmarkError: one of them has written nothing.
         """
-        services = ("orchestrator", "drafter", "verifier")
-        return Watched(self.client.events(), *(_events(self.directory, name) for name in services))
+        found = {}
+        for service in ("orchestrator", "drafter", "verifier"):
+            paths = list(self.directory.glob(f"{service}-*{SUFFIX}"))
+            if len(paths) != 1:
+                raise BenchmarkError(f"{len(paths)} timelines of the {service} where one was expected")
+            found[service] = read_timeline(paths[0])
+        return Watched(self.client.events(), **found)
 
 
 def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:
@@ -113,13 +113,6 @@ def add_rounds(report: dict[str, Any], watched: Watched) -> list[Any]:
     report["rows"] = hop_rows([one for rounds in requests for one in rounds])
     report["ratios"] = ratios(requests)
     return requests
-
-
-def _events(directory: Path, service: str) -> list[TimelineEvent]:
-    paths = list(directory.glob(f"{service}-*{SUFFIX}"))
-    if len(paths) != 1:
-        raise BenchmarkError(f"{len(paths)} timelines of the {service} where one was expected")
-    return read_timeline(paths[0])
 
 
 def shown(requests: Sequence[Sequence[Round]], drafter: Sequence[TimelineEvent], num_rounds: int) -> Shown:
@@ -155,8 +148,8 @@ def _draw(axes: Axes, report: Report, rounds: Sequence[Round], ahead: Sequence[T
     axes.legend(handles=[*kinds, *lines], fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
-def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[Bar]:
-    """Who was busy, or waited, from when to when."""
+def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[tuple[str, str, float, float]]:
+    """Who was busy, or waited: lane, what it is, from, to."""
     first, last = rounds[0].outcome_left, rounds[-1].ended
     for event in ahead:
         if first <= event.at_us and event.end_us <= last:
@@ -175,8 +168,8 @@ def bars(rounds: Sequence[Round], ahead: Sequence[TimelineEvent]) -> Iterator[Ba
                 yield lane, kind, start, end
 
 
-def messages(rounds: Sequence[Round]) -> Iterator[Message]:
-    """What went from whom to whom, from the first round's beginning to the last one's end."""
+def messages(rounds: Sequence[Round]) -> Iterator[tuple[str, str, float, str, float]]:
+    """What went, from which lane when to which lane when, from the first round's beginning to the last one's end."""
     first, last = rounds[0].outcome_left, rounds[-1].ended
     for one in rounds:
         for what, lane, start, other, end in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from typer.testing import CliRunner
 from coppice.cli import bench
 from coppice.cli.child import ChildError
 from coppice.cli.topology import DrafterSpec, TopologySpec
-from coppice.lab.bench import prompts, services
-from coppice.training.corpus import SourceFile
+from coppice.lab.bench import services
 
 
 class RunningTopology:
@@ -97,30 +95,3 @@ def test_a_service_that_dies_ends_the_benchmark(
     assert result.exit_code == 1
     assert "coppice: drafter small-lm ended with exit code 1" in result.output
     assert not (tmp_path / "out").exists()
-
-
-def test_a_swept_budget_above_the_services_limit_raises_the_limit_but_not_the_default(
-    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve_at(monkeypatch, server)
-    monkeypatch.setenv("MAX_NODES", "10")
-    arguments = [*_latency_arguments(tiny_target, tmp_path), "--sweep-nodes", "4,20", "--temperature", "0"]
-    result = CliRunner().invoke(bench.app, arguments)
-    assert result.exit_code == 0, result.output
-    assert os.environ["MAX_NODES"] == "20"
-    rows = json.loads((tmp_path / "out" / "latency.json").read_text())["rows"]
-    notes = {row["contender"]: row["note"].rpartition(": ")[2] for row in rows}
-    budgets = {name: note for name, note in notes.items() if name.startswith("coppice-on")}
-    assert budgets == {"coppice-on": "10", "coppice-on nodes=4": "4", "coppice-on nodes=20": "20"}
-
-
-def test_prompts_are_written_for_later_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The real corpus takes seconds to read; test_prompts.py does so once.
-    text = "".join(f"    value_{number} = {number}\n" for number in range(1000))
-    names = (f"module_{number}.py" for number in range(10_000))
-    files = [next(file for name in names if (file := SourceFile(name, text)).is_held_out)]
-    monkeypatch.setattr(prompts, "read_corpus", lambda roots: files)
-    out = tmp_path / "prompts.jsonl"
-    result = CliRunner().invoke(bench.app, ["prompts", "--out", str(out), "--num-prompts", "3"])
-    assert result.exit_code == 0, result.output
-    assert len(prompts.read_prompts(out)) == 3

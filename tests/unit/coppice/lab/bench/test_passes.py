@@ -64,15 +64,3 @@ def test_where_strict_mode_is_not_offered_its_cost_is_not_made_up(
     assert [(row["fast_ms"], row["strict_over_fast"]) for row in report["rows"]] == [(None, None)] * 2
     assert list(report["ratios"]) == ["pass/transformers.context-16"]
     assert passes.NOT_STRICT in report["notes"]
-
-
-def test_passes_take_turns_in_beginning_and_the_first_of_each_is_a_warm_up() -> None:
-    calls: list[tuple[str, int]] = []
-
-    def named(name: str) -> passes.Pass:
-        return lambda tokens: calls.append((name, len(tokens)))
-
-    times = passes.timed_in_turn([named("a"), named("b"), named("c")], [[0], [0] * 2, [0] * 3, [0] * 4])
-    assert "".join(name for name, _ in calls) == "abcbcacababc"
-    assert [size for _, size in calls] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-    assert [len(ms) for ms in times] == [3, 3, 3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from coppice.lab.bench.prompts import (
     PromptsError,
     held_out_prompts,
     read_prompts,
-    write_prompts,
 )
 from coppice.training.corpus import SourceFile, read_corpus, standard_library
 
@@ -72,12 +70,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
         read_prompts(path)
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    prompts = [Prompt("def f():\n    return 'ü'", "a.py:3"), Prompt("x", "b.py:1")]
-    write_prompts(prompts, tmp_path / "new" / "prompts.jsonl")
-    assert read_prompts(tmp_path / "new" / "prompts.jsonl") == prompts
-
-
 def test_the_standard_library_yields_twenty_prompts_from_held_out_places() -> None:
     files = read_corpus([standard_library()])
     prompts = held_out_prompts(20, seed=0)
@@ -87,13 +79,6 @@ def test_the_standard_library_yields_twenty_prompts_from_held_out_places() -> No
         text = held_out[prompt.origin.rpartition(":")[0]]
         assert prompt.text in text
         assert len(prompt.text) <= MAX_PROMPT_CHARS
-
-
-def test_prompts_do_not_overlap_where_there_is_room() -> None:
-    text = _source(2000)
-    prompts = held_out_prompts(10, 0, [SourceFile(_held_out_name(), text)])
-    spans = sorted((text.index(prompt.text), len(prompt.text)) for prompt in prompts)
-    assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
 
 
 def test_trained_on_files_are_never_cut() -> None:

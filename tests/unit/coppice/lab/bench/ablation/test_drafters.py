@@ -106,18 +106,6 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
     assert one_kind == ["sources", "shape", "calibration"]
 
 
-def test_combinations_share_an_orchestrator_and_requests_ask_only_whom_they_name() -> None:
-    sources = make_groups([SMALL_LM, SEMI_AR], (0.0,), 8, Grids())[0]
-    assert len({variant.front for variant in sources.variants}) == 1
-    asked = {variant.name: [one.spec.kind for one in variant.asked] for variant in sources.variants}
-    assert asked["cache"] == []
-    assert asked["semi-ar+cache"] == ["semi-ar"]
-    assert asked["planner"] == ["small-lm", "semi-ar"]
-    waiting = make_groups([SMALL_LM, SEMI_AR], (0.0,), 8, Grids(), synchronous=True)[0]
-    assert [one.name for one in waiting.variants] == [one.name for one in sources.variants[:-1]]
-    assert {(one.front.synchronous, one.front.max_nodes) for one in waiting.variants} == {(True, 8)}
-
-
 METRICS = """\
 # TYPE coppice_drafter_observed_nodes_total counter
 coppice_drafter_observed_nodes_total{probability="0.5",temperature="0"} 10.0
@@ -147,19 +135,6 @@ def test_ratios_are_of_tokens_per_round_within_a_run() -> None:
     assert found.spread["planner/best-single"] == [1.0, 1.0]
     assert found.spread["tree/chain"] == found.spread["tree/chain.small-lm"] == [1.3333, 2.0]
     assert found.spread["tree/chain.small-lm.tokens_per_s"] == [1.3333, 2.0]
-
-
-def test_what_is_left_at_a_temperature_is_of_greedy_rounds_in_the_same_run() -> None:
-    by_heat = ((0.0, (4.0, 6.0)), (1.0, (3.0, 3.0)))
-    sources = measured(
-        drafters.SOURCES,
-        {(name, heat): taus for name in ("small-lm", "cache", "small-lm+cache") for heat, taus in by_heat},
-    )
-    shape = measured(drafters.SHAPE, {("small-lm tree", 0.0): (5.0,), ("small-lm tree", 1.0): (4.0,)})
-    found = ratios(sources, shape)
-    assert found.spread["sampled/greedy.small-lm@T1"] == [0.5, 0.75]
-    assert found.values["sampled/greedy.small-lm.full@T1"] == 0.8
-    assert "sampled/greedy.small-lm" not in found.values
 
 
 def test_coupling_recovers_a_share_of_what_temperature_costs() -> None:

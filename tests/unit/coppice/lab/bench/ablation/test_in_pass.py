@@ -11,20 +11,19 @@ import pytest
 from coppice.cli.topology import DrafterSpec
 from coppice.completion import OriginCounts, Speculation
 from coppice.lab.bench.ablation import in_pass
-from coppice.lab.bench.ablation.groups import Measured, batches_of
+from coppice.lab.bench.ablation.groups import Measured
 from coppice.lab.bench.ablation.in_pass import (
     InPass,
     best_space,
     in_pass_ratios,
     in_pass_rows,
     make_groups,
-    pass_fields,
     pruning_name,
 )
 from coppice.lab.bench.ablation.variants import Group
 from coppice.lab.bench.client import OFF
 from coppice.lab.bench.comparison import mismatches
-from coppice.lab.bench.counters import Counters, parse_counters
+from coppice.lab.bench.counters import Counters
 from coppice.lab.bench.harness.experiment import Ratios, Samples
 from orchestrator.request.rounds import REDRAFT
 from tests.unit.coppice.lab.bench.made_up import Named, sample
@@ -108,32 +107,6 @@ def test_trees_that_are_pruned_differ_in_the_switch_alone_and_those_of_drafters_
     assert len({variant.verifier for variant in PRUNING_1.everyone}) == 1 + 4
     # Trees of all sizes are within what the verifier drafts.
     assert dict(PRUNING_1.variants[-1].verifier.settings)["REDRAFT_NODES"] == "16"
-
-
-def test_what_there_is_no_checkpoint_for_is_left_out() -> None:
-    [drafting] = make_groups(InPass(SMALL_LM, "/a", 3), (0.0,))
-    assert "space" in [variant.name for variant in drafting.variants]
-    drafting, *pruning = make_groups(InPass(SMALL_LM, early_head="/h", tree_sizes=(8,), batch_sizes=(1, 4)), (0.0,))
-    assert [variant.name for variant in drafting.everyone] == [OFF, "small-lm"]
-    assert len(pruning) == 2
-    # Without an adapter there are the drafter's trees alone.
-    assert {variant.sources for variant in pruning[0].variants} == {("small-lm",)}
-    assert not any("SPACE_ADAPTER" in dict(variant.verifier.settings) for variant in pruning[0].variants)
-    assert batches_of(5, 2) == [range(2), range(2, 4)]
-    assert batches_of(5, 16) == [range(16)]
-
-
-def test_counts_are_read_per_pass_and_those_of_an_older_verifier_have_no_pruning() -> None:
-    reading = counts(4, 0.02, 40, nodes=36, removed=9, pruned=3)
-    row = pass_fields(reading)
-    assert (row["passes"], row["ms_per_pass"], row["rows_per_pass"]) == (4, 5.0, 10.0)
-    assert (row["rows_left_per_pass"], row["removed_share"], row["pruned_passes"]) == (7.75, 0.25, 3)
-    nothing = pass_fields(reading.plus(reading, -1))
-    assert (nothing["ms_per_pass"], nothing["rows_left_per_pass"], nothing["removed_share"]) == (None, None, None)
-    names = (in_pass.PASSES, in_pass.ROWS, in_pass.ROW_PASSES)
-    page = "".join(f"{name} {n}\n" for name, n in zip(names, (2, 8, 2), strict=True))
-    older = pass_fields(Counters(parse_counters(page, names)))
-    assert (older["rows_per_pass"], older["rows_left_per_pass"], older["pruned_passes"]) == (4.0, 4.0, 0)
 
 
 def test_those_that_draft_for_themselves_are_compared_within_each_run() -> None:

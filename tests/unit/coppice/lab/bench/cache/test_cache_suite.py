@@ -63,12 +63,6 @@ def services(address: str, redis: NotedRedis | None = None) -> Services:
     return Services(address, Instance(address, counting(2)), second, redis)
 
 
-def test_the_cache_works_beside_each_kind_of_drafter_and_alone() -> None:
-    pairs = [(setting.name, setting.sources) for setting in settings(["small-lm"])]
-    assert pairs == [("small-lm+cache", ("small-lm", "cache")), ("cache", ("cache",))]
-    assert [setting.name for setting in settings([])] == ["cache"]
-
-
 async def test_redis_is_killed_in_the_middle_of_its_phase_and_comes_back_before_the_end(server: str) -> None:
     redis = NotedRedis()
     order = [phase for phase in phases(WORKLOAD, with_redis=True) if phase.name in ("fill", "killed")]
@@ -106,13 +100,6 @@ async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_tar
     assert lost_fields(report, "cache.json") == set()
 
 
-async def test_without_a_redis_its_phases_are_left_out_and_that_is_said(server: str, tiny_target: Path) -> None:
-    report = await suite(tiny_target, 0.0).run(services(server))
-    assert {row["phase"] for row in report["rows"]} == {"off", "cold", "fill", "again", "shifted"}
-    assert "warm-second/cold.tau" not in report["ratios"]
-    assert any("No redis-server" in note for note in report["notes"])
-
-
 def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
     path = directory / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in PROMPTS))
@@ -145,13 +132,3 @@ def test_the_command_writes_json_and_plot_and_prints_a_table(
     assert (report["suite"], report["settings"]["num_first_prompts"]) == ("cache", 2)
     assert (tmp_path / "out" / "cache.png").is_file()
     assert "failed-requests" in result.output
-
-
-def test_changed_tokens_fail_the_command_and_are_still_written(
-    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, services(corrupting_server))
-    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
-    assert result.exit_code == 1
-    assert "MISMATCH: cache T=0 cold" in result.output
-    assert (tmp_path / "out" / "cache.json").is_file()

@@ -39,11 +39,6 @@ def test_poisson_arrivals_come_at_the_rate_with_exponential_gaps() -> None:
     assert abs(statistics.correlation(gaps[:-1], gaps[1:])) < 0.04
 
 
-def test_the_same_seed_gives_the_same_arrivals_and_another_one_others() -> None:
-    assert poisson_arrivals(5, 10, "0 0.6 1") == poisson_arrivals(5, 10, "0 0.6 1")
-    assert poisson_arrivals(5, 10, "0 0.6 1") != poisson_arrivals(5, 10, "0 0.6 2")
-
-
 def test_a_trace_is_read_from_its_earliest_line_on(tmp_path: Path) -> None:
     arrivals = read_trace(_trace(tmp_path, HEADER, LINES[2], LINES[0], "", LINES[1]))
     assert [arrival.num_tokens for arrival in arrivals] == [10, 8, 27]
@@ -68,11 +63,6 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, lines: tuple[st
         read_trace(_trace(tmp_path, *lines))
     assert str(refusal.value).startswith(str(tmp_path / "trace.csv"))
     assert message in str(refusal.value)
-
-
-def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"missing\.csv"):
-        read_trace(tmp_path / "missing.csv")
 
 
 def test_a_trace_played_faster_has_more_in_the_same_time() -> None:

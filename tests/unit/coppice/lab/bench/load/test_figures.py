@@ -81,13 +81,6 @@ def test_a_controller_that_swings_to_and_fro_never_settles(half_s: float) -> Non
     assert figures.settle_s(level(*[(half_s, 110), (half_s, 95)] * 8)[:48]) is not None
 
 
-def test_lumps_within_a_second_do_not_keep_a_level_from_settling() -> None:
-    lumps = [0.0, 200.0] * 12
-    assert figures.settle_s([0.0] * 12 + lumps) == 3.0
-    assert figures.running_mean(lumps[:5]) == [100.0, 100.0]
-    assert figures.running_mean(lumps[:3]) == []
-
-
 @pytest.mark.parametrize(
     ("bins", "expected"),
     [

@@ -12,7 +12,7 @@ from coppice.core.errors import OverloadedError, UnavailableError
 from coppice.lab.bench.client import Answer, Fate, Manner, Mode, Policy, Window
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.load.figures import Span
-from coppice.lab.bench.load.loads import Arrival, ClosedLoad, PoissonLoad, StepLoad, closed_loop, open_loop
+from coppice.lab.bench.load.loads import Arrival, ClosedLoad, StepLoad, open_loop
 from coppice.lab.bench.load.suite import OFF, PLANNER, measure_loads, policies, reference_outputs
 from coppice.lab.bench.load.workload import Workload
 from coppice.v1 import inference_pb2
@@ -64,18 +64,6 @@ async def test_late_answers_delay_no_later_arrival() -> None:
     # All had been sent before the first was answered, as in no closed loop.
     assert max(answer.sent_s for answer in answers) < min(answer.ended_s for answer in answers)
     assert all(answer.sent_s >= answer.intended_s for answer in answers)
-
-
-async def test_latency_counts_from_the_intended_arrival() -> None:
-    async with serving_toy(Toy()) as address, Client(address) as client:
-        window = Window(client, POLICY)
-        # The generator is late itself.
-        await asyncio.sleep(0.3)
-        await open_loop(window, WORKLOAD, [Arrival(0.0)], drain_s=30)
-        [answer] = window.answers()
-    assert answer.sent_s >= 0.3
-    assert answer.ttft_s is not None
-    assert answer.ttft_s == answer.deltas[0].at_s > answer.sent_s
 
 
 async def test_refused_and_failed_requests_are_counted_apart_and_stop_nobody() -> None:
@@ -139,30 +127,6 @@ async def test_a_closed_loop_keeps_each_levels_number_running() -> None:
         assert max(seen) == level.concurrency
 
 
-async def test_a_closed_window_counts_from_when_each_had_time_to_end_once() -> None:
-    toy = Toy(delay_s=0.2)
-    async with serving_toy(toy) as address, Client(address) as client:
-        window = Window(client, POLICY)
-        span = await ClosedLoad(3, 0.5).drive(window, WORKLOAD, 0)
-        answers = window.answers()
-    assert sorted(answer.ended_s for answer in answers)[2] <= span.start_s
-    # Nobody's first request is slower than another's second here.
-    assert all(answer.ended_s <= span.start_s for answer in answers[:3])
-    assert span.length_s == pytest.approx(0.5)
-    assert span.end_s <= max(answer.ended_s for answer in answers)
-
-
-async def test_a_refused_worker_pauses_before_it_comes_again() -> None:
-    toy = Toy(errors={-1: OverloadedError("full", 0.5)})
-    async with serving_toy(toy) as address, Client(address) as client:
-        window = Window(client, POLICY)
-        async with closed_loop(window, WORKLOAD) as crowd:
-            crowd.resize(2)
-            await window.wait_until(0.5)
-    # Every tenth of a second, by two workers.
-    assert 2 <= len(toy.heard) <= 12
-
-
 async def test_outputs_of_every_length_begin_the_reference() -> None:
     workload = Workload(WORKLOAD.prompts, 3, 9, temperature=1.0, seed=5)
     async with serving_toy(Toy()) as address, Client(address) as client:
@@ -182,20 +146,3 @@ async def test_a_server_that_fails_everything_ends_the_benchmark() -> None:
             await reference_outputs(client, WORKLOAD, policies(MAX_NODES)[0])
         with pytest.raises(BenchmarkError, match="planner c1: no request was completed: UNAVAILABLE: gone"):
             await measure_loads(client, WORKLOAD, [ClosedLoad(1, 0.2)], [POLICY], num_runs=1, seed=0)
-
-
-async def test_policies_take_turns_and_each_begins_as_often() -> None:
-    contenders = policies(MAX_NODES)
-    load = PoissonLoad(0.5, 20.0, 0.1, seed=0)
-    async with serving_toy(Toy()) as address, Client(address) as client:
-        samples = await measure_loads(client, WORKLOAD, [load], contenders, num_runs=4, seed=3)
-        again = await measure_loads(client, WORKLOAD, [load], contenders, num_runs=4, seed=3)
-    turns = [sample.policy for sample in samples]
-    assert turns == [sample.policy for sample in again]
-    assert {turns[0], turns[4], turns[8], turns[12]} == {policy.name for policy in contenders}
-    for run in range(4):
-        group = samples[4 * run : 4 * run + 4]
-        assert {sample.policy for sample in group} == {policy.name for policy in contenders}
-        intended = [[answer.intended_s for answer in sample.answers] for sample in group]
-        assert intended == [[arrival.at_s for arrival in load.arrivals(run)]] * 4
-    assert load.arrivals(0) != load.arrivals(1)

@@ -11,7 +11,7 @@ from coppice.lab.bench.client import Batch as Answers
 from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.harness.report import unequal
 from coppice.lab.bench.load.figures import Span, Targets
-from coppice.lab.bench.load.loads import Arrival, ClosedLoad, Load, PoissonLoad, StepLoad, TraceLoad
+from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad
 from coppice.lab.bench.load.suite import (
     Baselines,
     Results,
@@ -111,14 +111,6 @@ def test_open_rows_count_what_was_refused_and_what_was_good_of_all_that_was_offe
         "fixed-large/off.goodput.r0.6": 2.0,
         "planner/off.goodput.r0.6": 3.0,
     }
-
-
-def test_nothing_is_divided_by_a_goodput_of_nothing() -> None:
-    load = TraceLoad((Arrival(0.0, 3),), 1.0)
-    by_policy = {policy.name: [answer([(0.5, 3)])] for policy in POLICIES} | {"off": [answer([], Fate.REFUSED)]}
-    samples = Results(Samples(_everywhere(load, Span(0.0, 1.0), by_policy)), POLICIES, TARGETS)
-    assert load_ratios(samples).values == {}
-    assert load_rows(samples, REFERENCES)[0]["load"] == "trace"
 
 
 def test_a_step_has_speeds_settle_times_and_nodes_over_time() -> None:

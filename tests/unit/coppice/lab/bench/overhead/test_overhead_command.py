@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from coppice.cli import bench
-from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.overhead.rounds import Peers
 from tests.unit.coppice.lab.bench.schema import lost_fields
 
 
@@ -42,11 +38,3 @@ def test_rounds_cost_two_small_messages_per_peer_and_everything_is_written(tmp_p
     # What the prefix cache adds to drafts shows in their size.
     way = "orchestrator to verifier"
     assert rounds[1]["largest_message"][way] > rounds[0]["largest_message"][way]
-
-
-async def test_peers_that_end_are_said_to_have() -> None:
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec("true", **pipes)
-    with pytest.raises(BenchmarkError, match="have ended"):
-        await Peers(process).start()
-    await process.wait()

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from coppice.checkpoints.bundled import MODELS
 from coppice.client import Client
-from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
-from coppice.lab.bench.overhead.peers import RunSettings, load
-from coppice.lab.bench.overhead.scripted_peers import (
+from coppice.lab.bench.overhead.peers import (
     DRAFT_IN,
     DRAFT_ON,
     OUTCOME_IN,
     OUTCOME_ON,
-    Script,
-    ScriptedDrafter,
-    ScriptedVerifier,
+    RunSettings,
     Traffic,
+    load,
+    make_script,
+    serve,
 )
-from coppice.net.rpc import Server
-from coppice.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from orchestrator.app import running
 from orchestrator.config import Config
 
@@ -30,18 +26,12 @@ WAYS = (OUTCOME_IN, OUTCOME_ON, DRAFT_IN, DRAFT_ON)
 
 async def traffic_of(*, repeats: bool, drafts_ahead: bool = False) -> Traffic:
     """One request's rounds; where the text repeats, the prefix cache adds a tree of its own to every draft."""
-    tokenizer_json = load_tokenizer_json(MODELS / "target")
-    tokenizer = TargetTokenizer(tokenizer_json)
-    script = Script(
-        tokenizer_json, tokenizer.fingerprint, tokenizer.vocab_size, NODES, repeats, Traffic(), drafts_ahead
-    )
-    verifier, drafter = Server([], guarded=False), Server([], guarded=False)
-    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(ScriptedVerifier(script), verifier.grpc)
-    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(ScriptedDrafter(script), drafter.grpc)
-    addresses = [f"127.0.0.1:{await server.start('127.0.0.1:0')}" for server in (verifier, drafter)]
+    script = make_script()
+    script.num_nodes, script.repeats, script.drafts_ahead = NODES, repeats, drafts_ahead
+    servers, addresses = await serve(script)
     config = Config(
-        verifier_address=addresses[0],
-        drafter_addresses=(addresses[1],),
+        verifier_address=addresses["verifier"],
+        drafter_addresses=(addresses["drafter"],),
         require_drafters=True,
         max_nodes=NODES,
         cache_drafter=repeats,
@@ -53,7 +43,7 @@ async def traffic_of(*, repeats: bool, drafts_ahead: bool = False) -> Traffic:
             settings = RunSettings(orchestrator.address, 1, ROUNDS, 0, NODES, repeats)
             await load(client, settings, ROUNDS, first_seed=1)
     finally:
-        for server in (verifier, drafter):
+        for server in servers:
             await server.stop(0.0)
     return script.traffic
 
@@ -69,7 +59,7 @@ async def test_a_round_of_64_nodes_is_at_most_2_messages_and_2_kilobytes_each_wa
     for way in WAYS:
         assert traffic.messages[way] <= MOST_MESSAGES * traffic.num_rounds, way
         assert traffic.largest[way] <= MOST_BYTES, way
-        assert traffic.num_bytes[way] <= MOST_BYTES * traffic.num_rounds, way
+        assert traffic.bytes[way] <= MOST_BYTES * traffic.num_rounds, way
     # What to expect, and what was drafted ahead.
     if drafts_ahead:
         assert all(traffic.messages[way] > 1.5 * traffic.num_rounds for way in (OUTCOME_ON, DRAFT_IN))

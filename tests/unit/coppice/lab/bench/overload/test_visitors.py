@@ -10,15 +10,15 @@ from prometheus_client.metrics_core import Metric
 
 from coppice.lab.bench.client import ATTENTIVE
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.overload import LEAVE_WITHIN_S, Crowd, CrowdWatch, Visitors, visits
+from coppice.lab.bench.overload import LEAVE_WITHIN_S, Visitors, watching
 from coppice.obs.metrics import Prefix
 from coppice.obs.metrics_server import MetricsServer
 from tests.fakes import eventually
 
 
 def test_shares_of_clients_leave_or_read_slowly_and_the_same_ones_each_time() -> None:
-    arrivals = visits(Visitors(leaving=0.2, slow=0.1), 100.0, begin_s=5.0, duration_s=40.0, seed="s")
-    assert arrivals == visits(Visitors(leaving=0.2, slow=0.1), 100.0, 5.0, 40.0, "s")
+    arrivals = Visitors(0.2, 0.1).arrivals(100.0, 5.0, 40.0, "s")
+    assert arrivals == Visitors(0.2, 0.1).arrivals(100.0, 5.0, 40.0, "s")
     assert all(5.0 <= arrival.at_s < 45.0 for arrival in arrivals)
     leaving = [one.manner.leave_after_s for one in arrivals if one.manner.leave_after_s is not None]
     slow = [one for one in arrivals if one.manner.pause_s]
@@ -26,7 +26,7 @@ def test_shares_of_clients_leave_or_read_slowly_and_the_same_ones_each_time() ->
     assert len(slow) == pytest.approx(0.1 * len(arrivals), rel=0.15)
     assert 0 < min(leaving) < 0.1
     assert 0.9 * LEAVE_WITHIN_S < max(leaving) < LEAVE_WITHIN_S
-    calm = visits(Visitors(0.0, 0.0), 100.0, 0.0, 5.0, "s")
+    calm = Visitors(0.0, 0.0).arrivals(100.0, 0.0, 5.0, "s")
     assert {arrival.manner for arrival in calm} == {ATTENTIVE}
 
 
@@ -38,11 +38,11 @@ async def test_a_crowd_is_read_from_the_metrics_while_it_is_watched() -> None:
 
     server = MetricsServer(metrics, "127.0.0.1", 0)
     try:
-        async with CrowdWatch(f"http://127.0.0.1:{server.port}/metrics").watching() as seen:
+        async with watching(f"http://127.0.0.1:{server.port}/metrics") as seen:
             await eventually(lambda: len(seen) > 1)
     finally:
         await asyncio.to_thread(server.stop)
-    assert set(seen) == {Crowd(num_running=3, num_waiting=2)}
+    assert set(seen) == {(3, 2)}
 
 
 async def test_metrics_that_are_not_there_or_of_something_else_are_an_error() -> None:
@@ -50,18 +50,12 @@ async def test_metrics_that_are_not_there_or_of_something_else_are_an_error() ->
     url = f"http://127.0.0.1:{server.server_port}/metrics"
     try:
         with pytest.raises(BenchmarkError, match="no metrics of an orchestrator"):
-            async with CrowdWatch(url).watching():
+            async with watching(url):
                 await asyncio.sleep(0.2)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
     with pytest.raises(BenchmarkError, match="no metrics of the orchestrator"):
-        async with CrowdWatch(url).watching():
+        async with watching(url):
             await asyncio.sleep(0.2)
-
-
-async def test_without_a_url_nothing_is_seen() -> None:
-    async with CrowdWatch(None).watching() as seen:
-        await asyncio.sleep(0)
-    assert seen == []

@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 
-from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.profile.fits import (
     Calibration,
     Floats,
@@ -86,11 +85,6 @@ def test_costs_of_passes_are_found_again() -> None:
     assert found.noise < 0.01
 
 
-def test_there_have_to_be_passes_without_drafting() -> None:
-    with pytest.raises(BenchmarkError, match="too few loads"):
-        fit_passes([Calibration(True, 1, Records((), (), (), (), ()))], 4, 15)
-
-
 def test_drafts_cost_what_they_take_alone_and_lose_to_passes_what_they_take_longer() -> None:
     passes, drafts, now_s = list[PassRecord](), list[DraftRecord](), 0.0
     for number in range(60):
@@ -109,11 +103,6 @@ def test_drafts_cost_what_they_take_alone_and_lose_to_passes_what_they_take_long
         assert fit.costs.draft_s(nodes, 1) == pytest.approx(0.001 + 0.0005 * nodes)
     assert fit.costs.read_token_s == pytest.approx(0.00005)
     assert fit.draft_factor == pytest.approx(4.0)
-
-
-def test_too_few_drafts_tell_nothing() -> None:
-    with pytest.raises(BenchmarkError, match="too few loads"):
-        fit_drafts([Calibration(True, 1, Records((), (), (), (), ()))])
 
 
 MESSAGE_S, OUTCOME_S, ASK_S, TURNAROUND_S, AFTER_S = 0.0004, 0.0006, 0.0002, 0.003, 0.0002
@@ -158,18 +147,6 @@ def test_messages_are_found_again() -> None:
     assert fit.orchestrator_factor == pytest.approx(FACTOR, rel=1e-3)
 
 
-def test_a_drafter_that_is_slow_to_begin_is_no_work_of_the_orchestrator() -> None:
-    loads = [made_messages(5, speculates=True, slow_to_begin_s=0.05), made_messages(5, speculates=False)]
-    fit = fit_messages(loads, AFTER_S)
-    assert fit.orchestrator.outcome_s == pytest.approx(OUTCOME_S, rel=1e-4)
-    assert fit.orchestrator_factor == pytest.approx(FACTOR, rel=1e-3)
-
-
-def test_outcomes_that_come_alone_tell_nothing_of_shared_cores() -> None:
-    fit = fit_messages([made_messages(1, speculates=True), made_messages(1, speculates=False)], AFTER_S)
-    assert fit.orchestrator_factor == 1.0
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_coefficients_are_the_best_of_all_that_are_not_negative(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -190,11 +167,6 @@ def test_coefficients_are_the_best_of_all_that_are_not_negative(seed: int) -> No
     found = nonnegative(features, values)
     assert (found >= 0).all()
     assert error(found) == pytest.approx(best, rel=1e-6)
-
-
-def test_a_feature_that_is_never_there_costs_nothing() -> None:
-    features = np.array([[1.0, 0.0], [2.0, 0.0]])
-    assert nonnegative(features, np.array([3.0, 6.0])).tolist() == pytest.approx([3.0, 0.0])
 
 
 def test_a_timeline_adds_up_what_lies_between_two_times() -> None:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.profile.records import (
-    DRAFTER_FILE,
-    ORCHESTRATOR_FILE,
-    VERIFIER_FILE,
     CpuRecord,
     DraftRecord,
     OpeningRecord,
@@ -18,8 +10,6 @@ from coppice.lab.bench.profile.records import (
     Records,
     RoundRecord,
     TreeRecord,
-    read_records,
-    write_records,
 )
 from coppice.lab.bench.profile.suite import ProfilePlan, seen
 
@@ -33,19 +23,6 @@ RECORDS = Records(
     (DraftRecord("a", 30, 30, 0.5, 0.75, 1.5, 4),),
     (CpuRecord(1.0, 0.25), CpuRecord(2.5, 0.75)),
 )
-
-
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write_records(tmp_path / VERIFIER_FILE, passes=RECORDS.passes, openings=RECORDS.openings, trees=RECORDS.trees)
-    write_records(tmp_path / DRAFTER_FILE, drafts=RECORDS.drafts)
-    write_records(tmp_path / ORCHESTRATOR_FILE, cpu=RECORDS.cpu)
-    assert read_records(tmp_path) == RECORDS
-
-
-def test_a_service_that_wrote_nothing_ends_the_measurement(tmp_path: Path) -> None:
-    write_records(tmp_path / DRAFTER_FILE, drafts=RECORDS.drafts)
-    with pytest.raises(BenchmarkError, match=VERIFIER_FILE):
-        read_records(tmp_path)
 
 
 def test_what_was_seen_is_of_the_spans_alone() -> None:

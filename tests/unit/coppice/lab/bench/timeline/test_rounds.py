@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.harness.plots import draw
 from coppice.lab.bench.harness.report import Report
 from coppice.lab.bench.timeline.rounds import HOPS, Watched, hop_rows, ratios, rounds_of, shown_rounds
-from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds, bars, messages, shown
+from coppice.lab.bench.timeline.suite import NUM_WARM_UP_REQUESTS, add_rounds
 from coppice.obs.timeline import TimelineEvent as Event
 
 # How long each hop of a made up round takes, microseconds: all different, so that none can stand for another.
@@ -125,27 +123,3 @@ def test_the_report_leaves_the_warm_up_out_and_says_where_there_is_nothing() -> 
     assert report["ratios"]["forward-share"] == pytest.approx(300 / ROUND_US)
     with pytest.raises(BenchmarkError, match="two rounds"):
         add_rounds({}, request(0.0, 3))
-
-
-def test_the_picture_has_everything_that_happened_and_nothing_of_before(tmp_path: Path) -> None:
-    [rounds] = rounds_of(request(0.0, 4))
-    ahead = [Event("ahead", rounds[1].pass_began, 50.0), Event("ahead", 0.0, 50.0)]
-    drawn = list(bars(rounds[1:3], ahead))
-    kinds = [kind for _, kind, _, _ in drawn]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "preparing the next draft": 1,
-        "no draft yet": 2,
-        "pass": 2,
-        "choosing tokens": 2,
-        "draft": 2,
-        "orchestrator": 4,
-    }
-    assert all(start <= end for _, _, start, end in drawn)
-    sent = list(messages(rounds[1:3]))
-    # The last delta, which leaves when the next round has begun, lies beyond the picture.
-    assert [what for what, *_ in sent] == ["outcome", "outcome", "tree", "tree", "delta"] + ["outcome"] * 2 + [
-        "tree"
-    ] * 2
-    assert all(rounds[1].outcome_left <= start <= end <= rounds[2].ended for _, _, start, _, end in sent)
-    draw({}, shown([rounds], ahead, 2).panels, tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
