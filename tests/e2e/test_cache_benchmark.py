@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.lab.bench.cache.redis_server import redis_program
+from coppice.lab.bench.cache.services import redis_program
 
 PHASES = ["cold", "fill", "again", "shifted", "second", "killed"]
 

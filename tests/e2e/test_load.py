@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import Topology
+from coppice.lab.bench.comparison import Plan, Setup
 from coppice.lab.bench.load.loads import Arrival
 from coppice.lab.bench.load.suite import LoadPlan, LoadSuite
 from coppice.lab.bench.prompts import Prompt
@@ -16,13 +15,13 @@ PROMPTS = tuple(Prompt(text, "here") for text in ("def add(a, b):\n", "import os
 async def test_every_policy_under_every_load_gives_the_tokens_of_plain_decoding(topology: Topology) -> None:
     plan = LoadPlan(
         concurrency=(4,),
-        num_runs=1,
         duration_s=0.5,
         rates=(0.5,),
         trace=(Arrival(0.0, 6), Arrival(0.2, 30)),
         step=4,
     )
-    suite = LoadSuite(Path(MODELS / "target"), PROMPTS, plan, threads=1, min_tokens=4, max_tokens=24, temperature=0.8)
+    setup = Setup(MODELS / "target", PROMPTS, Plan(1, 24, (0.8,), 0), threads=1)
+    suite = LoadSuite(setup, plan, min_tokens=4)
     report = await suite.run(topology.address)
     assert report["mismatches"] == []
     rows = {row["name"]: row for row in report["rows"]}

@@ -57,7 +57,7 @@ def latency(
 
     from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.form_services import measure_with_forms
-    from coppice.lab.bench.forms import form_panels, with_forms
+    from coppice.lab.bench.forms import PANEL
     from coppice.lab.bench.harness.plots import draw
     from coppice.lab.bench.latency import SHOWN, LatencySuite
 
@@ -66,10 +66,10 @@ def latency(
     suite = LatencySuite(setup, small_lm)
     if chosen_forms:
         report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
-        draw(report, form_panels(report), out / "forms.png")
+        draw(report, [PANEL], out / "forms.png")
     else:
         report = measure_or_exit(suite, spec)
-    finish(report, with_forms(SHOWN, report), out)
+    finish(report, SHOWN, out)
 
 
 def _forms(names: str, delays: str) -> tuple[Form, ...]:

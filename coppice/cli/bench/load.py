@@ -59,12 +59,14 @@ def load(
     shares = opt.multiples(rates, "--rates")
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
+    from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
 
     targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
-    plan = LoadPlan(levels, runs, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
-    suite = LoadSuite(target, tuple(chosen), plan, opt.num_threads(threads), shortest, longest, temperature, seed)
+    plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
+    setup = opt.setup(target, chosen, Plan(runs, longest, (temperature,), seed), threads)
+    suite = LoadSuite(setup, plan, shortest)
     finish(measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
 
 

@@ -11,18 +11,17 @@ those accepted from re-rooted drafts. `@20ms` marks a delay, `@T1` a temperature
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-from matplotlib.axes import Axes
 
 from coppice.lab.bench import figures
 from coppice.lab.bench.client import OFF, ON, Mode
 from coppice.lab.bench.comparison import Sample, by_run, speed_ratios
 from coppice.lab.bench.harness.experiment import BenchmarkError, ByRun, Samples, at_temperature, known
-from coppice.lab.bench.harness.plots import Panel
-from coppice.lab.bench.harness.report import Report, Row, Shown
+from coppice.lab.bench.harness.plots import Panel, lines
+from coppice.lab.bench.harness.report import Row
 from coppice.lab.bench.harness.tables import Table
 
 MAX_DELAY_MS = 10_000
@@ -162,62 +161,42 @@ def _at(samples: Samples[Sample], delay_ms: int, temperature: float) -> Iterator
         yield name, known(by_run(samples, Form(kind, delay_ms).name, temperature, figure))
 
 
-def with_forms(shown: Shown, report: Report) -> Shown:
-    """The latency suite's report shown with a table and a picture of the forms, where it has some."""
-    names = {OFF, *(form["contender"] for form in report["settings"]["forms"])}
-    if len(names) == 1:
-        return shown
-    table = Table(
-        "Forms: rounds (accepted tokens) by when their draft was made",
-        {
-            "tokens/s": "{tokens_per_s:.1f}",
-            "x off": "{speed_over_off:.2f}",
-            "τ": "{mean_acceptance_length:.2f}",
-            "forward": "{forward_share:.0%}",
-            "bubble ms": "{bubble_ms:.2f}",
-            "early": "{early_drafts:.0%}",
-            "hits": "{draft_ahead_hits:.0%}",
-            **{origin: _origin_cell(origin) for origin in ORIGINS},
-        },
-        where=lambda row: row["contender"] in names,
-    )
-    return replace(shown, tables=(*shown.tables, table))
+def add_forms(rows: Iterable[Row], forms: Iterable[Form]) -> None:
+    """Say of the forms' rows which forms they are."""
+    by_name = {form.name: {"form": form.kind.value, "delay_ms": form.delay_ms} for form in forms}
+    for row in rows:
+        row |= by_name.get(row["contender"], {})
 
 
-def form_panels(report: Report) -> list[Panel]:
-    """Speed of each form against the delay, a panel per temperature; plain decoding is 1."""
-
-    def panel(temperature: float) -> Panel:
-        def custom(axes: Axes, report: Mapping[str, Any]) -> None:
-            for form, points in form_lines(report, temperature).items():
-                axes.plot([delay for delay, _ in points], [speed for _, speed in points], marker="o", label=form)
-            axes.set_ylim(bottom=0)
-            axes.legend()
-
-        return Panel(
-            f"One stream, T={temperature:g}",
-            xlabel="ms more, each way, between orchestrator and drafter",
-            ylabel="tokens/s, plain decoding = 1",
-            has_base=True,
-            custom=custom,
-        )
-
-    return [panel(temperature) for temperature in dict.fromkeys(row["temperature"] for row in report["rows"])]
+def _origin(origin: str, row: Mapping[str, Any]) -> str:
+    counts = row.get("origins", {}).get(origin, {"rounds": 0, "accepted": 0})
+    return f"{counts['rounds']} ({counts['accepted']})"
 
 
-def form_lines(report: Mapping[str, Any], temperature: float) -> dict[str, list[tuple[int, float]]]:
-    """By form: delays in milliseconds, and tokens/s over those of plain decoding."""
-    speeds = {row["contender"]: row["speed_over_off"] for row in report["rows"] if row["temperature"] == temperature}
-    found: dict[str, list[tuple[int, float]]] = {}
-    for form in report["settings"]["forms"]:
-        if (speed := speeds.get(form["contender"])) is not None:
-            found.setdefault(form["form"], []).append((form["delay_ms"], speed))
-    return {name: sorted(points) for name, points in found.items()}
-
-
-def _origin_cell(origin: str) -> Callable[[Mapping[str, Any]], str]:
-    def cell(row: Mapping[str, Any]) -> str:
-        counts = row.get("origins", {}).get(origin, {"rounds": 0, "accepted": 0})
-        return f"{counts['rounds']} ({counts['accepted']})"
-
-    return cell
+TABLE = Table(
+    "Forms: rounds (accepted tokens) by when their draft was made",
+    {
+        "tokens/s": "{tokens_per_s:.1f}",
+        "x off": "{speed_over_off:.2f}",
+        "τ": "{mean_acceptance_length:.2f}",
+        "forward": "{forward_share:.0%}",
+        "bubble ms": "{bubble_ms:.2f}",
+        "early": "{early_drafts:.0%}",
+        "hits": "{draft_ahead_hits:.0%}",
+        **{origin: partial(_origin, origin) for origin in ORIGINS},
+    },
+    where=lambda row: "form" in row,
+)
+# Speed of each form against the delay; plain decoding is 1.
+PANEL = Panel(
+    "One stream, T={:g}",
+    lines,
+    "delay_ms",
+    "speed_over_off",
+    "{form}",
+    "ms more, each way, between orchestrator and drafter",
+    "tokens/s, plain decoding = 1",
+    where=lambda row: "form" in row,
+    by="temperature",
+    has_base=True,
+)

@@ -26,7 +26,7 @@ from coppice.lab.bench.client import (
 )
 from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.forms import Form, form_ratios, form_remarks
+from coppice.lab.bench.forms import TABLE, Form, add_forms, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
@@ -148,6 +148,7 @@ class LatencySuite:
             with progress("latency", total) as advance:
                 samples = await comparison.measure(contenders, prompt_ids, plan, batches, advance)
         found = comparison.rows(samples, contenders)
+        add_forms(found, self.forms)
         apart = find_divergences(samples, [OFF, ASSISTED], partial(top_two_gap, target))
         ratios = Ratios.of(latency_ratios(samples) | form_ratios(samples, self.forms))
         settings = {
@@ -194,6 +195,7 @@ SHOWN = Shown(
             "Milliseconds per pass of the target by rows, most frequent sizes (x = passes)",
             {"rows: ms x passes": _pass_cell, "accepted at depth 1, 2, …": comparison.depth_cell},
         ),
+        TABLE,
     ),
     panels=(
         Panel(

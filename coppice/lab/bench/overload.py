@@ -23,7 +23,7 @@ from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Mode, Poli
 from coppice.lab.bench.counters import Counters, read_counters
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress, quotient
-from coppice.lab.bench.harness.plots import Panel, stacked
+from coppice.lab.bench.harness.plots import Panel, lines, stacked
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
@@ -491,17 +491,6 @@ def _draw_course(axes: Axes, report: Mapping[str, Any]) -> None:
     axes.set(ylim=(0, None), title=f"During and after {course['load']}")
 
 
-def _draw_latency(name: str) -> Callable[[Axes, Mapping[str, Any]], None]:
-    def draw(axes: Axes, report: Mapping[str, Any]) -> None:
-        for percent in (50, 99):
-            values = [row[f"{name}_ms_p{percent}"] or math.nan for row in report["rows"]]
-            axes.plot([row["name"] for row in report["rows"]], values, marker="o", label=f"p{percent}")
-        axes.set_ylim(bottom=0)
-        axes.legend()
-
-    return draw
-
-
 _LOAD = "load, of saturation"
 SHOWN = Shown(
     tables=(
@@ -538,8 +527,8 @@ SHOWN = Shown(
         ),
     ),
     panels=(
-        Panel("Time per token of accepted requests", xlabel=_LOAD, ylabel="ms", custom=_draw_latency("token")),
-        Panel("Time to first token", xlabel=_LOAD, ylabel="ms", custom=_draw_latency("ttft")),
+        Panel("Time per token of accepted requests", lines, "name", "token_ms_p50,token_ms_p99", "", _LOAD, "ms"),
+        Panel("Time to first token", lines, "name", "ttft_ms_p50,ttft_ms_p99", "", _LOAD, "ms"),
         Panel(
             "What became of requests",
             stacked,

@@ -6,9 +6,10 @@ Where strict mode is offered, ours is measured in strict and in fast mode: what 
 from __future__ import annotations
 
 import contextlib
+import operator
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,8 +23,8 @@ from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, in_turn, progress
 from coppice.lab.bench.harness.plots import Panel, lines
-from coppice.lab.bench.harness.report import Report, Shown, document, shown_path
-from coppice.lab.bench.harness.tables import Row, Table
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
+from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.transformers_baseline import load_model, quiet_transformers
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
@@ -39,7 +40,7 @@ NOT_STRICT = "Strict mode is not what this machine's verifier takes by itself: i
 Pass: TypeAlias = Callable[[Sequence[int]], None]
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Mapping[str, Any]) -> str:
     ours, theirs, ratio = f"{row['coppice_ms']:.2f}", f"{row['transformers_ms']:.2f}", f"{row['ratio']:.2f}"
     if row["fast_ms"] is None:
         return f"{ours} / {theirs} ({ratio})"
@@ -84,27 +85,12 @@ class PassesPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Median milliseconds of a pass over `rows` rows behind `context` tokens, and median ratios of two in turn.
-
-    `coppice_ms` is the mode that a server takes by itself, and `ratio` that mode's time over transformers'. Where that
-    is strict mode, `fast_ms` and `strict_over_fast` are there, too.
-    """
-
-    context: int
-    rows: int
-    coppice_ms: float
-    transformers_ms: float
-    ratio: float
-    fast_ms: float | None = None
-    strict_over_fast: float | None = None
-
-
 def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto") -> Report:
     """Measure and return the report. `threads` is for each contender; 0 leaves both to their own choice.
 
-    Both run on `device`, as the verifier's DEVICE has it.
+    Both run on `device`, as the verifier's DEVICE has it. Rows have median milliseconds of passes over `rows` rows
+    after `context` tokens, and median ratios of two in turn: `coppice_ms` is the mode that a server takes by itself,
+    `ratio` that mode's time over transformers'. Where it is strict mode, `fast_ms` and `strict_over_fast` are there.
 
     Raises:
         BenchmarkError: the checkpoint cannot be used, or its context or vocabulary is too small for the plan.
@@ -123,54 +109,48 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
     if max(plan.rows) > info.vocab_size:
         raise BenchmarkError(f"--rows: at most {info.vocab_size}, so that all tokens of a tree differ")
     plain.to(ours.device, next(ours.model.parameters()).dtype)  # type: ignore[arg-type]
-    times = _measure(plain, ours, fast, plan, info.vocab_size, threads)
+    rows = _measure(plain, [ours] if fast is None else [ours, fast], plan, info.vocab_size, threads)
     settings = {"target": shown_path(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)}
+    prices = {str(context): slopes(rows, context) for context in plan.contexts}
     notes = [
         f"A further row after {context} tokens: {slope['coppice']:.3f} ms, transformers {slope['transformers']:.3f}."
-        for context in plan.contexts
-        if (slope := slopes(times, context))
+        for context, slope in prices.items()
+        if slope
     ]
-    return document(
-        "passes",
-        machine,
-        settings,
-        [asdict(entry) for entry in times],
-        Ratios(pass_ratios(times), {}),
-        notes=[*notes, *([] if fast else [NOT_STRICT])],
-        ms_per_further_row={str(context): slopes(times, context) for context in plan.contexts},
-    )
+    notes += [] if fast else [NOT_STRICT]
+    ratios = Ratios(pass_ratios(rows), {})
+    return document("passes", machine, settings, rows, ratios, notes=notes, ms_per_further_row=prices)
 
 
-def pass_ratios(times: Sequence[PassTimes]) -> dict[str, float]:
+def pass_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """A pass of one row over transformers' by context, and strict over fast mode by context and rows."""
-    alone = {f"pass/transformers.context-{entry.context}": entry.ratio for entry in times if entry.rows == 1}
+    alone = {f"pass/transformers.context-{row['context']}": row["ratio"] for row in rows if row["rows"] == 1}
     strict = {
-        f"strict/fast.context-{entry.context}.rows-{entry.rows}": entry.strict_over_fast
-        for entry in times
-        if entry.strict_over_fast is not None
+        f"strict/fast.context-{row['context']}.rows-{row['rows']}": row["strict_over_fast"]
+        for row in rows
+        if row["strict_over_fast"] is not None
     }
     return {**alone, **strict}
 
 
-def slopes(times: Sequence[PassTimes], context: int) -> dict[str, float]:
-    """Milliseconds that a further row costs behind a context, by least squares up to `SLOPE_ROWS` rows."""
-    chosen = [entry for entry in times if entry.context == context and entry.rows <= SLOPE_ROWS]
+def slopes(rows: Sequence[Row], context: int) -> dict[str, float]:
+    """Milliseconds that a further row costs after a context, by least squares up to `SLOPE_ROWS` rows."""
+    chosen = [row for row in rows if row["context"] == context and row["rows"] <= SLOPE_ROWS]
     if len(chosen) < 2:
         return {}
-    rows = [entry.rows for entry in chosen]
+    sizes = [row["rows"] for row in chosen]
     return {
-        "coppice": float(np.polyfit(rows, [entry.coppice_ms for entry in chosen], 1)[0]),
-        "transformers": float(np.polyfit(rows, [entry.transformers_ms for entry in chosen], 1)[0]),
+        name: float(np.polyfit(sizes, [row[f"{name}_ms"] for row in chosen], 1)[0])
+        for name in ("coppice", "transformers")
     }
 
 
 def _measure(
-    plain: PreTrainedModel, ours: TargetModel, fast: TargetModel | None, plan: PassesPlan, vocab_size: int, threads: int
-) -> list[PassTimes]:
+    plain: PreTrainedModel, targets: Sequence[TargetModel], plan: PassesPlan, vocab_size: int, threads: int
+) -> list[Row]:
     generator = np.random.default_rng(plan.seed)
-    default_threads = threads or torch.get_num_threads()
-    targets = [ours] if fast is None else [ours, fast]
-    times = []
+    count = threads or torch.get_num_threads()
+    rows: list[Row] = []
     with progress("contexts", len(plan.contexts)) as advance:
         for context in plan.contexts:
             prompt = generator.integers(0, vocab_size, context).tolist()
@@ -180,15 +160,16 @@ def _measure(
                 tree_pass(target, cache, prompt, np.random.default_rng(plan.seed))
                 for target, cache in zip(targets, caches, strict=True)
             ]
-            with _threads(default_threads):
-                passes.append(_with_threads(default_threads, plain_pass(plain, prompt)))
-            for rows in plan.rows:
-                tokens = [generator.choice(vocab_size, rows, replace=False).tolist() for _ in range(plan.repeats + 1)]
-                times.append(_pass_times(context, rows, timed_in_turn(passes, tokens)))
+            with _threads(count):
+                theirs = plain_pass(plain, prompt)
+            passes.append(_threads(count)(theirs))
+            for size in plan.rows:
+                tokens = [generator.choice(vocab_size, size, replace=False).tolist() for _ in range(plan.repeats + 1)]
+                rows.append({"context": context, "rows": size, **_times(timed_in_turn(passes, tokens))})
             for cache in caches:
                 cache.release()
             advance()
-    return times
+    return rows
 
 
 def timed_in_turn(passes: Sequence[Pass], tokens: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -204,22 +185,16 @@ def timed_in_turn(passes: Sequence[Pass], tokens: Sequence[Sequence[int]]) -> li
     return times[1:]
 
 
-def _pass_times(context: int, rows: int, times: Sequence[Sequence[float]]) -> PassTimes:
+def _times(times: Sequence[Sequence[float]]) -> Row:
     """Of `times` [repeats, passes]: ours, where there is one ours in fast mode, transformers'."""
     ours, *fast, theirs = zip(*times, strict=True)
-    return PassTimes(
-        context,
-        rows,
-        coppice_ms=statistics.median(ours),
-        transformers_ms=statistics.median(theirs),
-        ratio=_median_ratio(ours, theirs),
-        fast_ms=statistics.median(fast[0]) if fast else None,
-        strict_over_fast=_median_ratio(ours, fast[0]) if fast else None,
-    )
-
-
-def _median_ratio(some: Sequence[float], others: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(some, others, strict=True))
+    return {
+        "coppice_ms": statistics.median(ours),
+        "transformers_ms": statistics.median(theirs),
+        "ratio": statistics.median(map(operator.truediv, ours, theirs)),
+        "fast_ms": statistics.median(fast[0]) if fast else None,
+        "strict_over_fast": statistics.median(map(operator.truediv, ours, fast[0])) if fast else None,
+    }
 
 
 @contextlib.contextmanager
@@ -231,14 +206,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _with_threads(count: int, some_pass: Pass) -> Pass:
-    def run(tokens: Sequence[int]) -> None:
-        with _threads(count):
-            some_pass(tokens)
-
-    return run
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,24 +142,10 @@ class InPass:
     drafting: bool = True
 
     @property
-    def grid(self) -> tuple[tuple[int, int], ...]:
-        """Masks and groups that are tried; an adapter has only so many masks."""
-        return tuple((masks, groups) for masks in self.masks if masks <= self.num_masks for groups in self.groups)
-
-
-def pruning_group(batch_size: int) -> str:
-    """The name of the group that compares pruning with so many requests at once."""
-    return f"pruning b={batch_size}"
-
-
-def grid_name(masks: int, groups: int) -> str:
-    """The name of the variant whose target drafts for itself with so many masks behind so many ends."""
-    return f"{SPACE} k={masks} g={groups}"
-
-
-def merged_name(kind: str) -> str:
-    """The name of the variant that merges the target's own drafts with a drafter's."""
-    return f"{SPACE}+{kind}"
+    def grid(self) -> dict[str, tuple[int, int]]:
+        """Masks and groups that are tried, by variant; an adapter has only so many masks."""
+        shapes = itertools.product((masks for masks in self.masks if masks <= self.num_masks), self.groups)
+        return {f"{SPACE} k={masks} g={groups}": (masks, groups) for masks, groups in shapes}
 
 
 def tree_sources(what: InPass) -> tuple[str, ...]:
@@ -177,14 +164,9 @@ def make_groups(what: InPass, temperatures: tuple[float, ...]) -> tuple[Group, .
     if what.early_head:
         pruning = tuple(_pruning(what))
         groups += [
-            Group(pruning_group(size), pruning, temperatures, size, knows_prompts=True) for size in what.batch_sizes
+            Group(f"pruning b={size}", pruning, temperatures, size, knows_prompts=True) for size in what.batch_sizes
         ]
     return tuple(groups)
-
-
-def space_names(what: InPass) -> list[str]:
-    """The names of the variants whose target drafts for itself, alone."""
-    return [SPACE, *(grid_name(masks, groups) for masks, groups in what.grid)] if what.space else []
 
 
 def _drafting(what: InPass) -> Iterator[Variant]:
@@ -194,10 +176,10 @@ def _drafting(what: InPass) -> Iterator[Variant]:
         # As it serves where nothing else is set.
         usual = VerifierSetting((adapter,))
         yield Variant(SPACE, (), (REDRAFT,), usual)
-        for masks, groups in what.grid:
+        for name, (masks, groups) in what.grid.items():
             shape = (("REDRAFT_TOKENS", str(masks)), ("REDRAFT_GROUPS", str(groups)), _MANY_ROWS)
-            yield Variant(grid_name(masks, groups), (), (REDRAFT,), VerifierSetting((adapter, *shape)))
-        yield Variant(merged_name(kind), (drafter,), (REDRAFT, kind), usual)
+            yield Variant(name, (), (REDRAFT,), VerifierSetting((adapter, *shape)))
+        yield Variant(f"{SPACE}+{kind}", (drafter,), (REDRAFT, kind), usual)
     yield Variant(kind, (drafter,), (kind,))
 
 
@@ -247,7 +229,7 @@ def in_pass_ratios(measured: Sequence[Measured], what: InPass) -> ByRun:
     found: ByRun = {}
     for temperature in groups[DRAFTING].temperatures if what.space and DRAFTING in groups else ():
         found |= _space(groups[DRAFTING], what, temperature)
-    pruned = [groups[name] for name in map(pruning_group, what.batch_sizes) if name in groups]
+    pruned = [groups[name] for size in what.batch_sizes if (name := f"pruning b={size}") in groups]
     for temperature in pruned[0].temperatures if pruned else ():
         for source in tree_sources(what):
             found |= _saved(pruned, what, source, temperature)
@@ -258,12 +240,12 @@ def in_pass_ratios(measured: Sequence[Measured], what: InPass) -> ByRun:
 
 def best_space(measured: Measured, what: InPass, temperature: float) -> str:
     """The name of the fastest variant whose target drafts for itself, alone."""
-    return max(space_names(what), key=lambda name: fmean(value or 0.0 for value in measured.speed(name, temperature)))
+    return max([SPACE, *what.grid], key=lambda name: fmean(value or 0.0 for value in measured.speed(name, temperature)))
 
 
 def _space(measured: Measured, what: InPass, temperature: float) -> ByRun:
     kind, best = what.drafter.kind, best_space(measured, what, temperature)
-    merged = merged_name(kind)
+    merged = f"{SPACE}+{kind}"
     speeds = {name: measured.speed(name, temperature) for name in (OFF, SPACE, best, merged, kind)}
     found = {
         "space/off": over(speeds[SPACE], speeds[OFF]),
@@ -378,7 +360,7 @@ class InPassSuite:
             "drafter": {what.drafter.kind: shown_path(Path(what.drafter.model))},
             "space": shown_path(Path(what.space)) if what.space else None,
             "early_head": shown_path(Path(what.early_head)) if what.early_head else None,
-            "masks_and_groups": [list(shape) for shape in what.grid],
+            "masks_and_groups": [list(shape) for shape in what.grid.values()],
             "tree_sizes": list(what.tree_sizes),
             "batch_sizes": list(what.batch_sizes),
             "drafting": what.drafting,

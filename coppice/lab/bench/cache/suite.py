@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coppice.client import Client
-from coppice.lab.bench.cache.services import Instance, Services
+from coppice.lab.bench.cache.services import Instance, Redis, Services
 from coppice.lab.bench.cache.workload import (
     AGAIN,
     COLD,
@@ -118,113 +118,85 @@ async def measure(
         BenchmarkError: a request without speculation failed, or all of a phase did.
     """
     async with AsyncExitStack() as stack:
-        bench = _Bench(services, prompts, plan, on_answer)
         plain = await connected(stack, services.plain)
-        for instance in filter(None, (services.first, services.second)):
-            bench.clients[instance.address] = await connected(stack, instance.address)
-        await bench.warm_up(plain, contenders)
-        samples = [await bench.off(plain, temperature) for temperature in plan.temperatures]
+        instances = [one for one in (services.first, services.second) if one is not None]
+        clients = [await connected(stack, one.address) for one in instances]
+        bench = _Bench(prompts, plan, on_answer, plain, list(zip(instances, clients, strict=True)), services.redis)
+        await bench.warm_up(contenders)
+        samples = [await bench.off(temperature) for temperature in plan.temperatures]
         for turn in Experiment(contenders, plan.temperatures, plan.num_runs).turns():
             samples += [await bench.phase(phase, turn.arm, turn.load, turn.run) for phase in order]
     return Samples(samples)
 
 
+@dataclass(frozen=True, slots=True)
 class _Bench:
-    def __init__(
-        self, services: Services, prompts: Sequence[Sequence[int]], plan: Plan, on_answer: Callable[[], None]
-    ) -> None:
-        self._services, self._prompts, self._plan = services, prompts, plan
-        self._on_answer = on_answer
-        # By address, of the orchestrators that have a cache.
-        self.clients: dict[str, Client] = {}
+    prompts: Sequence[Sequence[int]]
+    plan: Plan
+    on_answer: Callable[[], None]
+    plain: Client
+    # Those that have a cache.
+    instances: Sequence[tuple[Instance, Client]]
+    redis: Redis | None
 
-    async def warm_up(self, plain: Client, contenders: Sequence[Policy]) -> None:
+    async def ask(self, client: Client, policy: Policy, prompt: int, temperature: float, salt: str) -> Answer:
+        [task] = self.plan.tasks(self.prompts, [prompt], temperature)
+        return await Window(client, policy).ask(task, salt=salt)
+
+    async def warm_up(self, contenders: Sequence[Policy]) -> None:
         """Let everybody answer the first prompts once, under a salt that nobody uses later."""
-        for temperature in self._plan.temperatures:
-            for prompt in range(min(NUM_WARM_UP_PROMPTS, len(self._prompts))):
-                await self._ask(plain, PLAIN, prompt, temperature, f"warm-up {OFF} {temperature:g}")
-                for client in self.clients.values():
-                    for policy in contenders:
-                        salt = f"warm-up {policy.name} {temperature:g} {client.address}"
-                        await self._ask(client, policy, prompt, temperature, salt)
+        pairs = [(self.plain, PLAIN), *((client, policy) for _, client in self.instances for policy in contenders)]
+        for temperature, prompt in itertools.product(self.plan.temperatures, range(NUM_WARM_UP_PROMPTS)):
+            for client, policy in pairs if prompt < len(self.prompts) else ():
+                salt = f"warm-up {policy.name} {temperature:g} {client.address}"
+                await self.ask(client, policy, prompt, temperature, salt)
 
-    async def off(self, plain: Client, temperature: float) -> Sample:
+    async def off(self, temperature: float) -> Sample:
         """Every prompt without speculation: what all others are compared with."""
         answers = []
-        for prompt in range(len(self._prompts)):
-            answer = await self._ask(plain, PLAIN, prompt, temperature, f"{OFF} {temperature:g} {prompt}")
-            if answer.completion is None or len(answer.token_ids) != self._plan.max_tokens:
+        for prompt in range(len(self.prompts)):
+            answer = await self.ask(self.plain, PLAIN, prompt, temperature, f"{OFF} {temperature:g} {prompt}")
+            if answer.completion is None or len(answer.token_ids) != self.plan.max_tokens:
                 error = answer.error or f"it has {len(answer.token_ids)} tokens"
                 raise BenchmarkError(f"no output without speculation to compare with: {error}")
             answers.append(answer)
-            self._on_answer()
+            self.on_answer()
         return Sample(OFF, temperature, 0, OFF, tuple(answers), CacheCounts())
 
-    async def phase(self, phase: Phase, setting: Policy, temperature: float, run: int) -> Sample:
-        """One phase of a run."""
-        instance = self._instance(phase)
-        session = f"{setting.name} {temperature:g} {run}"
-        before = await instance.counts()
-        answers = []
-        is_down = False
+    async def phase(self, phase: Phase, policy: Policy, temperature: float, run: int) -> Sample:
+        """One phase of a run; one that kills Redis does so in its middle, and starts it after three quarters."""
+        instance, client = self.instances[phase.in_second]
+        before, answers = await instance.counts(), []
+        redis, size = self.redis if phase.kills_redis else None, len(phase.prompts)
+        killed_at, started_at = size // 2, max(3 * size // 4, size // 2 + 1)
         for at, prompt in enumerate(phase.prompts):
-            if is_down and at >= 3 * len(phase.prompts) // 4:
-                is_down = await self._restart_redis()
-            salt = phase.salt_of(session, prompt)
-            asking = self._ask(self.clients[instance.address], setting, prompt, temperature, salt)
-            if phase.kills_redis and at == len(phase.prompts) // 2:
-                answer, is_down = await asyncio.gather(asking, self._kill_redis())
-            else:
-                answer = await asking
-            answers.append(answer)
-            self._on_answer()
-        if is_down:
-            await self._restart_redis()
+            if redis is not None and at == started_at:
+                await redis.start()
+            salt = phase.salt_of(f"{policy.name} {temperature:g} {run}", prompt)
+            asking = asyncio.create_task(self.ask(client, policy, prompt, temperature, salt))
+            if redis is not None and at == killed_at:
+                await redis.kill()
+            answers.append(await asking)
+            self.on_answer()
+        if redis is not None and started_at >= size:
+            await redis.start()
         if not any(answer.completion for answer in answers):
-            raise BenchmarkError(f"{setting.name} {phase.name}: no request was completed: {answers[0].error}")
-        counts = _difference(await instance.counts(), before)
-        return Sample(setting.name, temperature, run, phase.name, tuple(answers), counts)
-
-    def _instance(self, phase: Phase) -> Instance:
-        if not phase.in_second:
-            return self._services.first
-        if self._services.second is None:
-            raise BenchmarkError(f"{phase.name} needs a second orchestrator")
-        return self._services.second
-
-    async def _kill_redis(self) -> bool:
-        if self._services.redis is not None:
-            await self._services.redis.kill()
-        return True
-
-    async def _restart_redis(self) -> bool:
-        if self._services.redis is not None:
-            await self._services.redis.start()
-        return False
-
-    async def _ask(self, client: Client, policy: Policy, prompt: int, temperature: float, salt: str) -> Answer:
-        [task] = self._plan.tasks(self._prompts, [prompt], temperature)
-        return await Window(client, policy).ask(task, salt=salt)
-
-
-def _difference(after: CacheCounts, before: CacheCounts) -> CacheCounts:
-    return CacheCounts(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
-
-
-def groups(samples: Samples[Sample]) -> list[tuple[str, float, str]]:
-    """Setting, temperature and phase of every row; speculation off, which is measured first, comes first."""
-    return [
-        (setting, temperature, phase)
-        for temperature in sorted(samples.each("temperature"))
-        for setting in samples.each("setting")
-        for phase in samples.each("phase")
-        if of(samples, setting, temperature, phase)
-    ]
+            raise BenchmarkError(f"{policy.name} {phase.name}: no request was completed: {answers[0].error}")
+        after = asdict(await instance.counts())
+        counts = CacheCounts(**{name: value - getattr(before, name) for name, value in after.items()})
+        return Sample(policy.name, temperature, run, phase.name, tuple(answers), counts)
 
 
 def of(samples: Samples[Sample], setting: str, temperature: float, phase: str) -> Samples[Sample]:
     """One sample per run."""
     return samples.where(setting=setting, temperature=temperature, phase=phase)
+
+
+def groups(samples: Samples[Sample]) -> list[tuple[str, float, str]]:
+    """Setting, temperature and phase of every row; speculation off, which is measured first, comes first."""
+    settings, phases = samples.each("setting"), samples.each("phase")
+    every = itertools.product(sorted(samples.each("temperature")), settings, phases)
+    return [(setting, heat, phase) for heat, setting, phase in every if of(samples, setting, heat, phase)]
 
 
 def cache_rows(samples: Samples[Sample], prompts: Sequence[CachePrompt]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,11 @@ MANY_CATEGORIES = 8
 
 
 def lines(axes: Axes, rows: Sequence[Row], panel: Panel) -> None:
-    """A line per series of the field `y` over the field `x`."""
-    for series in _series(rows, panel):
-        group = [row for row in rows if text(panel.series, row) == series and row[panel.y] is not None]
-        axes.plot([row[str(panel.x)] for row in group], [row[panel.y] for row in group], marker="o", label=series)
+    """A line per series of the field `y` over the field `x`; of fields with commas between a line each."""
+    for field_name, series in itertools.product(panel.y.split(","), _series(rows, panel)):
+        group = [row for row in rows if text(panel.series, row) == series and row[field_name] is not None]
+        times, values = [row[str(panel.x)] for row in group], [row[field_name] for row in group]
+        axes.plot(times, values, marker="o", label=series or field_name)
 
 
 def bars(axes: Axes, rows: Sequence[Row], panel: Panel) -> None:

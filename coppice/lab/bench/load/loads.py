@@ -10,12 +10,12 @@ import contextlib
 import csv
 import itertools
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coppice.lab.bench.client import ATTENTIVE, Fate, Manner, Window
 from coppice.lab.bench.load.figures import Span
@@ -98,37 +98,31 @@ def _parse(row: dict[str, str | None], place: str) -> tuple[datetime, int]:
 PAUSE_S = 0.1
 
 
-class Crowd:
-    """So many workers, each of which sends its next request when its last one has ended."""
+@contextlib.asynccontextmanager
+async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Callable[[int], None]]:
+    """A function that says how many workers there are, each of which sends its next request when its last has ended.
 
-    def __init__(self, group: asyncio.TaskGroup, window: Window, workload: Workload) -> None:
-        self._group, self._window, self._workload = group, window, workload
-        self._numbers = itertools.count()
-        self._workers: list[asyncio.Task[None]] = []
+    Those who are too many, and at the end all, are cancelled with their requests.
+    """
+    numbers, workers = itertools.count(), list[asyncio.Task[None]]()
 
-    def resize(self, num_workers: int) -> None:
-        """Let workers join, or cancel the last ones and their requests."""
-        while len(self._workers) < num_workers:
-            self._workers.append(self._group.create_task(self._work()))
-        _cancel(self._workers[num_workers:])
-        del self._workers[num_workers:]
-
-    async def _work(self) -> None:
+    async def work() -> None:
         while True:
-            request = self._workload.request(next(self._numbers))
-            if (await self._window.ask(request)).fate is not Fate.COMPLETED:
+            if (await window.ask(workload.request(next(numbers)))).fate is not Fate.COMPLETED:
                 await asyncio.sleep(PAUSE_S)
 
-
-@contextlib.asynccontextmanager
-async def closed_loop(window: Window, workload: Workload) -> AsyncIterator[Crowd]:
-    """A crowd of nobody yet; at the end those who are left are cancelled."""
     async with asyncio.TaskGroup() as group:
-        crowd = Crowd(group, window, workload)
+
+        def resize(num_workers: int) -> None:
+            while len(workers) < num_workers:
+                workers.append(group.create_task(work()))
+            _cancel(workers[num_workers:])
+            del workers[num_workers:]
+
         try:
-            yield crowd
+            yield resize
         finally:
-            crowd.resize(0)
+            resize(0)
 
 
 async def open_loop(window: Window, workload: Workload, arrivals: Sequence[Arrival], drain_s: float) -> None:
@@ -158,19 +152,6 @@ WARM_UP_LIMIT_S = 60.0
 DRAIN_S = 60.0
 
 
-class Load(Protocol):
-    """Something to do to a server."""
-
-    @property
-    def name(self) -> str:
-        """Short and unique within a benchmark."""
-        ...
-
-    async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """Send the requests; returns the part of the window that counts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
     """So many requests at once, for so long after a warm-up.
@@ -188,9 +169,9 @@ class ClosedLoad:
         return f"c{self.concurrency}"
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """The same requests in every run."""
-        async with closed_loop(window, workload) as crowd:
-            crowd.resize(self.concurrency)
+        """Send the requests, the same in every run; returns the part of the window that counts."""
+        async with closed_loop(window, workload) as resize:
+            resize(self.concurrency)
             await window.wait_for_ended(self.concurrency, WARM_UP_LIMIT_S)
             span = Span(start_s := window.now(), start_s + self.duration_s)
             await window.wait_until(span.end_s)
@@ -260,14 +241,15 @@ class StepLoad:
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
         """The same requests in every run."""
-        async with closed_loop(window, workload) as crowd:
+        async with closed_loop(window, workload) as resize:
             for level in self.levels:
-                crowd.resize(level.concurrency)
+                resize(level.concurrency)
                 await window.wait_until(level.span.end_s)
         return Span(0.0, self.levels[-1].span.end_s)
 
 
 OpenLoad = PoissonLoad | TraceLoad
+Load = ClosedLoad | OpenLoad | StepLoad
 
 
 def _whole(window: Window, duration_s: float) -> Span:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,7 +22,7 @@ from coppice.client import Client
 from coppice.frozen_heap import frozen_heap
 from coppice.lab.bench import comparison
 from coppice.lab.bench.client import Answer, Contender, Fate, Mode, Policy, Window, model_info
-from coppice.lab.bench.comparison import answers_of
+from coppice.lab.bench.comparison import Setup, answers_of
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.figures import mean_acceptance_length, nodes_per_round, rows_per_pass
 from coppice.lab.bench.harness.experiment import (
@@ -42,7 +41,7 @@ from coppice.lab.bench.harness.experiment import (
     spread,
 )
 from coppice.lab.bench.harness.plots import Panel, lines
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures
 from coppice.lab.bench.load.figures import Span, Targets
@@ -51,17 +50,14 @@ from coppice.lab.bench.load.loads import (
     Arrival,
     ClosedLoad,
     Load,
-    OpenLoad,
     PoissonLoad,
     StepLoad,
     TraceLoad,
     trace_beginning,
 )
 from coppice.lab.bench.load.workload import Workload
-from coppice.lab.bench.prompts import Prompt, encoded_prompts
 from coppice.lab.bench.throughput import measure_batches
 from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
-from coppice.v1 import inference_pb2
 
 OFF = "off"
 FIXED = ("fixed-small", "fixed-large")
@@ -395,7 +391,7 @@ def load_remarks(result: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes + late_remarks(result)
 
 
-def _load_figures(results: Results, load: ClosedLoad | OpenLoad | StepLoad, group: Sequence[Sample]) -> Row:
+def _load_figures(results: Results, load: Load, group: Sequence[Sample]) -> Row:
     if isinstance(load, ClosedLoad):
         warm_up_s = statistics.median(sample.span.start_s for sample in group)
         return {"part": "closed", "concurrency": load.concurrency, "warm_up_s": rounded(warm_up_s)}
@@ -545,10 +541,9 @@ def _within_runs(
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is measured: `num_runs` windows of `duration_s` for every load under every policy."""
+    """What is measured: windows of `duration_s` for every load under every policy."""
 
     concurrency: tuple[int, ...] = (1, 4, 16, 64)
-    num_runs: int = 3
     duration_s: float = 10.0
     # Arrivals at random, in shares of the requests per second that saturate the server without speculation.
     rates: tuple[float, ...] = (0.6, 0.9, 1.2)
@@ -558,12 +553,8 @@ class LoadPlan:
     # The step goes from one request at a time to so many and back; 0 for no step.
     step: int = 64
     targets: Targets = field(default_factory=Targets)
-    # Whether transformers has its turn beside the closed loads, too; it does with greedy requests alone.
+    # Whether transformers has its turn with the closed loads, too; it does with greedy requests alone.
     transformers: bool = True
-
-    def closed_loads(self) -> list[Load]:
-        """So many requests at once."""
-        return [ClosedLoad(concurrency, self.duration_s) for concurrency in self.concurrency]
 
     def other_loads(self, saturation_per_s: float, seed: int) -> list[Load]:
         """Arrivals at shares of so many requests per second, those of the trace, and the step."""
@@ -571,28 +562,16 @@ class LoadPlan:
         if self.trace:
             arrivals = trace_beginning(self.trace, self.duration_s, self.trace_speed)
             loads.append(TraceLoad(tuple(arrivals), self.duration_s))
-        if self.step:
-            loads.append(StepLoad(self.step, self.duration_s))
-        return loads
-
-    @property
-    def num_loads(self) -> int:
-        """Of all kinds."""
-        return len(self.concurrency) + len(self.rates) + bool(self.trace) + bool(self.step)
+        return [*loads, StepLoad(self.step, self.duration_s)] if self.step else loads
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSuite:
-    """One load benchmark of a target served at an address."""
+    """One load benchmark of a target served at an address, by the first temperature of the setup's plan."""
 
-    target: Path
-    prompts: tuple[Prompt, ...]
+    setup: Setup
     plan: LoadPlan
-    threads: int
     min_tokens: int = 32
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
 
     async def run(self, address: str) -> Report:
         """Measure and return the report.
@@ -600,80 +579,24 @@ class LoadSuite:
         Raises:
             BenchmarkError: the server failed.
         """
-        machine = describe_machine()
+        machine, common, plan = describe_machine(), self.setup.plan, self.plan
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
-            return await self._measured(address, machine)
-
-    async def _measured(self, address: str, machine: Mapping[str, Any]) -> Report:
-        async with Client(address) as client:
-            info = await model_info(client)
-            contenders = policies(info.max_nodes)
-            workload, num_cut = self._workload(info.max_context_tokens)
-            baselines = self._baselines(workload)
-            references = await reference_outputs(client, workload, contenders[0])
-            results = await self._measure(client, workload, contenders, baselines)
+            async with Client(address) as client:
+                info = await model_info(client)
+                prompt_ids, num_cut = self.setup.encoded(info.max_context_tokens)
+                prompts = tuple(map(tuple, prompt_ids))
+                heat = common.temperatures[0]
+                workload = Workload(prompts, self.min_tokens, common.max_tokens, heat, common.seed)
+                baselines = self._baselines(workload)
+                references = await reference_outputs(client, workload, policies(info.max_nodes)[0])
+                results = await self._measure(client, workload, policies(info.max_nodes), baselines)
         rows = load_rows(results, references)
-        return document(
-            "load",
-            machine,
-            self._settings(workload, num_cut, results, info),
-            [*rows, *baselines.rows(references)],
-            load_ratios(results, baselines.ratios(results)),
-            RATIO_NOTE,
-            load_remarks(rows),
-            unequal(rows, "num_compared"),
-            step_series=series(results),
-        )
-
-    def _baselines(self, workload: Workload) -> Baselines:
-        """transformers in both of its ways, or nobody."""
-        if not self.plan.transformers or self.temperature > 0:
-            return Baselines((), workload)
-        quiet_transformers()
-        target = load_model(self.target)
-        longest = max(map(len, workload.prompts)) + self.max_tokens
-        both = BatchedGenerate(target, self.threads), ContinuousBatching(target, self.threads, longest)
-        return Baselines(both, workload)
-
-    async def _measure(
-        self, client: Client, workload: Workload, contenders: Sequence[Policy], baselines: Baselines
-    ) -> Results:
-        """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
-        plan, runs = self.plan, self.plan.num_runs
-        with progress("load", plan.num_loads * runs * len(contenders)) as advance:
-            loads = plan.closed_loads()
-            taken = await measure_loads(client, workload, loads, contenders, runs, self.seed, advance, baselines)
-            results = Results(taken, tuple(contenders), plan.targets)
-            per_s = saturation(results) / workload.mean_tokens
-            if not per_s:
-                raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
-            loads = plan.other_loads(per_s, self.seed)
-            taken = Samples(
-                (*taken, *await measure_loads(client, workload, loads, contenders, runs, self.seed, advance))
-            )
-        return Results(taken, tuple(contenders), plan.targets)
-
-    def _workload(self, max_context_tokens: int) -> tuple[Workload, int]:
-        if self.max_tokens >= max_context_tokens:
-            raise BenchmarkError(
-                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
-            )
-        prompt_ids, num_cut = encoded_prompts(self.target, self.prompts, self.max_tokens, max_context_tokens)
-        fitting = tuple(tuple(ids) for ids in prompt_ids)
-        return Workload(fitting, self.min_tokens, self.max_tokens, self.temperature, self.seed), num_cut
-
-    def _settings(
-        self, workload: Workload, num_cut: int, results: Results, info: inference_pb2.GetModelInfoResponse
-    ) -> Row:
-        plan = self.plan
-        return {
-            "target": shown_path(self.target),
+        settings = {
+            **self.setup.settings(prompt_ids, num_cut),
             # Whose drafts there are.
             "sources": sorted(info.sources),
-            "threads": self.threads,
             "concurrency": list(plan.concurrency),
-            "num_runs": plan.num_runs,
             "duration_s": plan.duration_s,
             "rates": list(plan.rates),
             "trace_speed": plan.trace_speed if plan.trace else None,
@@ -685,16 +608,50 @@ class LoadSuite:
             "saturation_tokens_per_s": round(saturation(results), 3),
             "saturation_requests_per_s": round(saturation(results) / workload.mean_tokens, 3),
             "server_max_nodes": info.max_nodes,
-            "output_tokens": [self.min_tokens, self.max_tokens],
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "num_prompts": len(workload.prompts),
-            "num_cut_prompts": num_cut,
+            "output_tokens": [self.min_tokens, common.max_tokens],
+            "temperature": heat,
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
             # As `coppice simulate` names them.
             "policies": {policy.name: policy.simulated for policy in results.policies},
-            "mean_prompt_tokens": round(sum(map(len, workload.prompts)) / len(workload.prompts), 1),
+            "mean_prompt_tokens": round(statistics.fmean(map(len, workload.prompts)), 1),
         }
+        return document(
+            "load",
+            machine,
+            settings,
+            [*rows, *baselines.rows(references)],
+            load_ratios(results, baselines.ratios(results)),
+            RATIO_NOTE,
+            load_remarks(rows),
+            unequal(rows, "num_compared"),
+            step_series=series(results),
+        )
+
+    def _baselines(self, workload: Workload) -> Baselines:
+        """transformers in both of its ways, or nobody."""
+        if not self.plan.transformers or workload.temperature > 0:
+            return Baselines((), workload)
+        quiet_transformers()
+        target, threads = load_model(self.setup.target), self.setup.threads
+        longest = max(map(len, workload.prompts)) + workload.max_tokens
+        both = BatchedGenerate(target, threads), ContinuousBatching(target, threads, longest)
+        return Baselines(both, workload)
+
+    async def _measure(
+        self, client: Client, workload: Workload, contenders: tuple[Policy, ...], baselines: Baselines
+    ) -> Results:
+        """Closed loads first: what saturates the server decides how fast requests arrive in the others."""
+        plan, runs, seed = self.plan, self.setup.plan.num_runs, self.setup.plan.seed
+        closed: list[Load] = [ClosedLoad(concurrency, plan.duration_s) for concurrency in plan.concurrency]
+        num_loads = len(closed) + len(plan.other_loads(1.0, seed))
+        with progress("load", num_loads * runs * len(contenders)) as advance:
+            taken = await measure_loads(client, workload, closed, contenders, runs, seed, advance, baselines)
+            per_s = saturation(Results(taken, contenders)) / workload.mean_tokens
+            if not per_s:
+                raise BenchmarkError(f"no token came in any window of {plan.duration_s:g} s with speculation off")
+            loads = plan.other_loads(per_s, seed)
+            more = await measure_loads(client, workload, loads, contenders, runs, seed, advance)
+        return Results(Samples((*taken, *more)), contenders, plan.targets)
 
 
 def _pair(name: str, digits: int = 1) -> str:

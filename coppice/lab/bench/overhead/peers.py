@@ -208,11 +208,12 @@ class _Sequence:
     def _outcome(self, tree: TokenTree) -> verifier_pb2.Outcome:
         accepted: list[int] = []
         token_ids = [self._text.token(self._length)]
-        node: int | None = ROOT
+        node = ROOT
         while len(token_ids) < self._end - self._length:
-            node = tree.children.get((node, token_ids[-1]))
-            if node is None:
+            child = tree.children.get((node, token_ids[-1]))
+            if child is None:
                 break
+            node = child
             accepted.append(node)
             token_ids.append(self._text.token(self._length + len(token_ids)))
         return verifier_pb2.Outcome(

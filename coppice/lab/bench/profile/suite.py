@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from coppice.lab.simulator.profile import Profile, profile_to_json
 from coppice.lab.simulator.texts import Trace
 from coppice.net.rpc import open_channel
 from coppice.v1 import drafter_pb2 as pb
-from coppice.v1 import drafter_pb2_grpc, inference_pb2, sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from coppice.v1 import drafter_pb2_grpc, sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.wire.convert import tree_from_proto
 
 
@@ -86,45 +86,31 @@ class ProfilePlan:
 TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A prompt and its greedy output."""
+async def every_position(
+    channel: grpc.aio.Channel, prompt: Sequence[int], said: Sequence[int], max_nodes: int, row_multiple: int
+) -> list[TokenTree]:
+    """A drafter's tree after the first n tokens of a greedy output, for each n but its length.
 
-    prompt: tuple[int, ...]
-    said: tuple[int, ...]
-
-
-class DrafterPeer:
-    """Opens a call per output."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-
-    async def every_position(self, known: Known, max_nodes: int, row_multiple: int) -> list[TokenTree]:
-        """The tree behind the first n tokens of the output, for each n but its length."""
-        call = self._stub.Draft(timeout=TIMEOUT_S)
-        opening = pb.OpenDraft(
-            prompt_token_ids=known.prompt,
-            sampling=sampling_pb2.SamplingParams(temperature=0.0),
-            max_nodes=max_nodes,
-            row_multiple=row_multiple,
-        )
-        trees = [await _ask(call, pb.DraftRequest(sequence_id=1, open=opening))]
-        for position, token in enumerate(known.said[:-1]):
-            outcome = pb.DraftOutcome(base_length=len(known.prompt) + position, token_ids=[token])
-            trees.append(await _ask(call, pb.DraftRequest(sequence_id=1, outcome=outcome)))
-        call.cancel()
-        return trees
-
-
-async def _ask(
-    call: grpc.aio.StreamStreamCall[pb.DraftRequest, pb.DraftResponse], request: pb.DraftRequest
-) -> TokenTree:
-    await call.write(request)
-    response: Any = await call.read()
-    if response is grpc.aio.EOF or response.WhichOneof("event") != "tree":
-        raise BenchmarkError(f"a drafter failed: {response}")
-    return tree_from_proto(response.tree.tree)
+    Raises:
+        BenchmarkError: the drafter failed.
+    """
+    stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+    call = stub.Draft(timeout=TIMEOUT_S)
+    sampling = sampling_pb2.SamplingParams(temperature=0.0)
+    opening = pb.OpenDraft(prompt_token_ids=prompt, sampling=sampling, max_nodes=max_nodes, row_multiple=row_multiple)
+    requests = [pb.DraftRequest(sequence_id=1, open=opening)]
+    for position, token in enumerate(said[:-1]):
+        outcome = pb.DraftOutcome(base_length=len(prompt) + position, token_ids=[token])
+        requests.append(pb.DraftRequest(sequence_id=1, outcome=outcome))
+    trees = []
+    for request in requests:
+        await call.write(request)
+        response: Any = await call.read()
+        if response is grpc.aio.EOF or response.WhichOneof("event") != "tree":
+            raise BenchmarkError(f"a drafter failed: {response}")
+        trees.append(tree_from_proto(response.tree.tree))
+    call.cancel()
+    return trees
 
 
 def seen(records: Records, spans: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -209,61 +195,39 @@ class ProfileSuite:
             raise BenchmarkError(f"not a whole run of all loads was done in {self.plan.max_s:g} s") from error
 
     async def _measure(self, client: Client, drafter: str, row_multiple: int, machine: dict[str, Any]) -> Measured:
-        plan, info = self.plan, await client.model_info()
-        workload = self._workload(info)
+        plan, info, longest = self.plan, await client.model_info(), self.plan.recorded_tokens
+        prompt_ids, _ = encoded_prompts(self.target, self.prompts, longest, info.max_context_tokens)
+        prompts = tuple(map(tuple, prompt_ids))
+        workload = Workload(prompts, min(self.min_tokens, longest), longest, 0.0, self.seed)
         began_s = time.monotonic()
-        with progress("profile", 1 + len(workload.prompts) + plan.num_turns()) as step:
+        with progress("profile", 1 + len(prompts) + plan.num_turns()) as step:
 
-            def advance(done: str) -> None:
-                step(done=done)
+            async def run_once() -> None:
+                for turn in plan.turns(info.max_nodes, measured.num_runs):
+                    taken = await _take(client, workload, measured.num_runs, turn)
+                    measured.taken.append(taken)
+                    what = f"{turn.policy.name} {turn.load.name}, {speed(taken.sample):.0f} tokens/s"
+                    kind = "fitted" if turn.calibrates else "predicted"
+                    step(done=f"run {measured.num_runs + 1} of {plan.num_runs}: {what}, {kind}")
+                measured.num_runs += 1
 
             async with asyncio.timeout(plan.max_s):
                 references = await reference_outputs(client, workload, Policy(OFF, Mode.MODE_OFF))
-                advance(f"{len(references)} outputs of plain decoding")
-                traces = await self._record(drafter, workload, references, row_multiple, advance)
-                measured = Measured(machine, info.max_nodes, row_multiple, workload, references, traces)
+                step(done=f"{len(references)} outputs of plain decoding")
+                traces: list[Trace] = []
+                async with _channel(drafter) as channel:
+                    for prompt, said in zip(prompts, references, strict=True):
+                        trees = await every_position(channel, prompt, said, plan.recorded_nodes, row_multiple)
+                        traces.append(Trace(len(prompt), said, tuple(trees), prompt))
+                        step(done=f"drafts of output {len(traces)} of {len(references)}")
+                measured = Measured(machine, info.max_nodes, row_multiple, workload, references, tuple(traces))
                 loads_began_s = time.monotonic()
-                await self._run_once(client, measured, advance)
+                await run_once()
             run_s = time.monotonic() - loads_began_s
             # A run is begun if it ends in time, going by the first one.
             while measured.num_runs < plan.num_runs and time.monotonic() + run_s <= began_s + plan.max_s:
-                await self._run_once(client, measured, advance)
+                await run_once()
         return measured
-
-    async def _run_once(self, client: Client, measured: Measured, advance: Callable[[str], None]) -> None:
-        run, plan = measured.num_runs, self.plan
-        for turn in plan.turns(measured.server_max_nodes, run):
-            taken = await _take(client, measured.workload, run, turn)
-            measured.taken.append(taken)
-            kind = "fitted" if turn.calibrates else "predicted"
-            name, tokens_per_s = f"{turn.policy.name} {turn.load.name}", speed(taken.sample)
-            advance(f"run {run + 1} of {plan.num_runs}: {name}, {tokens_per_s:.0f} tokens/s, {kind}")
-        measured.num_runs += 1
-
-    async def _record(
-        self,
-        drafter: str,
-        workload: Workload,
-        references: References,
-        row_multiple: int,
-        advance: Callable[[str], None],
-    ) -> tuple[Trace, ...]:
-        traces = []
-        async with _channel(drafter) as channel:
-            peer = DrafterPeer(channel)
-            for prompt, said in zip(workload.prompts, references, strict=True):
-                trees = await peer.every_position(Known(prompt, said), self.plan.recorded_nodes, row_multiple)
-                traces.append(Trace(len(prompt), said, tuple(trees), prompt))
-                advance(f"drafts of output {len(traces)} of {len(references)}")
-        return tuple(traces)
-
-    def _workload(self, info: inference_pb2.GetModelInfoResponse) -> Workload:
-        longest = self.plan.recorded_tokens
-        limit = info.max_context_tokens
-        if longest >= limit:
-            raise BenchmarkError(f"the profile needs a context beyond {longest} tokens; this is {limit}")
-        prompts, _ = encoded_prompts(self.target, self.prompts, longest, limit)
-        return Workload(tuple(map(tuple, prompts)), min(self.min_tokens, longest), longest, 0.0, self.seed)
 
     def reports(self, measured: Measured, records: Records) -> tuple[Report, Report | None]:
         """The profile, and the loads that are to be predicted as `coppice bench load` reports them, if there are any.
@@ -271,21 +235,19 @@ class ProfileSuite:
         Raises:
             BenchmarkError: there is too little to fit a machine to.
         """
-        by_policy = {taken.turn.policy.name: taken.turn.policy for taken in measured.taken}
-        machine = fit_machine(measured, records)
+        by_policy = {taken.turn.policy.name: taken.turn.policy.simulated for taken in measured.taken}
         settings = {"target": shown_path(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
         settings["num_runs"] = measured.num_runs
         profile = document(
             "profile",
             measured.machine,
-            {**settings, "policies": {name: policy.simulated for name, policy in by_policy.items()}},
+            {**settings, "policies": by_policy},
             _rows(measured, records, calibrates=True),
-            **profile_to_json(Profile(machine, measured.traces)),
+            **profile_to_json(Profile(fit_machine(measured, records), measured.traces)),
         )
         if not self.plan.validation:
             return profile, None
-        result = _rows(measured, records, calibrates=False)
-        workload = measured.workload
+        result, workload = _rows(measured, records, calibrates=False), measured.workload
         fitted = {f"{one.turn.policy.name} {one.turn.load.name}" for one in measured.taken if one.turn.calibrates}
         facts = {
             # Of these loads there were windows of both kinds.

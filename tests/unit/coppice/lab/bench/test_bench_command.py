@@ -67,16 +67,6 @@ def test_latency_writes_json_and_plot_and_prints_a_table(
     assert (tmp_path / "out" / "latency.png").is_file()
 
 
-def test_speculation_that_changes_a_token_is_exit_code_1_and_still_written(
-    tiny_target: Path, corrupting_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve_at(monkeypatch, corrupting_server)
-    result = CliRunner().invoke(bench.app, _latency_arguments(tiny_target, tmp_path))
-    assert result.exit_code == 1
-    assert "MISMATCH: coppice-on differs from coppice-off at T=0 on prompt 1" in result.output
-    assert (tmp_path / "out" / "latency.json").is_file()
-
-
 def test_a_failing_server_is_one_line_and_exit_code_1(
     tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

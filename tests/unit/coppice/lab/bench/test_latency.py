@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coppice.cli.child import ChildError
-from coppice.cli.topology import DrafterSpec, TopologySpec
 from coppice.client import Client
 from coppice.completion import OriginCounts, Speculation
-from coppice.lab.bench import form_services as deployment
 from coppice.lab.bench.client import OFF, ON, Batch, Mode, Policy, Server, Task
 from coppice.lab.bench.comparison import Plan, Setup, measure, mismatches, rows
-from coppice.lab.bench.forms import Form, Kind, form_lines, form_panels, form_ratios, form_remarks
+from coppice.lab.bench.forms import PANEL, Form, Kind, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples
 from coppice.lab.bench.harness.plots import draw
 from coppice.lab.bench.latency import LatencySuite, find_divergences, latency_ratios
@@ -151,56 +146,6 @@ async def test_a_request_finds_nothing_that_was_computed_before(once_server: str
             await Server(client, Policy(OFF, Mode.MODE_OFF)).complete(tasks)
 
 
-class FakeTopology:
-    """Back ends that are there, and orchestrators that are only asked for."""
-
-    address = "base:1"
-    drafter_addresses = ("drafter:1",)
-
-    def __init__(self, spec: TopologySpec) -> None:
-        self.settings: dict[str, Mapping[str, str]] = {}
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def add_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
-        self.settings[name] = env
-        return f"{name}:1"
-
-    async def add_drafter(self, name: str, drafter: DrafterSpec, env: Mapping[str, str]) -> str:
-        self.settings[name] = env
-        return f"{drafter.kind}-ahead:1"
-
-    async def failed(self) -> ChildError:
-        await asyncio.Event().wait()
-        return ChildError()
-
-
-async def test_each_form_is_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FakeTopology] = []
-
-    def topology(spec: TopologySpec) -> FakeTopology:
-        made.append(FakeTopology(spec))
-        return made[-1]
-
-    async def run(suite: LatencySuite, address: str) -> dict[str, Any]:
-        return {"base": address, "forms": dict(suite.forms)}
-
-    monkeypatch.setattr(deployment, "Topology", topology)
-    monkeypatch.setattr(LatencySuite, "run", run)
-    far, spec = Form(Kind.SYNCHRONOUS, 20), TopologySpec("the-target", (DrafterSpec("small-lm", "the-lm"),), threads=2)
-    found = await deployment.measure_with_forms(suite(Path("t")), spec, [ASYNC, AHEAD, far])
-    assert found == {"base": "base:1", "forms": {one: f"{one.name}:1" for one in (ASYNC, AHEAD, far)}}
-    settings = made[0].settings
-    assert settings[ASYNC.name]["DRAFTER_ADDRESSES"] == "drafter:1"
-    assert settings[AHEAD.name]["DRAFTER_ADDRESSES"] == "small-lm-ahead:1"
-    assert settings["small-lm ahead"] == {"DRAFT_AHEAD": "on"}
-    assert settings[far.name]["ROUNDS"] == "synchronous"
-    # Behind a proxy.
-    assert settings[far.name]["DRAFTER_ADDRESSES"].startswith("127.0.0.1:")
-
-
 def test_ratios_are_those_of_the_forms_at_each_delay() -> None:
     far_async, far_sync = Form(Kind.ASYNCHRONOUS, 20), Form(Kind.SYNCHRONOUS, 20)
     early = {"fresh": OriginCounts(1, 0, 1), "left_over": OriginCounts(1, 0, 1), "rerooted": OriginCounts(1, 0, 2)}
@@ -263,9 +208,6 @@ async def test_the_suite_measures_forms_with_all_others(tiny_target: Path, serve
     assert "async/sync@5ms" not in report["ratios"]
     assert report["mismatches"] == []
     assert lost_fields(report, "forms/latency.json") == set()
-    assert form_lines(report, 0.0) == {
-        "asynchronous": [(0, found[ASYNC.name]["speed_over_off"]), (5, found[far.name]["speed_over_off"])],
-        "synchronous": [(0, found[SYNC.name]["speed_over_off"])],
-    }
-    draw(report, form_panels(report), tmp_path / "forms.png")
+    assert (found[far.name]["form"], found[far.name]["delay_ms"]) == ("asynchronous", 5)
+    draw(report, [PANEL], tmp_path / "forms.png")
     assert (tmp_path / "forms.png").read_bytes().startswith(b"\x89PNG")

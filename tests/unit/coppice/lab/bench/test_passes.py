@@ -12,14 +12,20 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.lab.bench import passes
-from coppice.lab.bench.passes import PassTimes, plain_pass, slopes
+from coppice.lab.bench.passes import plain_pass, slopes
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from verifier_svc.model import loading
 
 
 def test_the_price_of_a_row_is_the_slope_up_to_the_bound() -> None:
-    times = [PassTimes(64, rows, 3 + 0.5 * rows, 2 + rows, 1.0) for rows in (1, 2, 4, 32)]
-    times += [PassTimes(64, 64, 1000.0, 1000.0, 1.0), PassTimes(8, 1, 9.0, 9.0, 1.0)]
+    times = [
+        {"context": context, "rows": rows, "coppice_ms": ours, "transformers_ms": theirs}
+        for context, rows, ours, theirs in (
+            *((64, rows, 3 + 0.5 * rows, 2 + rows) for rows in (1, 2, 4, 32)),
+            (64, 64, 1000.0, 1000.0),
+            (8, 1, 9.0, 9.0),
+        )
+    ]
     assert slopes(times, 64) == pytest.approx({"coppice": 0.5, "transformers": 1.0})
     assert slopes(times, 8) == {}
 

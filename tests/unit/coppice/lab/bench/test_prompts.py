@@ -51,25 +51,6 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str) -> No
         read_prompts(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("missing.jsonl", None),
-        ("empty.jsonl", b"\n"),
-        ("binary.jsonl", b"\xff\xfe"),
-        ("plain.jsonl.gz", b'{"prompt": "x"}\n'),
-        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n')[:-9]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(PromptsError, match=name):
-        read_prompts(path)
-
-
 def test_the_standard_library_yields_twenty_prompts_from_held_out_places() -> None:
     files = read_corpus([standard_library()])
     prompts = held_out_prompts(20, seed=0)
@@ -85,11 +66,3 @@ def test_trained_on_files_are_never_cut() -> None:
     name = next(f"other_{n}.py" for n in range(100) if not SourceFile(f"other_{n}.py", "").is_held_out)
     with pytest.raises(PromptsError, match="no room for 1 prompts"):
         held_out_prompts(1, 0, [SourceFile(name, _source(1000))])
-
-
-def test_files_take_turns() -> None:
-    first = _held_out_name()
-    second = _held_out_name(int(first.removeprefix("module_").removesuffix(".py")) + 1)
-    files = [SourceFile(first, _source(3000)), SourceFile(second, _source(60))]
-    origins = [prompt.origin.split(":")[0] for prompt in held_out_prompts(3, 0, files)]
-    assert origins == [first, second, first]

@@ -7,19 +7,12 @@ import keyword
 import pytest
 
 from coppice.lab.bench.cache.workload import (
-    AGAIN,
-    COLD,
     EDITED,
-    FILL,
-    KILLED,
     NEW,
     REPEATED,
-    SECOND,
-    SHIFTED,
     CachePrompt,
     edited,
     make_workload,
-    phases,
 )
 from coppice.lab.bench.prompts import Prompt
 
@@ -78,20 +71,3 @@ def test_shifted_prompts_have_new_repeated_and_edited_endings_behind_the_same_sy
 def test_an_edit_changes_one_name_everywhere(text: str, expected: str) -> None:
     assert not any(keyword.iskeyword(name) for name in ("total", "key"))
     assert edited(text) == expected
-
-
-def test_phases_find_what_they_are_named_after() -> None:
-    workload = make_workload(PROMPTS, num_systems=1, num_endings=2)
-    by_name = {phase.name: phase for phase in phases(workload, with_redis=True)}
-    assert list(by_name) == [COLD, FILL, AGAIN, SHIFTED, SECOND, KILLED]
-    salts = {name: {phase.salt_of("run", prompt) for prompt in phase.prompts} for name, phase in by_name.items()}
-    assert len(salts[COLD]) == len(by_name[COLD].prompts) == 5
-    assert salts[FILL] == salts[AGAIN] == salts[SHIFTED] == salts[SECOND]
-    assert len(salts[FILL]) == len(salts[KILLED]) == 1
-    assert not salts[COLD] & salts[FILL]
-    assert not salts[KILLED] & (salts[COLD] | salts[FILL])
-    assert list(by_name[FILL].prompts) == list(by_name[AGAIN].prompts) == [0, 1]
-    assert list(by_name[SHIFTED].prompts) == [2, 3, 4]
-    assert [name for name, phase in by_name.items() if phase.in_second] == [SECOND]
-    assert [name for name, phase in by_name.items() if phase.kills_redis] == [KILLED]
-    assert [phase.name for phase in phases(workload, with_redis=False)] == [COLD, FILL, AGAIN, SHIFTED]

@@ -20,12 +20,6 @@ def test_prompts_take_turns_with_lengths_drawn_evenly_from_the_range() -> None:
     assert requests == [WORKLOAD.request(number) for number in range(3000)]
 
 
-def test_a_length_from_outside_is_kept_within_what_outputs_may_have() -> None:
-    lengths = [WORKLOAD.request(0, num_tokens).max_tokens for num_tokens in (0, 1, 20, 128, 900)]
-    assert lengths == [1, 1, 20, 128, 128]
-    assert WORKLOAD.longest(1).max_tokens == 128
-
-
 def test_lognormal_lengths_are_mostly_short_and_within_the_bounds() -> None:
     workload = Workload(((1,),), min_tokens=16, max_tokens=256, lognormal=True)
     lengths = [workload.request(number).max_tokens for number in range(3000)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 
 import pytest
 
 from coppice.core.tree import ROOT
-from coppice.lab.bench.overhead.draft_trees import PERIOD, ScriptedText, best_first_tree, drawn_path
+from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.lab.bench.overhead.peers import DRAFT_IN, OUTCOME_IN, Traffic
 from coppice.lab.bench.overhead.suite import quantiles
 from coppice.v1 import verifier_pb2
@@ -25,21 +24,6 @@ def test_trees_come_likeliest_first_and_paths_are_accepted_as_their_probabilitie
     for child in [node for node, parent in enumerate(tree.parents) if parent == ROOT]:
         taken = sum(path[:1] == (tree.token_ids[child],) for path in paths) / len(paths)
         assert taken == pytest.approx(math.exp(tree.log_probs[child]), abs=0.04)
-
-
-def test_drafts_of_a_script_are_right_for_as_many_levels_as_it_says_and_the_text_repeats_where_it_should() -> None:
-    for repeats in (False, True):
-        text = ScriptedText(seed=5, vocab_size=4096, num_nodes=16, repeats=repeats)
-        for length in range(200, 230):
-            tree = text.draft(length)
-            node, levels = ROOT, 0
-            while (child := tree.children.get((node, text.token(length + levels)))) is not None:
-                node, levels = child, levels + 1
-            deepest = next(depth for depth in itertools.count() if not any(on == depth + 1 for on in tree.depths))
-            assert levels <= min(length % 4, deepest)
-            assert (levels > 0) == (length % 4 > 0)
-        first, second = ([text.token(at) for at in range(start, start + 20)] for start in (200, 200 + PERIOD))
-        assert (first == second) == repeats
 
 
 def test_a_round_is_timed_once_both_its_halves_were_seen() -> None:
