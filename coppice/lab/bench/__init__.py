@@ -1,5 +1,5 @@
 """`coppice bench`: a module or package per suite, which has its workload and declares what is shown of it.
 
-`harness` takes turns, aggregates, writes and draws for all of them. Commands in `coppice.cli.bench` run the suites;
-`environment` (machine, versions, commit) serves every report, those of the simulator and of the tests included.
+`client` asks servers for all of them; `comparison` lets contenders take turns on the same tasks; `harness` aggregates,
+writes and draws. `environment` (machine, versions, commit) serves every report, those of simulator and tests included.
 """
