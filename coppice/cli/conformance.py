@@ -165,8 +165,8 @@ async def _run(
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
         if log is not None:
             deployment.num_preemptions = lambda: log.num_preemptions
-        show(heading(address.text, deployment.facts))
+        show(heading(address.text, deployment.info))
         results = await run_cases(cases, deployment, timeout_s, report)
         num_preemptions = None if log is None else log.num_preemptions
         show(summary(results, num_preemptions))
-        return as_json(address.text, deployment.facts, results, num_preemptions)
+        return as_json(address.text, deployment.info, results, num_preemptions)

@@ -31,28 +31,28 @@ def require(holds: bool, reason: str, request: GenerateRequest | None = None) ->
 
 def require_drafter(deployment: Deployment) -> None:
     """Skip where speculation on is the same as off."""
-    if not deployment.facts.sources:
+    if not deployment.info.sources:
         raise SkippedError("no drafter is connected")
 
 
 def require_outputs(deployment: Deployment, number: int) -> None:
     """Skip where a request may have fewer outputs."""
-    most = deployment.facts.max_outputs
+    most = deployment.info.max_outputs
     if most < number:
         raise SkippedError(f"a request may have {most} outputs, fewer than {number}")
 
 
 def end_tokens(deployment: Deployment) -> tuple[int, ...]:
     """The model's own end tokens; skip where there is none."""
-    if not deployment.facts.eos_token_ids:
+    if not deployment.info.eos_token_ids:
         raise SkippedError("the model has no end token")
-    return deployment.facts.eos_token_ids
+    return tuple(deployment.info.eos_token_ids)
 
 
 def require_context(deployment: Deployment, tokens: int) -> None:
     """Skip where the context is too short."""
-    if deployment.facts.max_context_tokens < tokens:
-        raise SkippedError(f"needs a context of {tokens} tokens, the model has {deployment.facts.max_context_tokens}")
+    if deployment.info.max_context_tokens < tokens:
+        raise SkippedError(f"needs a context of {tokens} tokens, the model has {deployment.info.max_context_tokens}")
 
 
 def same_tokens(expected: Sequence[int], actual: Sequence[int], request: GenerateRequest, near_ties: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -28,33 +27,31 @@ PROMPT_TOKENS = 12
 MIN_CONTEXT_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the cases know of a deployment: GetModelInfo, and prompts that its target is likely to meet."""
-
-    model: str
-    version: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    max_context_tokens: int
-    eos_token_ids: tuple[int, ...]
-    sources: tuple[str, ...]
-    is_strict: bool
-    max_nodes: int
-    max_outputs: int
-    prompts: tuple[tuple[int, ...], ...]
-    acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...]
+def is_strict(info: GetModelInfoResponse) -> bool:
+    """Whether outputs are promised bit for bit."""
+    return info.exactness == sampling_pb2.EXACTNESS_STRICT
 
 
 class Deployment:
-    """Asks one deployment. Answers of plain decoding are remembered, since many cases compare with them."""
+    """Asks one deployment. Answers of plain decoding are remembered, since many cases compare with them.
+
+    `info` is what it says of itself; `prompts` are token ids that its target is likely to meet.
+    """
 
     def __init__(
-        self, client: Client, channel: grpc.aio.Channel, facts: Facts, timeout_s: float, token: str = ""
+        self,
+        client: Client,
+        channel: grpc.aio.Channel,
+        info: GetModelInfoResponse,
+        prompts: Sequence[tuple[int, ...]],
+        timeout_s: float,
+        token: str = "",
     ) -> None:
         self.client = client
         self._metadata = bearer_metadata(token)
-        self.facts = facts
+        self.info = info
+        self.prompts = prompts
+        self.is_strict = is_strict(info)
         self.timeout_s = timeout_s
         # The checkpoint that is served, where it is at hand.
         self.reference: ReferenceModel | None = None
@@ -65,7 +62,7 @@ class Deployment:
 
     def requests(self, **knobs: Any) -> list[GenerateRequest]:
         """A request for each prompt, which the model's own end token does not end; knobs as in `varied`."""
-        return [build(prompt, **{"ignore_eos": True, **knobs}) for prompt in self.facts.prompts]
+        return [build(prompt, **{"ignore_eos": True, **knobs}) for prompt in self.prompts]
 
     def request(self, **knobs: Any) -> GenerateRequest:
         """That for the first prompt."""
@@ -140,27 +137,13 @@ async def connected(
         info = await client.model_info(timeout_s)
         if info.max_context_tokens < MIN_CONTEXT_TOKENS:
             raise UnsuitableError(f"a context of {info.max_context_tokens} tokens; {MIN_CONTEXT_TOKENS} are needed")
-        facts = await _facts(client, info, timeout_s)
-        yield Deployment(client, channel, facts, timeout_s, token)
+        yield Deployment(client, channel, info, await _prompts(client, info, timeout_s), timeout_s, token)
 
 
-async def _facts(client: Client, info: GetModelInfoResponse, timeout_s: float) -> Facts:
+async def _prompts(client: Client, info: GetModelInfoResponse, timeout_s: float) -> list[tuple[int, ...]]:
     prompts = []
     for seed, opening in enumerate(OPENINGS):
         request = build(opening, max_tokens=PROMPT_TOKENS, ignore_eos=True, temperature=1.0, seed=seed, mode=OFF)
         request = varied(request, bad_token_ids=info.eos_token_ids)
         prompts.append((await client.send(request, timeout_s)).token_ids)
-    return Facts(
-        model=info.model,
-        version=info.version,
-        tokenizer_fingerprint=info.tokenizer_fingerprint,
-        vocab_size=info.vocab_size,
-        max_context_tokens=info.max_context_tokens,
-        eos_token_ids=tuple(info.eos_token_ids),
-        sources=tuple(info.sources),
-        is_strict=info.exactness == sampling_pb2.EXACTNESS_STRICT,
-        max_nodes=info.max_nodes,
-        max_outputs=info.max_outputs,
-        prompts=tuple(prompts),
-        acceptance_rules=tuple(info.acceptance_rules),
-    )
+    return prompts

@@ -40,9 +40,8 @@ async def gap(deployment: Deployment, request: GenerateRequest, token: int, riva
 
 def stranger(deployment: Deployment, known: Iterable[int]) -> int:
     """A token that is none of these, nor an end of the sequence; one of the prompts' own where there is one."""
-    facts = deployment.facts
-    taken = {*known, *facts.eos_token_ids}
-    likely = [token for prompt in facts.prompts for token in prompt if token not in taken]
+    taken = {*known, *deployment.info.eos_token_ids}
+    likely = [token for prompt in deployment.prompts for token in prompt if token not in taken]
     if likely:
         return likely[0]
-    return next(token for token in range(facts.vocab_size) if token not in taken)
+    return next(token for token in range(deployment.info.vocab_size) if token not in taken)

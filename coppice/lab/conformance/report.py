@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coppice.lab.conformance.deployment import Facts
+from coppice.lab.conformance.deployment import is_strict
 from coppice.lab.conformance.requests import described
 from coppice.lab.conformance.runner import Result
+from coppice.v1.inference_pb2 import GetModelInfoResponse
 
 _WORDS = {"passed": "pass", "failed": "FAIL", "explained": "near", "skipped": "skip"}
 _NAME_WIDTH = 56
 
 
-def heading(address: str, facts: Facts) -> str:
+def heading(address: str, info: GetModelInfoResponse) -> str:
     """What is being tested."""
-    mode = "strict" if facts.is_strict else "fast"
-    drafters = ", ".join(facts.sources) or "none"
-    return f"{address}: model {facts.model}, version {facts.version}, {mode} mode, drafters: {drafters}"
+    mode = "strict" if is_strict(info) else "fast"
+    drafters = ", ".join(info.sources) or "none"
+    return f"{address}: model {info.model}, version {info.version}, {mode} mode, drafters: {drafters}"
 
 
 def result_lines(result: Result) -> str:
@@ -47,13 +48,13 @@ def count(results: Sequence[Result], status: str) -> int:
 
 
 def as_json(
-    address: str, facts: Facts, results: Sequence[Result], num_preemptions: int | None = None
+    address: str, info: GetModelInfoResponse, results: Sequence[Result], num_preemptions: int | None = None
 ) -> dict[str, Any]:
     """The object that `coppice conformance --json` prints; it counts preemptions where somebody can tell."""
     return {
         "address": address,
-        "model": facts.model,
-        "version": facts.version,
+        "model": info.model,
+        "version": info.version,
         **{status: count(results, status) for status in _WORDS},
         **({} if num_preemptions is None else {"preemptions": num_preemptions}),
         "cases": [

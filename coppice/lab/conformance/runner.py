@@ -54,7 +54,7 @@ async def _outcome(case: Case, deployment: Deployment, limit_s: float) -> tuple[
     except SkippedError as skip:
         return "skipped", str(skip), None
     except FailureError as failure:
-        return _judged(failure, deployment.facts.is_strict)
+        return _judged(failure, deployment.is_strict)
     except RequestFailedError as error:
         return "failed", str(error), None
     except TimeoutError:

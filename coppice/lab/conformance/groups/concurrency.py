@@ -57,9 +57,9 @@ async def many_seeds(deployment: Deployment) -> None:
 @GROUP.case("long-prompts-leave-short-ones-undisturbed")
 async def long_and_short(deployment: Deployment) -> None:
     """Prompts that are read while others decode share their passes."""
-    length = min(512, deployment.facts.max_context_tokens - 2 * TOKENS)
+    length = min(512, deployment.info.max_context_tokens - 2 * TOKENS)
     require_context(deployment, 4 * TOKENS)
-    tokens = [token for prompt in deployment.facts.prompts for token in prompt]
+    tokens = [token for prompt in deployment.prompts for token in prompt]
     long_prompts = [(tokens[start:] * length)[:length] for start in (0, 1)]
     requests = [build(prompt, max_tokens=8, ignore_eos=True, mode=FORCED) for prompt in long_prompts]
     await each_as_alone(deployment, [*mixed(deployment, 6), *requests])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import ask_same, refusal, refused_naming
-from coppice.lab.conformance.deployment import Deployment, Facts
+from coppice.lab.conformance.deployment import Deployment
 from coppice.lab.conformance.requests import build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 
@@ -19,39 +19,44 @@ UNKNOWN = 77
 TOO_MANY, TOO_LONG = 17, "x" * 257
 
 
-def usual(facts: Facts) -> GenerateRequest:
+def usual(deployment: Deployment) -> GenerateRequest:
     """A request with nothing wrong."""
-    return build(facts.prompts[0], max_tokens=4)
+    return build(deployment.prompts[0], max_tokens=4)
 
 
-def knob(**knobs: object) -> Callable[[Facts], GenerateRequest]:
+def knob(**knobs: object) -> Callable[[Deployment], GenerateRequest]:
     """A usual request with one thing wrong."""
-    return lambda facts: varied(usual(facts), **knobs)
+    return lambda deployment: varied(usual(deployment), **knobs)
 
 
-def outside(name: str) -> Callable[[Facts], GenerateRequest]:
+def outside(name: str) -> Callable[[Deployment], GenerateRequest]:
     """A usual request with a token id that is just outside of the vocabulary."""
-    return lambda facts: varied(usual(facts), **{name: [facts.vocab_size]})
+    return lambda deployment: varied(usual(deployment), **{name: [deployment.info.vocab_size]})
 
 
-WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
-    "no-input": ("prompt", lambda facts: GenerateRequest()),
-    "an-empty-text": ("prompt", lambda facts: build("")),
-    "a-text-beyond-the-context": ("prompt", lambda facts: build("x " * 600 * facts.max_context_tokens)),
-    "no-token-ids": ("token_ids", lambda facts: build([])),
-    "a-token-outside-the-vocabulary": ("token_ids", lambda facts: build([*facts.prompts[0], facts.vocab_size])),
+WRONG: dict[str, tuple[str, Callable[[Deployment], GenerateRequest]]] = {
+    "no-input": ("prompt", lambda deployment: GenerateRequest()),
+    "an-empty-text": ("prompt", lambda deployment: build("")),
+    "a-text-beyond-the-context": ("prompt", lambda deployment: build("x " * 600 * deployment.info.max_context_tokens)),
+    "no-token-ids": ("token_ids", lambda deployment: build([])),
+    "a-token-outside-the-vocabulary": (
+        "token_ids",
+        lambda deployment: build([*deployment.prompts[0], deployment.info.vocab_size]),
+    ),
     "tokens-that-leave-no-room": (
         "token_ids",
-        lambda facts: build((facts.prompts[0] * facts.max_context_tokens)[: facts.max_context_tokens]),
+        lambda deployment: build(
+            (deployment.prompts[0] * deployment.info.max_context_tokens)[: deployment.info.max_context_tokens]
+        ),
     ),
     "a-resumed-token-outside-the-vocabulary": ("resume_token_ids", outside("resume_token_ids")),
     "more-resumed-tokens-than-max-tokens": (
         "resume_token_ids",
-        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:5]),
+        lambda deployment: varied(usual(deployment), resume_token_ids=deployment.prompts[0][:5]),
     ),
     "a-sampled-output-resumed-without-its-seed": (
         "sampling.seed",
-        lambda facts: varied(usual(facts), resume_token_ids=facts.prompts[0][:1], temperature=1.0),
+        lambda deployment: varied(usual(deployment), resume_token_ids=deployment.prompts[0][:1], temperature=1.0),
     ),
     "a-temperature-below-0": ("sampling.temperature", knob(temperature=-0.5)),
     "a-temperature-that-is-no-number": ("sampling.temperature", knob(temperature=NAN)),
@@ -65,7 +70,7 @@ WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
     "a-frequency-penalty-below-minus-2": ("sampling.frequency_penalty", knob(frequency_penalty=-2.5)),
     "a-bias-outside-the-vocabulary": (
         "sampling.logit_bias",
-        lambda facts: varied(usual(facts), logit_bias={facts.vocab_size: 1.0}),
+        lambda deployment: varied(usual(deployment), logit_bias={deployment.info.vocab_size: 1.0}),
     ),
     "a-bias-above-100": ("sampling.logit_bias", knob(logit_bias={0: 101.0})),
     "a-bias-that-is-no-number": ("sampling.logit_bias", knob(logit_bias={0: NAN})),
@@ -83,18 +88,21 @@ WRONG: dict[str, tuple[str, Callable[[Facts], GenerateRequest]]] = {
     "an-unknown-exactness": ("speculation.exactness", knob(exactness=UNKNOWN)),
     "21-likeliest-tokens": ("response.top_log_probs", knob(top_log_probs=21)),
     "no-output": ("num_outputs", knob(num_outputs=0)),
-    "too-many-outputs": ("num_outputs", lambda facts: varied(usual(facts), num_outputs=facts.max_outputs + 1)),
+    "too-many-outputs": (
+        "num_outputs",
+        lambda deployment: varied(usual(deployment), num_outputs=deployment.info.max_outputs + 1),
+    ),
     "several-outputs-that-are-resumed": (
         "num_outputs",
-        lambda facts: varied(usual(facts), num_outputs=2, resume_token_ids=facts.prompts[0][:1]),
+        lambda deployment: varied(usual(deployment), num_outputs=2, resume_token_ids=deployment.prompts[0][:1]),
     ),
     "an-id-that-is-too-long": ("request_id", knob(request_id=TOO_LONG)),
     "a-salt-that-is-too-long": ("cache_salt", knob(cache_salt=TOO_LONG)),
 }
 
 
-async def refused(deployment: Deployment, field: str, wrong: Callable[[Facts], GenerateRequest]) -> None:
-    await refused_naming(deployment, wrong(deployment.facts), field)
+async def refused(deployment: Deployment, field: str, wrong: Callable[[Deployment], GenerateRequest]) -> None:
+    await refused_naming(deployment, wrong(deployment), field)
 
 
 for name, (field, wrong) in WRONG.items():

@@ -77,7 +77,7 @@ def keeps_schema(text: str, is_whole: bool) -> bool:
 
 
 def request_of(deployment: Deployment, grammar: Grammar, **knobs: Any) -> GenerateRequest:
-    request = build(deployment.facts.prompts[0], max_tokens=TOKENS, seed=111, grammar=grammar)
+    request = build(deployment.prompts[0], max_tokens=TOKENS, seed=111, grammar=grammar)
     return varied(request, **knobs)
 
 
@@ -96,7 +96,7 @@ async def on_and_off(deployment: Deployment, grammar: Grammar, **knobs: Any) -> 
     await require_grammars(deployment)
     requests = [
         build(prompt, max_tokens=TOKENS, temperature=temperature, seed=112, grammar=grammar, **knobs)
-        for prompt in deployment.facts.prompts
+        for prompt in deployment.prompts
         for temperature in TEMPERATURES
     ]
     await same_with_and_without_speculation(deployment, requests)
@@ -142,7 +142,7 @@ async def end_token(deployment: Deployment) -> None:
     await require_grammars(deployment)
     bias = dict.fromkeys(end_tokens(deployment), 100.0)
     for mode in MODES:
-        for prompt in deployment.facts.prompts:
+        for prompt in deployment.prompts:
             request = build(prompt, max_tokens=TOKENS, grammar=Grammar(regex="[a-z]{3,40}"), logit_bias=bias, mode=mode)
             answer = await deployment.ask(request)
             got = (answer.text, answer.finish_reason)
@@ -193,7 +193,7 @@ async def in_company(deployment: Deployment) -> None:
     constrained = [
         build(prompt, max_tokens=32, temperature=1.0, seed=seed, grammar=grammar, mode=FORCED)
         for seed, grammar in enumerate(grammars)
-        for prompt in deployment.facts.prompts
+        for prompt in deployment.prompts
     ]
     free = deployment.requests(max_tokens=24, temperature=1.0, seed=113, mode=FORCED)
     await each_as_alone(deployment, [*constrained, *free])

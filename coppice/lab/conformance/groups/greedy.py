@@ -26,7 +26,7 @@ async def speculation(deployment: Deployment) -> None:
 
 @GROUP.case("long-output-with-and-without-speculation")
 async def long_output(deployment: Deployment) -> None:
-    room = deployment.facts.max_context_tokens - len(deployment.facts.prompts[0])
+    room = deployment.info.max_context_tokens - len(deployment.prompts[0])
     await same_with_and_without_speculation(deployment, [deployment.request(max_tokens=min(LONG, room))])
 
 
@@ -38,7 +38,7 @@ async def text_prompts(deployment: Deployment) -> None:
 
 @GROUP.case("until-the-model-ends-with-and-without-speculation")
 async def own_end(deployment: Deployment) -> None:
-    requests = [build(prompt, max_tokens=TOKENS) for prompt in deployment.facts.prompts]
+    requests = [build(prompt, max_tokens=TOKENS) for prompt in deployment.prompts]
     await same_with_and_without_speculation(deployment, requests)
 
 

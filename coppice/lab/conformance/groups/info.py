@@ -42,9 +42,9 @@ async def stable(deployment: Deployment) -> None:
 
 @GROUP.case("the-vocabulary-ends-where-it-says")
 async def vocabulary(deployment: Deployment) -> None:
-    last = deployment.facts.vocab_size - 1
-    await deployment.ask(build([*deployment.facts.prompts[0], last], max_tokens=1))
-    request = build(deployment.facts.prompts[0], max_tokens=2, ignore_eos=True, allowed_token_ids=[last])
+    last = deployment.info.vocab_size - 1
+    await deployment.ask(build([*deployment.prompts[0], last], max_tokens=1))
+    request = build(deployment.prompts[0], max_tokens=2, ignore_eos=True, allowed_token_ids=[last])
     answer = await deployment.ask(request)
     require(answer.token_ids == (last, last), f"the output is {answer.token_ids}", request)
 
@@ -52,11 +52,11 @@ async def vocabulary(deployment: Deployment) -> None:
 @GROUP.case("its-mode-can-be-asked-for")
 async def exactness(deployment: Deployment) -> None:
     """What GetModelInfo promises is not refused; strict mode is refused where it is not promised."""
-    request = build(deployment.facts.prompts[0], max_tokens=1, exactness=sampling_pb2.EXACTNESS_STRICT)
+    request = build(deployment.prompts[0], max_tokens=1, exactness=sampling_pb2.EXACTNESS_STRICT)
     try:
         await deployment.client.send(request, deployment.timeout_s)
     except RequestFailedError as error:
-        refused = error.code == grpc.StatusCode.UNIMPLEMENTED and not deployment.facts.is_strict
+        refused = error.code == grpc.StatusCode.UNIMPLEMENTED and not deployment.is_strict
         require(refused, f"strict mode is refused: {error}", request)
     else:
-        require(deployment.facts.is_strict, "strict mode is granted, but not promised", request)
+        require(deployment.is_strict, "strict mode is granted, but not promised", request)

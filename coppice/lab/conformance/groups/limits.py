@@ -38,10 +38,10 @@ GROUP.add("max-tokens-1-to-16-at-temperature-1", every_length, 1, temperature=1.
 
 @GROUP.case("the-context-is-filled-exactly")
 async def context(deployment: Deployment) -> None:
-    size = deployment.facts.max_context_tokens
+    size = deployment.info.max_context_tokens
     if size > MAX_FILLED_TOKENS:
         raise SkippedError(f"a context of {size} tokens takes too long to fill")
-    tokens = [token for prompt in deployment.facts.prompts for token in prompt]
+    tokens = [token for prompt in deployment.prompts for token in prompt]
     for room in (1, 5):
         prompt = (tokens * (size // len(tokens) + 1))[: size - room]
         request = build(prompt, max_tokens=room + 20, ignore_eos=True, mode=FORCED)
@@ -54,7 +54,7 @@ async def context(deployment: Deployment) -> None:
 def forced_eos(deployment: Deployment, **knobs: Any) -> tuple[GenerateRequest, int]:
     """A request whose every token is the model's end token, where it may be drawn."""
     eos = end_tokens(deployment)[0]
-    return build(deployment.facts.prompts[0], logit_bias={eos: 100.0}, max_tokens=8, **knobs), eos
+    return build(deployment.prompts[0], logit_bias={eos: 100.0}, max_tokens=8, **knobs), eos
 
 
 @GROUP.case("the-model-s-end-token-ends-the-output")
@@ -80,14 +80,14 @@ async def eos_held_off(deployment: Deployment) -> None:
         request, eos = forced_eos(deployment, min_tokens=min_tokens, mode=FORCED)
         answer = await deployment.ask(request)
         before, last = answer.token_ids[:-1], answer.token_ids[-1]
-        held_off = len(before) == min_tokens and not {*before} & {*deployment.facts.eos_token_ids}
+        held_off = len(before) == min_tokens and not {*before} & {*deployment.info.eos_token_ids}
         require(held_off and last == eos, f"min_tokens {min_tokens} gave {answer.token_ids}", request)
         same_answer(await deployment.plain(request), answer, request)
 
 
 @GROUP.case("min-tokens-holds-off-stop-tokens")
 async def stop_held_off(deployment: Deployment) -> None:
-    token = deployment.facts.prompts[1][0]
+    token = deployment.prompts[1][0]
     request = deployment.request(max_tokens=8, logit_bias={token: 100.0}, stop_token_ids=[token])
     for min_tokens in range(8):
         request = varied(request, min_tokens=min_tokens, mode=FORCED)

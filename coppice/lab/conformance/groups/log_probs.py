@@ -42,7 +42,7 @@ def requests(deployment: Deployment, number: int) -> list[GenerateRequest]:
 
 def width(deployment: Deployment, number: int) -> int:
     """Likeliest tokens that there are, of so many that are asked for."""
-    return min(number, deployment.facts.vocab_size)
+    return min(number, deployment.info.vocab_size)
 
 
 @GROUP.case("with-and-without-speculation")

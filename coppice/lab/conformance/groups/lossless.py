@@ -7,49 +7,49 @@ from typing import Any
 
 from coppice.lab.conformance.catalogue import Group
 from coppice.lab.conformance.checks import same_with_and_without_speculation
-from coppice.lab.conformance.deployment import Deployment, Facts
+from coppice.lab.conformance.deployment import Deployment
 
 GROUP = Group("lossless")
 
 TOKENS = 32
-Knobs = Callable[[Facts], dict[str, Any]]
+Knobs = Callable[[Deployment], dict[str, Any]]
 
 
 def sampled(**knobs: Any) -> Knobs:
     """Knobs beside a temperature of 1 and a seed."""
-    return lambda facts: {"temperature": 1.0, "seed": 11, **knobs}
+    return lambda deployment: {"temperature": 1.0, "seed": 11, **knobs}
 
 
-def likely(facts: Facts) -> list[int]:
+def likely(deployment: Deployment) -> list[int]:
     """Tokens that the target has drawn before, in a fixed order."""
-    return sorted({token for prompt in facts.prompts for token in prompt})
+    return sorted({token for prompt in deployment.prompts for token in prompt})
 
 
-def biased(facts: Facts) -> dict[str, Any]:
-    return {"logit_bias": {token: (-3.0, 1.5, 4.0)[index % 3] for index, token in enumerate(likely(facts))}}
+def biased(deployment: Deployment) -> dict[str, Any]:
+    return {"logit_bias": {token: (-3.0, 1.5, 4.0)[index % 3] for index, token in enumerate(likely(deployment))}}
 
 
-def allowed(facts: Facts) -> dict[str, Any]:
-    return {"allowed_token_ids": likely(facts)}
+def allowed(deployment: Deployment) -> dict[str, Any]:
+    return {"allowed_token_ids": likely(deployment)}
 
 
-def banned(facts: Facts) -> dict[str, Any]:
-    return {"bad_token_ids": likely(facts)[::2]}
+def banned(deployment: Deployment) -> dict[str, Any]:
+    return {"bad_token_ids": likely(deployment)[::2]}
 
 
-def held_off(facts: Facts) -> dict[str, Any]:
-    return {"min_tokens": 12, "stop_token_ids": likely(facts)[::3], "ignore_eos": False}
+def held_off(deployment: Deployment) -> dict[str, Any]:
+    return {"min_tokens": 12, "stop_token_ids": likely(deployment)[::3], "ignore_eos": False}
 
 
-def together(facts: Facts) -> dict[str, Any]:
+def together(deployment: Deployment) -> dict[str, Any]:
     truncation = {"top_k": 50, "top_p": 0.95, "min_p": 0.01}
     penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2}
-    return {**biased(facts), **banned(facts), **held_off(facts), **truncation, **penalties}
+    return {**biased(deployment), **banned(deployment), **held_off(deployment), **truncation, **penalties}
 
 
 def at(temperature: float, knobs: Knobs) -> Knobs:
     """Knobs at a temperature."""
-    return lambda facts: {"temperature": temperature, "seed": 12, **knobs(facts)}
+    return lambda deployment: {"temperature": temperature, "seed": 12, **knobs(deployment)}
 
 
 KNOBS: dict[str, Knobs] = {
@@ -81,7 +81,7 @@ KNOBS: dict[str, Knobs] = {
 
 
 async def check(deployment: Deployment, knobs: Knobs) -> None:
-    requests = deployment.requests(max_tokens=TOKENS, **knobs(deployment.facts))
+    requests = deployment.requests(max_tokens=TOKENS, **knobs(deployment))
     await same_with_and_without_speculation(deployment, requests)
 
 

@@ -104,7 +104,7 @@ async def usage(deployment: Deployment) -> None:
     request = varied(request, stop_token_ids=[token])
     for index, output in enumerate(await deployment.outputs(request)):
         counted = (output.usage.prompt_tokens, output.usage.completion_tokens)
-        wanted = (len(deployment.facts.prompts[0]), len(output.token_ids))
+        wanted = (len(deployment.prompts[0]), len(output.token_ids))
         require(counted == wanted, f"output {index} counts {counted} tokens, not {wanted}", request)
         counts_make_output(output, request, f"output {index}: ")
 
@@ -127,7 +127,7 @@ async def messages(deployment: Deployment) -> None:
 
 @GROUP.case("as-many-as-there-may-be")
 async def most(deployment: Deployment) -> None:
-    request = several(deployment, num_outputs=deployment.facts.max_outputs, max_tokens=8)
+    request = several(deployment, num_outputs=deployment.info.max_outputs, max_tokens=8)
     await each_as_its_own_request(deployment, request)
 
 

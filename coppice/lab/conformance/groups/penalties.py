@@ -19,7 +19,7 @@ TOLERANCE = 4 * PRECISION
 
 def seen_and_not(deployment: Deployment) -> tuple[tuple[int, ...], int, int]:
     """A prompt, a token that is not in it but likely, and another one."""
-    prompt = deployment.facts.prompts[0]
+    prompt = deployment.prompts[0]
     seen = stranger(deployment, prompt)
     return prompt, seen, stranger(deployment, (*prompt, seen))
 

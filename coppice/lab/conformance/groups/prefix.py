@@ -34,7 +34,7 @@ def require_reuse(cached: int) -> None:
 def long_request(deployment: Deployment, **knobs: Any) -> GenerateRequest:
     """A long prompt under a new salt."""
     require_context(deployment, PROMPT_TOKENS + 2 * TOKENS)
-    tokens = [token for prompt in deployment.facts.prompts for token in prompt]
+    tokens = [token for prompt in deployment.prompts for token in prompt]
     prompt = (tokens * PROMPT_TOKENS)[:PROMPT_TOKENS]
     return build(prompt, max_tokens=TOKENS, ignore_eos=True, top_log_probs=2, cache_salt=new_salt(), **knobs)
 
@@ -64,7 +64,7 @@ async def conversation(deployment: Deployment) -> None:
     """An answer and the next question behind a prompt: what was said is cached, and changes nothing."""
     request = long_request(deployment, temperature=1.0, seed=53, mode=FORCED)
     first = await deployment.ask(request)
-    said = (*request.token_ids.ids, *first.token_ids, *deployment.facts.prompts[0])
+    said = (*request.token_ids.ids, *first.token_ids, *deployment.prompts[0])
     longer = varied(request, token_ids=TokenIds(ids=said[: PROMPT_TOKENS + TOKENS]))
     expected = await deployment.ask(varied(longer, cache_salt=new_salt()))
     answer = await ask_same(deployment, longer, expected)
@@ -102,7 +102,7 @@ async def parting(deployment: Deployment) -> None:
     request = long_request(deployment, temperature=1.0, seed=52, mode=FORCED)
     await deployment.ask(request)
     shared = tuple(request.token_ids.ids)[: PROMPT_TOKENS - 20]
-    for prompt in deployment.facts.prompts:
+    for prompt in deployment.prompts:
         together = varied(request, token_ids=TokenIds(ids=(*shared, *prompt)))
         alone = varied(together, cache_salt=new_salt())
         await ask_same(deployment, together, await deployment.ask(alone))

@@ -32,7 +32,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 def kinds(deployment: Deployment) -> list[GenerateRequest]:
     """Long requests, each of them different."""
-    length = min(MAX_TOKENS, deployment.facts.max_context_tokens - len(deployment.facts.prompts[0]))
+    length = min(MAX_TOKENS, deployment.info.max_context_tokens - len(deployment.prompts[0]))
     requests = deployment.requests(max_tokens=length)
     return [varied(requests[index % len(requests)], **knobs) for index, knobs in enumerate(KINDS)]
 

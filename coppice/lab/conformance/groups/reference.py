@@ -29,12 +29,12 @@ def model_of(deployment: Deployment) -> ReferenceModel:
         raise SkippedError("no --reference is given")
     model = deployment.reference
     reason = "--reference has another tokenizer than the deployment"
-    require(model.tokenizer_fingerprint == deployment.facts.tokenizer_fingerprint, reason)
+    require(model.tokenizer_fingerprint == deployment.info.tokenizer_fingerprint, reason)
     return model
 
 
 def longest(deployment: Deployment) -> int:
-    return min(TOKENS, deployment.facts.max_context_tokens // 2)
+    return min(TOKENS, deployment.info.max_context_tokens // 2)
 
 
 async def compare(deployment: Deployment, request: GenerateRequest, expected: list[int]) -> None:

@@ -37,7 +37,7 @@ GROUP.add("from-every-split-at-temperature-1", from_every_split, temperature=1.0
 @GROUP.case("from-every-split-with-penalties")
 async def penalised(deployment: Deployment) -> None:
     """Penalties look at the resumed tokens as at any output, which has to repeat some of so few tokens."""
-    few = sorted(set(deployment.facts.prompts[0]))[:6]
+    few = sorted(set(deployment.prompts[0]))[:6]
     penalties = {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
     await from_every_split(deployment, temperature=1.0, allowed_token_ids=few, **penalties)
 
@@ -45,7 +45,7 @@ async def penalised(deployment: Deployment) -> None:
 @GROUP.case("from-every-split-before-min-tokens")
 async def held_off(deployment: Deployment) -> None:
     """Resumed tokens count towards min_tokens: the stop token, which nothing else holds off, comes right after them."""
-    (token, *_) = deployment.facts.prompts[1]
+    (token, *_) = deployment.prompts[1]
     await from_every_split(deployment, min_tokens=8, stop_token_ids=[token], logit_bias={token: 100.0})
 
 

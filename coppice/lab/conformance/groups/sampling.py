@@ -52,14 +52,14 @@ async def neutral(deployment: Deployment) -> None:
 @GROUP.case("top-k-of-the-whole-vocabulary-changes-nothing")
 async def whole_vocabulary(deployment: Deployment) -> None:
     request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=6)
-    wide = varied(request, top_k=deployment.facts.vocab_size)
+    wide = varied(request, top_k=deployment.info.vocab_size)
     await ask_same(deployment, wide, await deployment.plain(request))
 
 
 @GROUP.case("top-k-keeps-the-k-likeliest")
 async def likeliest(deployment: Deployment) -> None:
     """They are found by banning the likelier ones; draws so hot that they hardly prefer any stay among them."""
-    request = build(deployment.facts.prompts[0])
+    request = build(deployment.prompts[0])
     kept: list[int] = []
     for _ in range(3):
         kept.append(await next_token(deployment, varied(request, bad_token_ids=kept)))
@@ -71,7 +71,7 @@ async def likeliest(deployment: Deployment) -> None:
 
 async def pair(deployment: Deployment, ratio: float) -> tuple[GenerateRequest, int]:
     """A request that draws one of two tokens at temperature 1, the second `ratio` times as likely as the first."""
-    request = build(deployment.facts.prompts[0])
+    request = build(deployment.prompts[0])
     token = await next_token(deployment, request)
     rival = stranger(deployment, [token])
     bias = await gap(deployment, request, token, rival) + math.log(ratio)

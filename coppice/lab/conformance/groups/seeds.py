@@ -44,14 +44,14 @@ async def other_seeds(deployment: Deployment) -> None:
 @GROUP.case("seed-in-use-is-returned")
 async def returned(deployment: Deployment) -> None:
     for seed in SEEDS:
-        request = build(deployment.facts.prompts[0], max_tokens=1, temperature=1.0, seed=seed)
+        request = build(deployment.prompts[0], max_tokens=1, temperature=1.0, seed=seed)
         answer = await deployment.ask(request)
         require(answer.seed == seed, f"the answer names seed {answer.seed}", request)
 
 
 @GROUP.case("unset-seeds-are-drawn-anew")
 async def unset(deployment: Deployment) -> None:
-    request = build(deployment.facts.prompts[0], max_tokens=1, temperature=1.0)
+    request = build(deployment.prompts[0], max_tokens=1, temperature=1.0)
     seeds = {(await deployment.ask(request)).seed for _ in range(4)}
     require(len(seeds) == 4, f"4 requests without a seed had {len(seeds)} seeds", request)
 
@@ -67,7 +67,7 @@ async def repeats(deployment: Deployment) -> None:
 @GROUP.case("noise-depends-on-the-position-alone")
 async def position(deployment: Deployment) -> None:
     """What was output by one call and what was its prompt is the same to the next token."""
-    prompt = deployment.facts.prompts[0]
+    prompt = deployment.prompts[0]
     request = deployment.request(max_tokens=TOKENS, temperature=1.0, seed=3)
     whole = await deployment.plain(request)
     for split in (1, TOKENS // 2, TOKENS - 1):

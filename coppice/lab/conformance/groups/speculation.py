@@ -47,7 +47,7 @@ async def forced(deployment: Deployment) -> None:
     requests = deployment.requests(max_tokens=TOKENS, mode=FORCED)
     counts = [(await deployment.ask(request)).speculation for request in requests]
     drafted = sum(one.draft_tokens for one in counts)
-    if not drafted and deployment.facts.sources == (MEMORY,):
+    if not drafted and list(deployment.info.sources) == [MEMORY]:
         raise SkippedError("there is no drafter but memory, and nothing was repeated")
     require(drafted > 0, "no draft token was verified")
     if not sum(one.accepted_tokens for one in counts):
@@ -65,7 +65,7 @@ async def modes(deployment: Deployment) -> None:
 @GROUP.case("every-budget-gives-the-same-answer")
 async def budgets(deployment: Deployment) -> None:
     require_drafter(deployment)
-    most = deployment.facts.max_nodes
+    most = deployment.info.max_nodes
     for request in requests(deployment):
         expected = await deployment.plain(request)
         for nodes in sorted({*range(1, min(most, MAX_BUDGETS) + 1), most}):
@@ -79,7 +79,7 @@ async def kept(deployment: Deployment) -> None:
         for nodes in (1, 3, 2**31):
             budgeted = varied(request, mode=FORCED, max_nodes=nodes)
             counts = (await deployment.ask(budgeted)).speculation
-            most = min(nodes, deployment.facts.max_nodes) * counts.rounds
+            most = min(nodes, deployment.info.max_nodes) * counts.rounds
             reason = f"{counts.draft_tokens} draft tokens in {counts.rounds} rounds"
             require(counts.draft_tokens <= most, reason, budgeted)
 
@@ -89,7 +89,7 @@ async def each_source(deployment: Deployment) -> None:
     require_drafter(deployment)
     for request in requests(deployment):
         expected = await deployment.plain(request)
-        for source in deployment.facts.sources:
+        for source in deployment.info.sources:
             alone = varied(request, mode=FORCED, sources=[source])
             answer = await ask_same(deployment, alone, expected)
             others = set(answer.speculation.sources) - {source}

@@ -19,7 +19,7 @@ MAX_LISTED = 64
 
 def strangers(deployment: Deployment, count: int) -> list[int]:
     """Some ids from all over the vocabulary, the same each time."""
-    ids = [token for token in range(deployment.facts.vocab_size) if token not in deployment.facts.eos_token_ids]
+    ids = [token for token in range(deployment.info.vocab_size) if token not in deployment.info.eos_token_ids]
     return sorted(random.Random(0).sample(ids, min(count, len(ids))))
 
 

@@ -47,7 +47,7 @@ TOO_SURE = 0.95
 
 def require_rule(deployment: Deployment) -> None:
     """Skip where the rule is not offered."""
-    if ACCEPTANCE_RULE_TRAVERSAL not in deployment.facts.acceptance_rules:
+    if ACCEPTANCE_RULE_TRAVERSAL not in deployment.info.acceptance_rules:
         raise SkippedError("GetModelInfo does not offer the acceptance rule TRAVERSAL")
 
 
@@ -156,7 +156,7 @@ async def complete(deployment: Deployment) -> None:
         got = (len(answer.token_ids), answer.usage.completion_tokens, answer.finish_reason, answer.seed)
         wanted = (TOKENS, TOKENS, "length", request.sampling.seed)
         require(got == wanted, f"delivered and counted tokens, end and seed are {got}, not {wanted}", request)
-        outside = [token for token in answer.token_ids if token >= deployment.facts.vocab_size]
+        outside = [token for token in answer.token_ids if token >= deployment.info.vocab_size]
         require(not outside, f"the vocabulary does not have {outside}", request)
 
 
@@ -171,7 +171,7 @@ async def banned(deployment: Deployment) -> None:
 
 @GROUP.case("allowed-token-ids-alone-appear")
 async def allowed(deployment: Deployment) -> None:
-    few = sorted({*deployment.facts.prompts[0]})
+    few = sorted({*deployment.prompts[0]})
     for request, answer in await sampled(deployment, allowed_token_ids=few):
         drawn = {*answer.token_ids} - {*few}
         require(not drawn, f"drew {sorted(drawn)}", request)
@@ -200,7 +200,7 @@ async def own_log_probs(deployment: Deployment) -> None:
             before = varied(request, resume_token_ids=answer.token_ids[:place], max_tokens=place + 1)
             [told] = (await deployment.plain(varied(before, allowed_token_ids=[token]))).log_probs
             require(math.isfinite(found.log_prob), f"the log-probability of token {place} is {found}", request)
-            if deployment.facts.is_strict:
+            if deployment.is_strict:
                 require(found == told, f"the log-probability of token {place} is {found}, not {told}", request)
 
 

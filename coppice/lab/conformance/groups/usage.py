@@ -47,7 +47,7 @@ async def stopped(deployment: Deployment) -> None:
 
 @GROUP.case("prompt-tokens-are-those-sent")
 async def prompt_tokens(deployment: Deployment) -> None:
-    prompt = deployment.facts.prompts[0]
+    prompt = deployment.prompts[0]
     for length in range(1, len(prompt) + 1):
         request = build(prompt[:length], max_tokens=1)
         counted = (await deployment.ask(request)).usage.prompt_tokens
@@ -66,7 +66,7 @@ async def text_prompts(deployment: Deployment) -> None:
 
 @GROUP.case("resumed-tokens-are-not-counted-again")
 async def resumed(deployment: Deployment) -> None:
-    prompt = deployment.facts.prompts[0]
+    prompt = deployment.prompts[0]
     request = deployment.request(max_tokens=TOKENS)
     whole = (await deployment.plain(request)).token_ids
     for split in (1, TOKENS // 2, TOKENS - 1):
@@ -102,7 +102,7 @@ async def sources(deployment: Deployment) -> None:
         proposed = sum(source.proposed for source in counts.sources.values())
         reason = f"the sources proposed {proposed} of {counts.draft_tokens} draft tokens"
         require(proposed >= counts.draft_tokens, reason, request)
-        unknown = set(counts.sources) - set(deployment.facts.sources)
+        unknown = set(counts.sources) - set(deployment.info.sources)
         require(not unknown, f"GetModelInfo does not name {sorted(unknown)}", request)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from coppice.lab.conformance.deployment import Facts
 from coppice.lab.conformance.report import as_json, heading, result_lines, summary
 from coppice.lab.conformance.requests import build
 from coppice.lab.conformance.runner import Result
+from coppice.v1.inference_pb2 import GetModelInfoResponse
+from coppice.v1.sampling_pb2 import EXACTNESS_STRICT
 
-FACTS = Facts("toy", "1.2", "f", 100, 64, (1,), ("small-lm",), True, 8, 4, ((1,), (2,), (3,)), ())
+INFO = GetModelInfoResponse(model="toy", version="1.2", sources=["small-lm"], exactness=EXACTNESS_STRICT)
 RESULTS = [
     Result("a/good", "passed", 0.5),
     Result("a/bad", "failed", 1.0, "token 3 is 5, not 4", build("x", top_k=2)),
@@ -36,11 +37,11 @@ def test_the_summary_counts_and_names_what_failed() -> None:
 
 
 def test_the_heading_says_what_is_tested() -> None:
-    assert heading("host:1", FACTS) == "host:1: model toy, version 1.2, strict mode, drafters: small-lm"
+    assert heading("host:1", INFO) == "host:1: model toy, version 1.2, strict mode, drafters: small-lm"
 
 
 def test_the_object_has_the_counts_and_every_case() -> None:
-    report = json.loads(json.dumps(as_json("host:1", FACTS, RESULTS)))
+    report = json.loads(json.dumps(as_json("host:1", INFO, RESULTS)))
     assert {
         key: report[key] for key in ("address", "model", "version", "passed", "failed", "explained", "skipped")
     } == {
@@ -53,6 +54,6 @@ def test_the_object_has_the_counts_and_every_case() -> None:
         "skipped": 1,
     }
     assert "preemptions" not in report
-    assert as_json("host:1", FACTS, RESULTS, 0)["preemptions"] == 0
+    assert as_json("host:1", INFO, RESULTS, 0)["preemptions"] == 0
     assert [set(case) for case in report["cases"]] == [{"name", "status", "seconds", "reason"}] * 4
     assert '"top_k": 2' in report["cases"][1]["reason"]
