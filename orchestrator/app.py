@@ -255,8 +255,8 @@ def _knowledge(
         return knowledge_key(namespace, info.hardware, info.exactness, [*drafters.connected_kinds(), *own])
 
     store = open_redis(config, max(TIMEOUT_S, config.redis_timeout_ms / 1000), counts)
-    pupils = [PlannerSnapshotTarget(planners[client.address], partial(key, client)) for client in verifiers.clients]
-    return SharedKnowledge(store, counts, pupils, config.cache_ttl_s)
+    targets = [PlannerSnapshotTarget(planners[client.address], partial(key, client)) for client in verifiers.clients]
+    return SharedKnowledge(store, counts, targets, config.cache_ttl_s)
 
 
 async def _follow_health(server: Server, verifiers: VerifierPool) -> None:

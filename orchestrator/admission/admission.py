@@ -39,14 +39,14 @@ class Pausable(Protocol):
 
 
 class Ticket:
-    """One request's claim, from the door to its end; leaving it gives back what it has, or its place in the queue.
+    """One request, from its arrival to its end; leaving it gives back what it has, or its place in the queue.
 
     Once its outputs run they may be paused, and wait for their places anew: see `run`.
     """
 
-    def __init__(self, admission: Admission, claim: AdmissionRequest) -> None:
+    def __init__(self, admission: Admission, request: AdmissionRequest) -> None:
         self._admission = admission
-        self.claim = claim
+        self.request = request
         self.entered_s = admission.now_s()
         # When it got its places; None while it waits.
         self.started_s: float | None = None
@@ -98,7 +98,7 @@ class Ticket:
                 async with asyncio.timeout(self._patience_s()):
                     await self._decided.wait()
             except TimeoutError as error:
-                raise self._admission.waited_too_long(self.claim) from error
+                raise self._admission.waited_too_long(self.request) from error
         if self.refusal is not None:
             raise self.refusal
 
@@ -206,7 +206,7 @@ class Admission:
             return self._max_running
         return min(self._pace.places_within(self._max_token_s) or self._max_running, self._max_running)
 
-    def enter(self, claim: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
+    def enter(self, request: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
         """Let a request in, or have it wait; leaving the ticket ends both.
 
         It has `time_left_s`, and its outputs are not over before they have `num_tokens` tokens.
@@ -215,40 +215,40 @@ class Admission:
             OverloadedError: the queue is full, or its wait would usually be too long, or even at the best pace of late
                 its time would not suffice.
         """
-        ticket = Ticket(self, claim)
+        ticket = Ticket(self, request)
         num_free = self._num_free()
         is_free = not self.num_waiting and not self._queue.is_shared
-        if is_free and claim.num_places <= num_free and self._may_read():
+        if is_free and request.num_places <= num_free and self._may_read():
             self._count_use()
-            self._queue.start(claim)
+            self._queue.start(request)
             self._begin(ticket)
             self._pause_excess()
             return ticket
         # Its share may have places free where others wait for theirs, or what others have beyond their quota.
-        self._queue.wait(claim)
-        self._waiting[claim] = ticket
+        self._queue.wait(request)
+        self._waiting[request] = ticket
         self._start_waiting()
         if ticket.started_s is not None:
             return ticket
-        self._queue.withdraw(claim)
-        del self._waiting[claim]
+        self._queue.withdraw(request)
+        del self._waiting[request]
         num_free = self._num_free()
-        num_wanted = self._queue.ahead_of(claim) + claim.num_places - num_free
-        self._check_wait(claim, num_wanted)
+        num_wanted = self._queue.ahead_of(request) + request.num_places - num_free
+        self._check_wait(request, num_wanted)
         needed_s = self._pace.at_least_s(self.now_s(), num_wanted, num_tokens)
         if needed_s > time_left_s:
             text = f"would take {needed_s:.3g} s at the best pace of late, and has {time_left_s:.3g} s"
-            raise self._overloaded(NoTimeError, text, claim)
-        self._make_room(claim)
-        self._queue.wait(claim)
-        self._waiting[claim] = ticket
+            raise self._overloaded(NoTimeError, text, request)
+        self._make_room(request)
+        self._queue.wait(request)
+        self._waiting[request] = ticket
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Take back what a ticket has."""
-        claim = ticket.claim
+        request = ticket.request
         self._forget_reading(ticket)
-        self._running.pop(claim, None)
+        self._running.pop(request, None)
         if ticket.started_s is not None:
             now_s = self.now_s()
             self._count_use()
@@ -256,16 +256,16 @@ class Admission:
                 held_s = ticket.held_before_s + now_s - ticket.started_s
                 self._learn(ticket, now_s, held_s, ticket.num_tokens)
             if self._waiting:
-                self._pace.given_back(now_s, claim.num_places)
-            self._queue.end(claim)
-        elif self._waiting.pop(claim, None) is not None:
-            self._queue.withdraw(claim)
+                self._pace.given_back(now_s, request.num_places)
+            self._queue.end(request)
+        elif self._waiting.pop(request, None) is not None:
+            self._queue.withdraw(request)
         self._start_waiting()
 
     def may_pause(self, ticket: Ticket) -> None:
         """A request that has its places may be paused from here on."""
-        self._queue.may_pause(ticket.claim)
-        self._running[ticket.claim] = ticket
+        self._queue.may_pause(ticket.request)
+        self._running[ticket.request] = ticket
         self._pause_excess()
 
     def read(self, ticket: Ticket) -> None:
@@ -282,9 +282,9 @@ class Admission:
         """When it is worth asking for places again."""
         return self._pace.retry_after_s(self.num_waiting + num_places, self.num_places)
 
-    def waited_too_long(self, claim: AdmissionRequest) -> OverloadedError:
+    def waited_too_long(self, request: AdmissionRequest) -> OverloadedError:
         """What to tell a request that has waited for `max_wait_s`."""
-        return self._overloaded(LongWaitError, f"had no place within {self.max_wait_s:.3g} s", claim)
+        return self._overloaded(LongWaitError, f"had no place within {self.max_wait_s:.3g} s", request)
 
     def _num_free(self) -> int:
         """Places that may be taken; all where none is in use, so that a large request gets its own some day."""
@@ -304,12 +304,12 @@ class Admission:
             self._reading.discard(ticket)
 
     def _pause_excess(self) -> None:
-        while (claim := self._queue.excess()) is not None:
-            ticket = self._running.pop(claim)
+        while (request := self._queue.excess()) is not None:
+            ticket = self._running.pop(request)
             self._forget_reading(ticket)
             self._count_use()
-            self._queue.pause(claim)
-            self._waiting[claim] = ticket
+            self._queue.pause(request)
+            self._waiting[request] = ticket
             ticket.pause()
         if self._waiting and not self._is_looking and self._call_later is not None:
             stay_s = self._queue.stay_s
@@ -328,19 +328,19 @@ class Admission:
             if not self._may_read():
                 return
             self._count_use()
-            claim = self._queue.take_next(self._num_free())
-            if claim is None:
+            request = self._queue.take_next(self._num_free())
+            if request is None:
                 return
-            self._begin(self._waiting.pop(claim))
+            self._begin(self._waiting.pop(request))
         self._pace.nobody_waits()
 
     def _begin(self, ticket: Ticket) -> None:
         if ticket.is_paused:
-            self._queue.may_pause(ticket.claim)
-            self._running[ticket.claim] = ticket
+            self._queue.may_pause(ticket.request)
+            self._running[ticket.request] = ticket
         else:
             ticket.used_before_s, ticket.reading_before_s = self._used_s, self._reading_s
-            if ticket.claim.only_reads:
+            if ticket.request.only_reads:
                 self._reading.add(ticket)
         ticket.decide()
 
@@ -357,35 +357,35 @@ class Admission:
         if self._max_token_s is not None and held_s > 0:
             self._pace.shared(held_s, num_tokens, (self._used_s - ticket.used_before_s) / held_s)
 
-    def _check_wait(self, claim: AdmissionRequest, num_wanted: int) -> None:
-        """See to it that a claim which has to wait may expect its places in time."""
+    def _check_wait(self, request: AdmissionRequest, num_wanted: int) -> None:
+        """Check that a request that has to wait may expect its places in time."""
         if self.max_wait_s is None:
             return
-        others = self._queue.others_before(claim)
+        others = self._queue.others_before(request)
         wait_s = self._pace.usual_wait_s(num_wanted + others, self.num_places)
         if (most := self._most_reading()) is not None:
             # Behind those that are read now and those that wait, most of which have one place each.
-            num_read = len(self._reading) + self._queue.ahead_of(claim) + others + 1 - most
+            num_read = len(self._reading) + self._queue.ahead_of(request) + others + 1 - most
             wait_s = max(wait_s, self._pace.reading_wait_s(num_read))
         if wait_s > self.max_wait_s:
             text = f"would usually wait {wait_s:.3g} s, and {self.max_wait_s:.3g} s is the most"
-            raise self._overloaded(LongWaitError, text, claim)
+            raise self._overloaded(LongWaitError, text, request)
 
-    def _make_room(self, claim: AdmissionRequest) -> None:
-        """See to it that a claim fits the queue, if need be by sending others away that crowd it."""
+    def _make_room(self, request: AdmissionRequest) -> None:
+        """Make the request fit the queue, if need be by sending away others that crowd it."""
         # Places that quotas leave empty are room to wait: nobody is sent away because others are there, too.
         num_empty = max(self._num_free(), 0) if self._queue.is_shared else 0
-        num_missing = self.num_waiting + claim.num_places - self._max_queued - num_empty
+        num_missing = self.num_waiting + request.num_places - self._max_queued - num_empty
         if num_missing <= 0:
             return
-        crowd = self._queue.crowd(claim, num_missing)
+        crowd = self._queue.crowd(request, num_missing)
         if not crowd:
-            raise self._overloaded(QueueFullError, "there is no place", claim)
+            raise self._overloaded(QueueFullError, "there is no place", request)
         for other in crowd:
             self._queue.withdraw(other)
             refusal = self._overloaded(CrowdedOutError, "the queue was needed for other tenants", other)
             self._waiting.pop(other).decide(refusal)
 
-    def _overloaded(self, kind: type[OverloadedError], reason: str, claim: AdmissionRequest) -> OverloadedError:
+    def _overloaded(self, kind: type[OverloadedError], reason: str, request: AdmissionRequest) -> OverloadedError:
         text = f"{reason}; {self.num_running} requests are running already, {self.num_waiting} wait"
-        return kind(text, self.retry_after_s(claim.num_places))
+        return kind(text, self.retry_after_s(request.num_places))

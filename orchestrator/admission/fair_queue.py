@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-# For so many seconds after its last claim a connection still counts as one that others share with: a client whose
+# For so many seconds after its last request a connection still counts as one that others share with: a client whose
 # requests follow one another must not have those of others resumed and paused again between any two of them.
 STAY_S = 0.3
 
 
 @dataclass(frozen=True, eq=False)
 class AdmissionRequest:
-    """A request's claim on places, one for each of its outputs."""
+    """A request for places, one for each of its outputs."""
 
     tenant: str
     num_places: int
@@ -35,7 +35,7 @@ class AdmissionRequest:
 
 @dataclass(eq=False)
 class _Share:
-    """What a host, one of its connections, or a tenant on one of these has. Tenants have claims, others have parts."""
+    """Places of a host, of one of its connections, or of a tenant on one. Tenants have requests, others have parts."""
 
     name: str = ""
     parent: _Share | None = None
@@ -43,11 +43,11 @@ class _Share:
     num_running: int = 0
     num_waiting: int = 0
     parts: dict[str, _Share] = field(default_factory=dict)
-    # Parts with claims that wait, in the order of their turns.
+    # Parts with requests that wait, in the order of their turns.
     turns: dict[str, None] = field(default_factory=dict)
     # In order: higher priority first, then arrival.
     waiting: list[AdmissionRequest] = field(default_factory=list)
-    # Claims that may be paused, in the order of their start.
+    # Requests that may be paused, in the order of their start.
     pausable: dict[AdmissionRequest, None] = field(default_factory=dict)
     # Places that it may take before its turn is over.
     credit: int = 0
@@ -71,16 +71,16 @@ class _Share:
 
 
 class FairQueue:
-    """Places in use and claims that wait for some; all numbers count places.
+    """Places in use and requests that wait for some; all numbers count places.
 
     Places are shared among hosts, what a host has among its connections, and what a connection has among the tenants
     that it names. Next is the host, connection and tenant that has the fewest places in use for its weight; of equals,
     the one whose turn it is. A turn lasts for `weight` places (weighted round robin); hosts and connections have weight
-    1. The next claim waits for all of its places, and those behind it wait with it: a large one must not starve.
+    1. The next request waits for all of its places, and those behind it wait with it: a large one must not starve.
 
-    With `shared_places` a host or a connection beside others has a quota: its part of so many places, or as many as the
-    one of them with the fewest claims asks for, whichever is more. Beyond it none of its claims starts, and the last
-    ones that may be paused are to be; one always runs.
+    With `shared_places` a host or a connection with others has a quota: its part of so many places, or as many as the
+    one of them with the fewest requests asks for, whichever is more. Beyond it none of its requests starts, and the
+    last ones that may be paused are to be; one always runs.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class FairQueue:
         self._shared_places = shared_places
         self._now_s = clock
         self._all = _Share()
-        # Hosts and connections without claims, and since when, in that order.
+        # Hosts and connections without requests, and since when, in that order.
         self._idle: dict[_Share, float] = {}
         self._paused: set[AdmissionRequest] = set()
-        # Of claims that are paused; they wait, too.
+        # Of requests that are paused; they wait, too.
         self.num_paused = 0
 
     @property
@@ -119,113 +119,113 @@ class FairQueue:
 
     @property
     def tenants(self) -> set[str]:
-        """Names of tenants with claims."""
+        """Names of tenants with requests."""
         hosts = self._all.parts.values()
         return {name for host in hosts for connection in host.parts.values() for name in connection.parts}
 
     @property
     def stay_s(self) -> float | None:
-        """How long until the next connection without claims no longer counts; None where there is none."""
+        """How long until the next connection without requests no longer counts; None where there is none."""
         idle_s = next(iter(self._idle.values()), None)
         return None if idle_s is None else max(idle_s + STAY_S - self._now_s(), 0.0)
 
-    def ahead_of(self, claim: AdmissionRequest) -> int:
-        """Places that the tenant's own claims ahead of this one wait for, itself not counted."""
-        parent, name = self._levels(claim)[-1]
+    def ahead_of(self, request: AdmissionRequest) -> int:
+        """Places that the tenant's own requests ahead of this one wait for, itself not counted."""
+        parent, name = self._levels(request)[-1]
         tenant = parent.parts.get(name) if parent is not None else None
         waiting = tenant.waiting if tenant is not None else []
-        return sum(other.num_places for other in waiting if other.priority >= claim.priority and other is not claim)
+        return sum(other.num_places for other in waiting if other.priority >= request.priority and other is not request)
 
-    def others_before(self, claim: AdmissionRequest) -> int:
-        """Places that others take before this claim has its own, by turns; those in use are not looked at."""
-        own = before = self.ahead_of(claim) + claim.num_places
-        for (parent, name), weight in zip(reversed(self._levels(claim)), (self._weight(claim), 1, 1), strict=True):
+    def others_before(self, request: AdmissionRequest) -> int:
+        """Places that others take before this request has its own, by turns; those in use are not looked at."""
+        own = before = self.ahead_of(request) + request.num_places
+        for (parent, name), weight in zip(reversed(self._levels(request)), (self._weight(request), 1, 1), strict=True):
             turns = before / weight
             others = (parent.parts[other] for other in parent.turns if other != name) if parent is not None else ()
             before += sum(min(other.num_waiting, math.ceil(turns * other.weight)) for other in others)
         return before - own
 
-    def wait(self, claim: AdmissionRequest) -> None:
-        """Let a claim wait for its turn."""
-        self._wait(claim, bisect.bisect_right)
+    def wait(self, request: AdmissionRequest) -> None:
+        """Let a request wait for its turn."""
+        self._wait(request, bisect.bisect_right)
 
-    def withdraw(self, claim: AdmissionRequest) -> None:
-        """Let a claim wait no longer."""
-        tenant = self._tenant(claim)
-        tenant.waiting.remove(claim)
-        if claim in self._paused:
-            self._paused.remove(claim)
-            self.num_paused -= claim.num_places
+    def withdraw(self, request: AdmissionRequest) -> None:
+        """Let a request wait no longer."""
+        tenant = self._tenant(request)
+        tenant.waiting.remove(request)
+        if request in self._paused:
+            self._paused.remove(request)
+            self.num_paused -= request.num_places
         for share in self._line(tenant):
-            share.num_waiting -= claim.num_places
+            share.num_waiting -= request.num_places
             if not share.num_waiting and share.parent is not None:
                 del share.parent.turns[share.name]
         self._forget(tenant)
 
-    def start(self, claim: AdmissionRequest) -> None:
-        """Give a claim its places."""
-        for share in self._line(self._tenant(claim)):
-            share.num_running += claim.num_places
+    def start(self, request: AdmissionRequest) -> None:
+        """Give a request its places."""
+        for share in self._line(self._tenant(request)):
+            share.num_running += request.num_places
 
-    def may_pause(self, claim: AdmissionRequest) -> None:
-        """A claim that has its places may be paused from here on."""
-        self._tenant(claim).pausable[claim] = None
+    def may_pause(self, request: AdmissionRequest) -> None:
+        """A request that has its places may be paused from here on."""
+        self._tenant(request).pausable[request] = None
 
-    def end(self, claim: AdmissionRequest) -> None:
-        """Take a claim's places back."""
-        tenant = self._tenant(claim)
-        tenant.pausable.pop(claim, None)
+    def end(self, request: AdmissionRequest) -> None:
+        """Take a request's places back."""
+        tenant = self._tenant(request)
+        tenant.pausable.pop(request, None)
         for share in self._line(tenant):
-            share.num_running -= claim.num_places
+            share.num_running -= request.num_places
         self._forget(tenant)
 
-    def pause(self, claim: AdmissionRequest) -> None:
-        """Take a claim's places back, and let it wait before its tenant's others of the same priority."""
-        self._wait(claim, bisect.bisect_left)
-        self._paused.add(claim)
-        self.num_paused += claim.num_places
-        self.end(claim)
+    def pause(self, request: AdmissionRequest) -> None:
+        """Take a request's places back, and let it wait before its tenant's others of the same priority."""
+        self._wait(request, bisect.bisect_left)
+        self._paused.add(request)
+        self.num_paused += request.num_places
+        self.end(request)
 
     def take_next(self, num_free: int) -> AdmissionRequest | None:
-        """Start the claim whose turn it is; None when none may start, or it needs more than `num_free` places."""
+        """Start the request whose turn it is; None when none may start, or it needs more than `num_free` places."""
         self._drop_idle()
         tenant = self._next(self._all, self._shared_places)
         if tenant is None or tenant.waiting[0].num_places > num_free:
             return None
-        claim = tenant.waiting[0]
-        # Those that lead to the claim and have others waiting go on when their turn is over.
+        request = tenant.waiting[0]
+        # Those that lead to the request and have others waiting go on when their turn is over.
         line = list(tenant.line())
-        self.start(claim)
-        self.withdraw(claim)
+        self.start(request)
+        self.withdraw(request)
         for share in line:
-            share.credit -= claim.num_places
+            share.credit -= request.num_places
             if share.num_waiting and share.credit <= 0 and share.parent is not None:
                 share.credit = share.weight
                 del share.parent.turns[share.name]
                 share.parent.turns[share.name] = None
-        return claim
+        return request
 
     def excess(self) -> AdmissionRequest | None:
-        """A claim that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
+        """A request that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
         self._drop_idle()
         return self._excess(self._all, self._shared_places)
 
-    def crowd(self, claim: AdmissionRequest, num_places: int) -> list[AdmissionRequest]:
-        """The last claims of those that wait for more than the share of `claim` would: enough for `num_places`.
+    def crowd(self, request: AdmissionRequest, num_places: int) -> list[AdmissionRequest]:
+        """The last requests of those that wait for more than the share of `request` would: enough for `num_places`.
 
-        Hosts are compared first, then connections of the same host, then tenants. Claims that are paused stay. Empty
-        when there are not enough: then `claim` is itself what is too much.
+        Hosts are compared first, then connections of the same host, then tenants. Requests that are paused stay. Empty
+        when there are not enough: then `request` is itself what is too much.
         """
         gone: dict[AdmissionRequest, None] = {}
         while sum(other.num_places for other in gone) < num_places:
-            victim = self._crowding(claim, gone)
+            victim = self._crowding(request, gone)
             if victim is None:
                 return []
             gone[victim] = None
         return list(gone)
 
-    def _crowding(self, claim: AdmissionRequest, gone: Mapping[AdmissionRequest, None]) -> AdmissionRequest | None:
-        """The claim that is sent away after those that are `gone`; None when the one to make room for is too much."""
+    def _crowding(self, request: AdmissionRequest, gone: Mapping[AdmissionRequest, None]) -> AdmissionRequest | None:
+        """The request that is sent away after those that are `gone`; None when the one to make room for is too much."""
 
         def crowding(share: _Share) -> float:
             lost = sum(other.num_places for other in gone if share in self._line(self._tenant(other)))
@@ -237,11 +237,11 @@ class FairQueue:
                     return found
             return next((one for one in reversed(share.waiting) if one not in gone and one not in self._paused), None)
 
-        for (parent, name), weight in zip(self._levels(claim), (1, 1, self._weight(claim)), strict=True):
+        for (parent, name), weight in zip(self._levels(request), (1, 1, self._weight(request)), strict=True):
             if parent is None:
                 return None
             own = parent.parts.get(name)
-            wanted = (claim.num_places + (own.num_waiting if own is not None else 0)) / weight
+            wanted = (request.num_places + (own.num_waiting if own is not None else 0)) / weight
             others = (parent.parts[other] for other in parent.turns if other != name)
             for other in sorted(others, key=crowding, reverse=True):
                 if crowding(other) <= wanted:
@@ -265,7 +265,7 @@ class FairQueue:
 
     def _excess(self, share: _Share, places: int) -> AdmissionRequest | None:
         quota = self._quota(share, places)
-        # One claim of a part always runs.
+        # One request of a part always runs.
         crowded = [part for part in share.parts.values() if part.num_running > 1]
         for part in sorted(crowded, key=lambda part: part.num_running, reverse=True):
             is_beyond = quota is not None and part.num_running > quota
@@ -286,44 +286,44 @@ class FairQueue:
         """Whether its parts are hosts or connections."""
         return share.parent is None or share.parent is self._all
 
-    def _wait(self, claim: AdmissionRequest, place: Callable[..., int]) -> None:
-        tenant = self._tenant(claim)
+    def _wait(self, request: AdmissionRequest, place: Callable[..., int]) -> None:
+        tenant = self._tenant(request)
         for share in self._line(tenant):
             if not share.num_waiting and share.parent is not None:
                 share.parent.turns[share.name] = None
                 share.credit = share.weight
-            share.num_waiting += claim.num_places
-        rank = place(tenant.waiting, -claim.priority, key=lambda other: -other.priority)
-        tenant.waiting.insert(rank, claim)
+            share.num_waiting += request.num_places
+        rank = place(tenant.waiting, -request.priority, key=lambda other: -other.priority)
+        tenant.waiting.insert(rank, request)
 
     def _line(self, tenant: _Share) -> Iterator[_Share]:
         yield from tenant.line()
         yield self._all
 
-    def _levels(self, claim: AdmissionRequest) -> list[tuple[_Share | None, str]]:
-        """The shares that lead to a claim, each with the name of its part; None where there is none yet."""
+    def _levels(self, request: AdmissionRequest) -> list[tuple[_Share | None, str]]:
+        """The shares that lead to a request, each with the name of its part; None where there is none yet."""
         parent: _Share | None = self._all
         levels = []
-        for name in claim.path:
+        for name in request.path:
             levels.append((parent, name))
             parent = parent.parts.get(name) if parent is not None else None
         return levels
 
-    def _tenant(self, claim: AdmissionRequest) -> _Share:
-        """The share of a claim's tenant, made where there is none."""
+    def _tenant(self, request: AdmissionRequest) -> _Share:
+        """The share of a request's tenant, made where there is none."""
         share = self._all
-        for name in claim.path:
+        for name in request.path:
             share = share.parts.setdefault(name, _Share(name, share))
             self._idle.pop(share, None)
-        # Its latest claim's, since it may have been changed.
-        share.weight = self._weight(claim)
+        # Its latest request's, since it may have been changed.
+        share.weight = self._weight(request)
         return share
 
-    def _weight(self, claim: AdmissionRequest) -> int:
-        return claim.weight or self._weights.get(claim.tenant, 1)
+    def _weight(self, request: AdmissionRequest) -> int:
+        return request.weight or self._weights.get(request.tenant, 1)
 
     def _forget(self, tenant: _Share) -> None:
-        """Forget a tenant without claims, and some time later hosts and connections without."""
+        """Forget a tenant without requests, and some time later hosts and connections without."""
         for share in tenant.line():
             if share.demand:
                 return
@@ -342,8 +342,8 @@ class FairQueue:
 
 
 def _last_pausable(share: _Share, num_running: int) -> AdmissionRequest | None:
-    """The last claim of the tenant with most places in use that has fewer than `num_running` places."""
+    """The last request of the tenant with most places in use that has fewer than `num_running` places."""
     for part in sorted(share.parts.values(), key=lambda part: part.load, reverse=True):
         if (found := _last_pausable(part, num_running)) is not None:
             return found
-    return next((claim for claim in reversed(share.pausable) if claim.num_places < num_running), None)
+    return next((request for request in reversed(share.pausable) if request.num_places < num_running), None)

@@ -54,12 +54,12 @@ class SharedKnowledge:
         self,
         store: KnowledgeStore,
         counts: CacheCounts,
-        pupils: Sequence[PlannerSnapshotTarget],
+        targets: Sequence[PlannerSnapshotTarget],
         ttl_s: float,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
         self._store = store
-        self._pupils = tuple(pupils)
+        self._targets = tuple(targets)
         self._ttl_s = ttl_s
         self._write_every_s = write_every_s
         self._task: asyncio.Task[None] | None = None
@@ -71,9 +71,9 @@ class SharedKnowledge:
         To be awaited before the first request.
         """
         self.counts.reads += 1
-        values = await self._store.read([pupil.key() for pupil in self._pupils])
-        for pupil, value in zip(self._pupils, values, strict=True):
-            self._teach(pupil, value)
+        values = await self._store.read([target.key() for target in self._targets])
+        for target, value in zip(self._targets, values, strict=True):
+            self._teach(target, value)
         self._task = asyncio.create_task(self._run(), name="shared knowledge")
 
     async def close(self) -> None:
@@ -84,12 +84,12 @@ class SharedKnowledge:
         await self._write()
         await self._store.close()
 
-    def _teach(self, pupil: PlannerSnapshotTarget, value: bytes | None) -> None:
+    def _teach(self, target: PlannerSnapshotTarget, value: bytes | None) -> None:
         if value is None:
             self.counts.misses += 1
             return
         try:
-            pupil.planner.begin_with(decode_knowledge(value))
+            target.planner.begin_with(decode_knowledge(value))
         except ValueError as error:
             self.counts.invalid_values += 1
             logger.warning("what is kept of a planner's knowledge is none: %s", error)
@@ -111,11 +111,11 @@ class SharedKnowledge:
 
     async def _write_news(self) -> None:
         values: dict[bytes, bytes] = {}
-        for pupil in self._pupils:
-            num_passes = pupil.planner.pass_number
-            knowledge = pupil.planner.knowledge() if num_passes >= pupil.num_written + LEAST_PASSES else None
+        for target in self._targets:
+            num_passes = target.planner.pass_number
+            knowledge = target.planner.knowledge() if num_passes >= target.num_written + LEAST_PASSES else None
             if knowledge is not None:
-                values[pupil.key()] = encode_knowledge(knowledge)
-                pupil.num_written = num_passes
+                values[target.key()] = encode_knowledge(knowledge)
+                target.num_written = num_passes
         if values:
             await self._store.write(values, self._ttl_s)

@@ -240,12 +240,12 @@ async def test_the_verifiers_refusal_names_the_time_that_our_own_requests_show(s
 
 async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waited_for(start_fakes: StartFakes) -> None:
     async with start_fakes(FakeVerifier(pass_s=0.01)) as (client, orchestrator):
-        admission, claims = orchestrator.service.admission, []
+        admission, requests = orchestrator.service.admission, []
         enter = admission.enter
 
-        def entered(claim: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
-            claims.append(claim)
-            return enter(claim, time_left_s, num_tokens)
+        def entered(request: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
+            requests.append(request)
+            return enter(request, time_left_s, num_tokens)
 
         admission.enter = entered  # type: ignore[method-assign]
         chunks = client.stream(PROMPT, ENDLESS)
@@ -257,6 +257,6 @@ async def test_a_prompt_is_read_until_its_first_token_and_grammars_are_not_waite
         chunks.cancel()
         with contextlib.suppress(RequestFailedError):
             await client.generate(PROMPT, Options(max_tokens=1, regex="a*"))
-        assert [claim.only_reads for claim in claims] == [True, False]
+        assert [request.only_reads for request in requests] == [True, False]
         await eventually(lambda: waits(orchestrator, 0, 0))
         assert admission.num_reading == 0

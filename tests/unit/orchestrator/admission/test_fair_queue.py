@@ -30,36 +30,36 @@ class SlowQueue:
         return WEIGHTS.get(tenant, 1)
 
     def in_use(self, tenant: str) -> int:
-        return sum(claim.num_places for claim in self.running if claim.tenant == tenant)
+        return sum(request.num_places for request in self.running if request.tenant == tenant)
 
-    def wait(self, claim: AdmissionRequest) -> None:
-        if claim.tenant not in self.turns:
-            self.turns.append(claim.tenant)
-        self.waiting.append(claim)
+    def wait(self, request: AdmissionRequest) -> None:
+        if request.tenant not in self.turns:
+            self.turns.append(request.tenant)
+        self.waiting.append(request)
 
-    def withdraw(self, claim: AdmissionRequest) -> None:
-        self.waiting.remove(claim)
-        if not any(other.tenant == claim.tenant for other in self.waiting):
-            self.turns.remove(claim.tenant)
-            self.taken.pop(claim.tenant, None)
+    def withdraw(self, request: AdmissionRequest) -> None:
+        self.waiting.remove(request)
+        if not any(other.tenant == request.tenant for other in self.waiting):
+            self.turns.remove(request.tenant)
+            self.taken.pop(request.tenant, None)
 
     def take_next(self) -> AdmissionRequest | None:
         shares = {tenant: self.in_use(tenant) / self.weight(tenant) for tenant in self.turns}
         fewest = [tenant for tenant in self.turns if shares[tenant] == min(shares.values())]
         if not fewest:
             return None
-        own = [claim for claim in self.waiting if claim.tenant == fewest[0]]
-        claim = next(claim for claim in own if claim.priority == max(other.priority for other in own))
-        if sum(other.num_places for other in self.running) + claim.num_places > self.num_places:
+        own = [request for request in self.waiting if request.tenant == fewest[0]]
+        request = next(request for request in own if request.priority == max(other.priority for other in own))
+        if sum(other.num_places for other in self.running) + request.num_places > self.num_places:
             return None
-        self.taken[claim.tenant] += claim.num_places
-        self.running.append(claim)
-        self.withdraw(claim)
-        if claim.tenant in self.turns and self.taken[claim.tenant] >= self.weight(claim.tenant):
-            self.taken[claim.tenant] = 0
-            self.turns.remove(claim.tenant)
-            self.turns.append(claim.tenant)
-        return claim
+        self.taken[request.tenant] += request.num_places
+        self.running.append(request)
+        self.withdraw(request)
+        if request.tenant in self.turns and self.taken[request.tenant] >= self.weight(request.tenant):
+            self.taken[request.tenant] = 0
+            self.turns.remove(request.tenant)
+            self.turns.append(request.tenant)
+        return request
 
 
 EVENTS = st.one_of(
@@ -75,22 +75,22 @@ def test_claims_start_in_the_order_of_the_slow_queue(num_places: int, events: li
     fast, slow = FairQueue(WEIGHTS), SlowQueue(num_places)
     for event in events:
         if event[0] == "wait":
-            claim = AdmissionRequest(*event[1:])
-            fast.wait(claim)
-            slow.wait(claim)
+            request = AdmissionRequest(*event[1:])
+            fast.wait(request)
+            slow.wait(request)
         elif event[0] == "end" and slow.running:
-            claim = slow.running.pop(event[1] % len(slow.running))
-            fast.end(claim)
+            request = slow.running.pop(event[1] % len(slow.running))
+            fast.end(request)
         elif event[0] == "withdraw" and slow.waiting:
-            claim = slow.waiting[event[1] % len(slow.waiting)]
-            fast.withdraw(claim)
-            slow.withdraw(claim)
-        while (claim := slow.take_next()) is not None:
-            assert fast.take_next(num_places - fast.num_running) is claim
+            request = slow.waiting[event[1] % len(slow.waiting)]
+            fast.withdraw(request)
+            slow.withdraw(request)
+        while (request := slow.take_next()) is not None:
+            assert fast.take_next(num_places - fast.num_running) is request
         assert fast.take_next(num_places - fast.num_running) is None
-        assert fast.num_running == sum(claim.num_places for claim in slow.running)
-        assert fast.num_waiting == sum(claim.num_places for claim in slow.waiting)
-    assert fast.tenants == {claim.tenant for claim in (*slow.running, *slow.waiting)}
+        assert fast.num_running == sum(request.num_places for request in slow.running)
+        assert fast.num_waiting == sum(request.num_places for request in slow.waiting)
+    assert fast.tenants == {request.tenant for request in (*slow.running, *slow.waiting)}
 
 
 def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
@@ -100,27 +100,27 @@ def test_with_one_place_tenants_take_turns_by_their_weights() -> None:
             queue.wait(AdmissionRequest(tenant, 1))
     order = ""
     for _ in range(24):
-        claim = queue.take_next(1)
-        assert claim is not None
-        order += claim.tenant
-        queue.end(claim)
+        request = queue.take_next(1)
+        assert request is not None
+        order += request.tenant
+        queue.end(request)
     assert order == "abbccc" * 4
 
 
 def test_a_tenant_that_holds_all_places_gets_none_until_another_has_as_many() -> None:
     queue = FairQueue()
     held = [AdmissionRequest("greedy", 1) for _ in range(8)]
-    for claim in held:
-        queue.start(claim)
+    for request in held:
+        queue.start(request)
     for _ in range(50):
         queue.wait(AdmissionRequest("greedy", 1))
     for _ in range(50):
         queue.wait(AdmissionRequest("modest", 1))
     started = []
-    for claim in held:
-        queue.end(claim)
+    for request in held:
+        queue.end(request)
         started.append(queue.take_next(1))
-    tenants = [claim.tenant for claim in started if claim is not None]
+    tenants = [request.tenant for request in started if request is not None]
     assert tenants == ["modest"] * 4 + ["greedy"] * 4
 
 
@@ -130,35 +130,35 @@ def test_long_requests_do_not_creep_into_all_places() -> None:
     for tenant in ("long", "short"):
         queue.wait(AdmissionRequest(tenant, 1))
     for step in range(300):
-        for claim in [claim for ends, claim in running if ends <= step]:
-            queue.end(claim)
-        running = [(ends, claim) for ends, claim in running if ends > step]
-        while (claim := queue.take_next(num_places - len(running))) is not None:
-            queue.wait(AdmissionRequest(claim.tenant, 1))
-            running.append((step + (100 if claim.tenant == "long" else 1), claim))
-        counts = Counter(claim.tenant for _, claim in running)
+        for request in [request for ends, request in running if ends <= step]:
+            queue.end(request)
+        running = [(ends, request) for ends, request in running if ends > step]
+        while (request := queue.take_next(num_places - len(running))) is not None:
+            queue.wait(AdmissionRequest(request.tenant, 1))
+            running.append((step + (100 if request.tenant == "long" else 1), request))
+        counts = Counter(request.tenant for _, request in running)
         assert counts == {"long": 3, "short": 3}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 5, -5])))
 def test_within_a_tenant_priority_goes_first_then_arrival(order: tuple[int, ...]) -> None:
     queue = FairQueue()
-    claims = [AdmissionRequest("", 1, priority) for priority in (*order, *order)]
-    for claim in claims:
-        queue.wait(claim)
-    taken = [queue.take_next(9) for _ in claims]
-    assert taken == sorted(claims, key=lambda claim: -claim.priority)
+    requests = [AdmissionRequest("", 1, priority) for priority in (*order, *order)]
+    for request in requests:
+        queue.wait(request)
+    taken = [queue.take_next(9) for _ in requests]
+    assert taken == sorted(requests, key=lambda request: -request.priority)
 
 
 def test_what_is_ahead_are_the_tenants_own_claims_of_no_less_priority() -> None:
     queue = FairQueue()
-    for claim in (
+    for request in (
         AdmissionRequest("a", 3, 1),
         AdmissionRequest("a", 2, 0),
         AdmissionRequest("a", 1, -1),
         AdmissionRequest("b", 7, 9),
     ):
-        queue.wait(claim)
+        queue.wait(request)
     assert [queue.ahead_of(AdmissionRequest("a", 1, priority)) for priority in (2, 1, 0, -1)] == [0, 3, 5, 6]
     assert queue.ahead_of(AdmissionRequest("c", 1)) == 0
 
@@ -166,16 +166,16 @@ def test_what_is_ahead_are_the_tenants_own_claims_of_no_less_priority() -> None:
 def test_the_crowd_is_the_end_of_the_longest_queues_and_never_of_a_shorter_one_than_ones_own() -> None:
     queue = FairQueue(WEIGHTS)
     first = [AdmissionRequest("a", 1) for _ in range(4)]
-    for claim in first:
-        queue.wait(claim)
+    for request in first:
+        queue.wait(request)
     assert queue.crowd(AdmissionRequest("d", 1), 2) == [first[3], first[2]]
     # After two of them, "a" would wait for as little as "d".
     assert queue.crowd(AdmissionRequest("d", 2), 3) == []
     assert queue.crowd(AdmissionRequest("a", 1), 1) == []
     # A tenant of weight 2 may wait for twice as much.
     second = [AdmissionRequest("b", 1) for _ in range(6)]
-    for claim in second:
-        queue.wait(claim)
+    for request in second:
+        queue.wait(request)
     assert queue.crowd(AdmissionRequest("d", 1), 1) == [first[3]]
     assert queue.num_waiting == 10
 
@@ -190,19 +190,19 @@ def test_what_others_take_before_a_claim_is_foreseen_to_within_a_turn_of_each(se
     mine = AdmissionRequest(chooser.choice("abc"), 1)
     foreseen = queue.others_before(mine)
     queue.wait(mine)
-    taken = Counter(claim.tenant for claim in iter(lambda: queue.take_next(1), mine) if claim is not None)
+    taken = Counter(request.tenant for request in iter(lambda: queue.take_next(1), mine) if request is not None)
     others = {tenant: count for tenant, count in taken.items() if tenant != mine.tenant}
     assert abs(sum(others.values()) - foreseen) <= sum(WEIGHTS.get(tenant, 1) for tenant in "abcd")
 
 
 def started_in_turn(queue: FairQueue, number: int) -> list[AdmissionRequest]:
-    """With one place, the claims that get it one after the other."""
+    """With one place, the requests that get it one after the other."""
     started = []
     for _ in range(number):
-        claim = queue.take_next(1)
-        assert claim is not None
-        started.append(claim)
-        queue.end(claim)
+        request = queue.take_next(1)
+        assert request is not None
+        started.append(request)
+        queue.end(request)
     return started
 
 
@@ -212,7 +212,7 @@ def test_connections_take_turns_whatever_tenants_they_name() -> None:
         queue.wait(AdmissionRequest(f"tenant {number}", 1, peer="h:1"))
         queue.wait(AdmissionRequest("gold", 1, peer="h:2"))
         queue.wait(AdmissionRequest("", 1, peer="h:3"))
-    assert Counter(claim.peer for claim in started_in_turn(queue, 12)) == {"h:1": 4, "h:2": 4, "h:3": 4}
+    assert Counter(request.peer for request in started_in_turn(queue, 12)) == {"h:1": 4, "h:2": 4, "h:3": 4}
 
 
 def test_weights_are_those_of_tenants_within_a_connection() -> None:
@@ -220,7 +220,7 @@ def test_weights_are_those_of_tenants_within_a_connection() -> None:
     for _ in range(12):
         for tenant in "ac":
             queue.wait(AdmissionRequest(tenant, 1, peer="h:1"))
-    assert "".join(claim.tenant for claim in started_in_turn(queue, 16)) == "accc" * 4
+    assert "".join(request.tenant for request in started_in_turn(queue, 16)) == "accc" * 4
 
 
 def test_hosts_share_before_their_connections_do() -> None:
@@ -230,16 +230,16 @@ def test_hosts_share_before_their_connections_do() -> None:
             queue.wait(AdmissionRequest("", 1, peer=f"crowd:{connection}"))
         queue.wait(AdmissionRequest("", 1, peer="[::1]:7"))
     started = started_in_turn(queue, 20)
-    assert Counter(claim.path[0] for claim in started) == {"crowd": 10, "[::1]": 10}
-    assert len({claim.peer for claim in started}) == 11
+    assert Counter(request.path[0] for request in started) == {"crowd": 10, "[::1]": 10}
+    assert len({request.peer for request in started}) == 11
 
 
 def test_a_full_queue_makes_room_for_a_connection_with_less_than_its_share() -> None:
     queue = FairQueue()
     crowd = [AdmissionRequest("t", 1, peer=f"crowd:{number % 3}") for number in range(9)]
     calm = AdmissionRequest("", 1, peer="calm:1")
-    for claim in (*crowd, calm):
-        queue.wait(claim)
+    for request in (*crowd, calm):
+        queue.wait(request)
     assert queue.crowd(AdmissionRequest("new", 1, peer="calm:2"), 2) == [crowd[6], crowd[7]]
     # The host has more than its share, this connection has less than those beside it.
     assert queue.crowd(AdmissionRequest("new", 1, peer="crowd:9"), 1) == [crowd[6]]
@@ -254,18 +254,18 @@ class Clock:
 
 
 def running(queue: FairQueue, peer: str, number: int, places: int = 1, tenant: str = "") -> list[AdmissionRequest]:
-    claims = [AdmissionRequest(tenant or f"t{index}", places, peer=peer) for index in range(number)]
-    for claim in claims:
-        queue.start(claim)
-        queue.may_pause(claim)
-    return claims
+    requests = [AdmissionRequest(tenant or f"t{index}", places, peer=peer) for index in range(number)]
+    for request in requests:
+        queue.start(request)
+        queue.may_pause(request)
+    return requests
 
 
 def excess(queue: FairQueue) -> list[AdmissionRequest]:
     paused = []
-    while (claim := queue.excess()) is not None:
-        queue.pause(claim)
-        paused.append(claim)
+    while (request := queue.excess()) is not None:
+        queue.pause(request)
+        paused.append(request)
     return paused
 
 
@@ -336,4 +336,4 @@ def test_paused_claims_are_not_sent_away_and_go_on_before_others_of_their_tenant
     assert queue.crowd(AdmissionRequest("", 1, peer="h:2"), 1) == [late]
     queue.end(first)
     order = started_in_turn(queue, 4)
-    assert [claim for claim in order if claim.peer == "h:1"] == [urgent, second, late]
+    assert [request for request in order if request.peer == "h:1"] == [urgent, second, late]

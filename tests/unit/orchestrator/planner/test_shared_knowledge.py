@@ -43,15 +43,15 @@ def deployment() -> EndlessLoad:
     return made
 
 
-def pupil(of: EndlessLoad, key: bytes) -> PlannerSnapshotTarget:
+def target(of: EndlessLoad, key: bytes) -> PlannerSnapshotTarget:
     assert isinstance(of.planner, AdaptivePlanner)
     return PlannerSnapshotTarget(of.planner, lambda: key)
 
 
 async def test_every_interval_has_one_write_of_those_that_have_learned_something() -> None:
     store, models = Store(), [deployment() for _ in range(3)]
-    pupils = [pupil(model, str(number).encode()) for number, model in enumerate(models)]
-    shared = SharedKnowledge(store, CacheCounts(), pupils, ttl_s=60.0, write_every_s=0.02)
+    targets = [target(model, str(number).encode()) for number, model in enumerate(models)]
+    shared = SharedKnowledge(store, CacheCounts(), targets, ttl_s=60.0, write_every_s=0.02)
     await shared.start()
     assert shared.counts.misses == 3
     for model in models[:2]:
@@ -71,7 +71,7 @@ async def test_every_interval_has_one_write_of_those_that_have_learned_something
 
 async def test_what_was_learned_since_is_written_at_the_end_and_read_at_the_next_start() -> None:
     store, model = Store(), deployment()
-    shared = SharedKnowledge(store, CacheCounts(), [pupil(model, b"key")], ttl_s=60.0)
+    shared = SharedKnowledge(store, CacheCounts(), [target(model, b"key")], ttl_s=60.0)
     await shared.start()
     model.run(2.0)
     assert not store.writes
@@ -94,7 +94,7 @@ async def test_what_was_learned_since_is_written_at_the_end_and_read_at_the_next
 
 async def test_a_write_that_raises_is_not_the_end_of_writing() -> None:
     store, model = Store(), deployment()
-    shared = SharedKnowledge(store, CacheCounts(), [pupil(model, b"key")], ttl_s=60.0, write_every_s=0.01)
+    shared = SharedKnowledge(store, CacheCounts(), [target(model, b"key")], ttl_s=60.0, write_every_s=0.01)
     store.fails = True
     await shared.start()
     model.run(2.0)
