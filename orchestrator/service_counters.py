@@ -69,7 +69,7 @@ class ServiceCounters:
         return total
 
     def began(self, outputs: Outputs, num_prompt: int) -> None:
-        """A request has its places, for outputs behind a prompt of so many tokens."""
+        """A request has its places, for outputs after a prompt of so many tokens."""
         self._running[outputs] = None
         self.num_prompt_tokens += num_prompt
 

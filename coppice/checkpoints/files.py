@@ -31,7 +31,7 @@ _LENGTH_BYTES = 8
 _MAX_REASON = 300
 # What a hub id may look like; anything else is a path.
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-# Classes that generate text from left to right, beside those that the library lists.
+# Classes that generate text from left to right, besides those that the library lists.
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -256,7 +256,7 @@ def _header(path: Path) -> dict[str, Any]:
     """What a safetensors file says of its tensors.
 
     Raises:
-        ValueError: it is damaged; the message goes on behind the file's name.
+        ValueError: it is damaged; the message goes on after the file's name.
     """
     size = path.stat().st_size
     if size == 0:

@@ -149,7 +149,7 @@ def _is_harmless(name: str, config: Any) -> bool:
     further = getattr(config, "num_nextn_predict_layers", None) or 0
     first = getattr(config, "num_hidden_layers", None)
     layer = _LAYER.search(name)
-    # Behind the model's own layers there may be those that predict further tokens.
+    # After the model's own layers there may be those that predict further tokens.
     return layer is not None and first is not None and first <= int(layer[1]) < first + further
 
 

@@ -98,7 +98,7 @@ def library_noise_words(
 
 
 class NoiseStream:
-    """One request's noise by position, computed in blocks; forgotten behind the last position asked for."""
+    """One request's noise by position, computed in blocks; forgotten after the last position asked for."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._seed = seed

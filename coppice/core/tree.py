@@ -209,7 +209,7 @@ class TokenTree:
         return node
 
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
-        """What of the tree hangs behind these tokens: the subtree below the node that they lead to, re-rooted there.
+        """The part of the tree after these tokens: the subtree below the node that they lead to, re-rooted there.
 
         Empty when they leave the tree.
         """

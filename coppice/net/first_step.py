@@ -26,7 +26,7 @@ async def _as_coroutine(coroutine: Coroutine[Any, None, None], awaited: Any) -> 
 
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, None, None], awaited: Any) -> Generator[Any, None, None]:
-    """What comes behind a coroutine's first step, which waits for `awaited`.
+    """What comes after a coroutine's first step, which waits for `awaited`.
 
     A cancellation reaches it as any other; one before the task's own first turn closes it.
     """

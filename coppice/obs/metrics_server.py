@@ -50,7 +50,7 @@ def check_metrics_tls(mode: str, tls: ServerTls | None) -> None:
 
 
 class MetricsServer:
-    """Serves what `read` returns under /metrics, from threads of its own: `read` must be safe beside the service's."""
+    """Serves what `read` returns under /metrics, from threads of its own: `read` must be safe on them."""
 
     def __init__(
         self, read: Read, host: str, port: int, certificates: Certificates | None = None, mode: str = OFF

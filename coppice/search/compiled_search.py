@@ -58,7 +58,7 @@ class Nodes(NamedTuple):
 def search_behind_token(
     token_id: int, tables: Tables, bounds: Bounds
 ) -> tuple[IntArray, IntArray, FloatArray, npt.NDArray[np.float64]]:
-    """As `search`, where the root's children are what `tables` say of the first depth behind a token."""
+    """As `search`, where the root's children are what `tables` say of the first depth after a token."""
     tokens, log_probs = _children(token_id, 0, tables, bounds)
     return search(tokens, log_probs, 1, tables, bounds)
 
@@ -92,7 +92,7 @@ def search(
     count, num_seen = _add(nodes, 0, 0, _ROOT, first_depth, 0.0, token_ids, log_probs, bounds)
     place = 0
     while place < count:
-        # A node's children come behind it, so that nothing before this place changes any more.
+        # A node's children come after it, so that nothing before this place changes any more.
         path = nodes.paths[place]
         may_enter = count < size or path > nodes.paths[count - 1]
         if not nodes.is_expanded[place] and path >= bounds.least_expanded and may_enter:

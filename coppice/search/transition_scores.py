@@ -27,7 +27,7 @@ _SMALLEST = np.float32(1e-6)
 
 
 class TransitionScores:
-    """Scores of all tokens behind given ones: the score of a pair is the product of their rows of two tables.
+    """Scores of all tokens after given ones: the score of a pair is the product of their rows of two tables.
 
     `before` [vocab, rank] is the one, `behind_halves` [rank, vocab] the other in bfloat16.
     """
@@ -66,12 +66,12 @@ class TransitionScores:
     def behind(
         self, token_ids: Sequence[int], scores: FloatArray, depths: Sequence[int], sigmas: FloatArray
     ) -> FloatArray:
-        """Scores of all tokens behind some, in units of their sigmas [n, vocab].
+        """Scores of all tokens after some, in units of their sigmas [n, vocab].
 
         Args:
             token_ids: those before [n].
             scores: what is known of each depth without the token before [depths, vocab].
-            depths: of the tokens behind [n].
+            depths: of the tokens after [n].
             sigmas: by depth [depths].
         """
         places = list(depths)

@@ -23,7 +23,7 @@ class Children(NamedTuple):
 class TreeLimits:
     """Bounds of one search.
 
-    `width`: most nodes expanded per step. `max_steps`: most steps behind the root. `max_depth`: depth of the
+    `width`: most nodes expanded per step. `max_steps`: most steps after the root. `max_depth`: depth of the
     deepest node. `min_step_gain`: a step is taken only if the path probabilities of the nodes that it would
     expand, the most further accepted tokens it can give on average, add up to this. `min_path_log_prob`: nodes less
     likely than this are not worth a row of the target's pass. `row_multiple`: the target computes the rows of root and

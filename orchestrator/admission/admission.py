@@ -144,7 +144,7 @@ class Admission:
     and no more prompts are read at once than have their first tokens within as long again, so that whoever got in does
     not wait behind a crowd of them.
 
-    With `shared_places` outputs of a connection are paused while it has more than its quota beside others (FairQueue).
+    With `shared_places` outputs of a connection are paused while it has more than its quota with others (FairQueue).
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class Admission:
         others = self._queue.others_before(request)
         wait_s = self._pace.usual_wait_s(num_wanted + others, self.num_places)
         if (most := self._most_reading()) is not None:
-            # Behind those that are read now and those that wait, most of which have one place each.
+            # After those that are read now and those that wait, most of which have one place each.
             num_read = len(self._reading) + self._queue.ahead_of(request) + others + 1 - most
             wait_s = max(wait_s, self._pace.reading_wait_s(num_read))
         if wait_s > self.max_wait_s:

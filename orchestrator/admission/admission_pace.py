@@ -30,7 +30,7 @@ class AdmissionPace:
         self._held_s: deque[float] = deque(maxlen=MAX_KEPT)
         # When longer outputs ended, and their seconds per token.
         self._per_token_s: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
-        # Of those that ended last, the tokens per second of all that ran beside them, had they gone as fast.
+        # Of those that ended last, the tokens per second of all that ran with them, had they gone as fast.
         self._tokens_per_s: deque[float] = deque(maxlen=NUM_USUAL)
         # Of prompts that were read last, how many per second were while each was.
         self._prompts_per_s: deque[float] = deque(maxlen=NUM_USUAL)
@@ -42,7 +42,7 @@ class AdmissionPace:
             self._per_token_s.append((now_s, held_s / num_tokens))
 
     def shared(self, held_s: float, num_tokens: int, mean_running: float) -> None:
-        """A request has ended beside which so many places were in use on average, its own among them."""
+        """A request has ended, during which so many places were in use on average, its own among them."""
         if num_tokens >= MIN_TOKENS and held_s > 0:
             self._tokens_per_s.append(mean_running * num_tokens / held_s)
 

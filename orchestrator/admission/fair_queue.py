@@ -76,7 +76,7 @@ class FairQueue:
     Places are shared among hosts, what a host has among its connections, and what a connection has among the tenants
     that it names. Next is the host, connection and tenant that has the fewest places in use for its weight; of equals,
     the one whose turn it is. A turn lasts for `weight` places (weighted round robin); hosts and connections have weight
-    1. The next request waits for all of its places, and those behind it wait with it: a large one must not starve.
+    1. The next request waits for all of its places, and those after it wait with it: a large one must not starve.
 
     With `shared_places` a host or a connection with others has a quota: its part of so many places, or as many as the
     one of them with the fewest requests asks for, whichever is more. Beyond it none of its requests starts, and the

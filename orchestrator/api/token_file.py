@@ -56,7 +56,7 @@ class TokenFile:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Read the file again if it has changed; all of it beside the event loop."""
+        """Read the file again if it has changed; all of it off the event loop."""
         try:
             version = await asyncio.to_thread(_version, self._path)
         except OSError as error:
@@ -73,7 +73,7 @@ class TokenFile:
             logger.info("tokens were read anew: %d are valid", self.num_tokens)
 
     def _read(self) -> tuple[Version, dict[str, Tenant]]:
-        # The version first: what changes behind it is read again.
+        # The version first: what changes after it is read again.
         version = _version(self._path)
         return version, parse_tokens(self._path.read_text(encoding="utf-8"))
 

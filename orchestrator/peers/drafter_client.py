@@ -42,7 +42,7 @@ class DraftHandler(Protocol):
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
-        """Trees behind likely outcomes of the round that starts at `base_length`."""
+        """Trees after likely outcomes of the round that starts at `base_length`."""
 
     def on_drafters_changed(self) -> None:
         """A drafter of this sequence came or went."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # Blocks of prompts remembered per replica: a million tokens, in blocks of 64.
 MAX_BLOCKS = 16_384
-# What a sequence costs those beside it while it runs, in blocks of prompt to compute. A guess from passes on CPUs:
+# What a sequence costs those that run with it, in blocks of prompt to compute. A guess from passes on CPUs:
 # sixteen rounds of 2.5 ms each, where a block of prompt takes 10 ms.
 BLOCKS_PER_SEQUENCE = 4
 # What it costs to have no room: the sequence waits for others to end, or makes them compute their tokens again.

@@ -146,7 +146,7 @@ class AdaptivePlanner:
     def begin_with(self, knowledge: Knowledge) -> None:
         """Take what another planner has learned, before the first request.
 
-        It counts little beside what comes, and nothing more if the first passes take other times than it says.
+        It counts little against what comes, and nothing more if the first passes take other times than it says.
         """
         as_borrowed = CostModel()
         for costs in (as_borrowed, self._costs):
@@ -402,7 +402,7 @@ class AdaptivePlanner:
 _OWN_RATE = 0.03
 _PRIOR_ROUNDS = 8
 _MOST_RELATIVE_GAIN = 4.0
-# The most rounds that what is known of a prompt's beginning stands for, beside those of the class. Fewer where it is
+# The most rounds that what is known of a prompt's beginning stands for, besides those of the class. Fewer where it is
 # bad: a request that drafts finds out itself, one that does not finds out nothing.
 _MOST_KNOWN_ROUNDS = 16
 _MOST_BAD_ROUNDS = 4
@@ -465,7 +465,7 @@ class AdaptiveRequest:
         self._turn_after = FIRST_TURN_AFTER
         self._has_turn = False
         # Tokens that its verified trees promised, and those accepted; and the logarithm of what a node of its trees is
-        # worth beside its probability, but for the mean weight of all.
+        # worth besides its probability, but for the mean weight of all.
         self._promised = self._accepted = _PRIOR_TOKENS
         self._log_worth = math.log(self._weight)
         self._row_multiple = 1

@@ -78,7 +78,7 @@ class RequestPlanner(Protocol):
         """The next round's limits; `load` is the verifier's."""
 
     def tree_arrived(self, took_s: float | None = None) -> None:
-        """A draft has come, in time or late, so long after its drafter was told of the outcome that it hangs behind."""
+        """A draft has come, in time or late, so long after its drafter was told of the outcome that it follows."""
 
     def select(self, tree: TokenTree) -> TokenTree:
         """The nodes of a draft that are worth their rows. Not for sampled trees, which travel whole."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from coppice.core.tree import ROOT, TokenTree
 from orchestrator.planner.source_records import SourceRecords
 
-# Trees are compared by so many tokens behind the length that they were made for.
+# Trees are compared by so many tokens after the length that they were made for.
 COMPARED_TOKENS = 16
 # The share of the verifier's own wait that a tree may be kept for: it has to be there before that ends.
 _SHARE_OF_LINGER = 0.8
@@ -88,8 +88,8 @@ class BetterTrees:
         for length in [length for length in self._trees if length + COMPARED_TOKENS <= len(tokens)]:
             trees = self._trees.pop(length)
             if len(trees) > 1:
-                behind = tokens[length : length + COMPARED_TOKENS]
-                self._records.compare({source: _num_right(tree, behind) for source, tree in trees.items()})
+                following = tokens[length : length + COMPARED_TOKENS]
+                self._records.compare({source: _num_right(tree, following) for source, tree in trees.items()})
 
     def _give_up(self) -> None:
         self._timer = None

@@ -174,7 +174,7 @@ class MissedPasses:
         return max(0.0, constant + slope * num_asked)
 
     def of_one_more(self, num_asked: float, is_joint: bool) -> float:
-        """In all, when one more asks beside so many."""
+        """In all, when one more asks with so many."""
         constant, slope = map(float, self._regressions[is_joint].coefficients)
         return max(0.0, constant + (2 if slope > 0 else 1) * slope * num_asked)
 

@@ -78,7 +78,7 @@ class DraftPlans:
     ) -> RoundPlan:
         """The limits for a request whose drafts gain so much, those of a usual one being 1.
 
-        `weight` is what its tokens count beside those of all. `waits` says whether the round lingers at all.
+        `weight` is what its tokens count compared with those of all. `waits` says whether the round lingers at all.
         """
         steps = math.ceil(STEPS_PER_GAIN * gain) if gain > 1 else STEPS_PER_GAIN
         key = (steps, weight, max_nodes, row_multiple, left_out, is_trial, waits)

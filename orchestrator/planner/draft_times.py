@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Outcomes behind which a draft may still come.
+# Outcomes after which a draft may still come.
 _MOST = 64
 # Drafts, and waits, that are looked back at. The quickest of them count: a slow hour of the drafter's, or others that a
 # pass waited for, say little of the next.
@@ -23,7 +23,7 @@ class AskTimes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times: dict[int, float] = {}
-        # Those of them behind which a draft has come.
+        # Those of them after which a draft has come.
         self._answered: set[int] = set()
 
     def note(self, length: int) -> None:
@@ -41,7 +41,7 @@ class AskTimes:
         return None if asked_s is None else self._clock() - asked_s
 
     def first_took_s(self, length: int) -> float | None:
-        """As `elapsed_s`, for the first draft behind this length; None where one has come before."""
+        """As `elapsed_s`, for the first draft after this length; None where one has come before."""
         if length in self._answered or length not in self._times:
             return None
         self._answered.add(length)
@@ -61,7 +61,7 @@ class DraftTimes:
         self._latest: deque[float] = deque(maxlen=_LATEST)
         # Of rounds that waited: seconds on the way, and whether they are that or more.
         self._ways: deque[tuple[float, bool]] = deque(maxlen=_LATEST)
-        # From when a drafter was told of an outcome to when its draft behind it was here: what the quickest of the
+        # From when a drafter was told of an outcome to when its draft after it was here: what the quickest of the
         # latest took; 0 while hardly any is known.
         self.quickest_s = 0.0
         # From the verifier to here and back.

@@ -6,7 +6,7 @@ import random
 
 from orchestrator.planner.passes import FULL_SHARE
 
-# Where drafting pays: so many passes in a row without it, for everyone, behind those that requests miss which still
+# Where drafting pays: so many passes in a row without it, for everyone, after those that requests miss which still
 # wait. The first pause comes soon, in company sooner, since before it the cost of drafting is not known; to each
 # further one it takes twice as long.
 PAUSE_PASSES = 4
@@ -16,7 +16,7 @@ NEW_LOAD_PAUSE_PASSES = 8
 FIRST_PAUSE_AFTER = 32
 FIRST_PAUSE_IN_COMPANY_AFTER = 12
 LONGEST_BETWEEN_PAUSES = 384
-# Where it does not pay: it is tried for so many rounds in a row, behind those in which drafters catch up, as often as
+# Where it does not pay: it is tried for so many rounds in a row, after those in which drafters catch up, as often as
 # this share of the time allows, which falls to the lower one while trials show no gain. Up to so many running requests
 # try together, since drafts that everybody waits for are another thing than drafts that one request misses passes for.
 # Of more, one tries alone, because drafters would have to catch up with all of them.
@@ -27,7 +27,7 @@ FIRST_TRIAL_SHARE = 0.03
 LOWEST_TRIAL_SHARE = 0.0075
 MOST_TOGETHER = 16
 ALONE_CHARGE = 0.25
-# All of more than a few try again when one alone has found a gain, or behind so many that have not: drafters have to
+# All of more than a few try again when one alone has found a gain, or after so many that have not: drafters have to
 # catch up with each, and of many that takes seconds in which everything is slower.
 FEW_TOGETHER = 4
 TRIALS_ALONE = 16

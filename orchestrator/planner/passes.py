@@ -104,7 +104,7 @@ class PassLog:
 
 
 class PlanLagFilter:
-    """Tells passes that ran as planned from those behind a change from drafting to not drafting, or back.
+    """Tells passes that ran as planned from those after a change from drafting to not drafting, or back.
 
     A round that has begun to wait goes on waiting until the verifier hears that it is not to. So a pass is what was
     planned once the one before it had ended as long after the change as a message takes there and an outcome back. One

@@ -19,8 +19,8 @@ HYSTERESIS = 0.2
 # Passes between two changes of shares, of which one halves or doubles; below the least share a source is dropped.
 PASSES_PER_CHANGE = 8
 LEAST_SHARE = 0.25
-# A source that is not asked is tried by one request, beside those that are, for so many rounds with its trees, or so
-# many passes. The first trial comes behind so many passes, and each further one behind twice as many, until trials take
+# A source that is not asked is tried by one request, with those that are, for so many rounds with its trees, or so
+# many passes. The first trial comes after so many passes, and each further one after twice as many, until trials take
 # this share of all passes, which wait for all that are asked.
 TRIAL_ROUNDS = 12
 TRIAL_SHARE = 0.03
@@ -48,7 +48,7 @@ class SourceChoice:
     accepted path, late trees counting for nothing. What it costs shows in pauses: rows, contention, and whatever else.
 
     At first sources are compared, each alone and all together: on processors that they share, all may gain nothing
-    where the best one gains much. Then others are tried beside those that are asked.
+    where the best one gains much. Then others are tried with those that are asked.
 
     One source at a time changes its share of the requests, so that of two that say the same one stays; and one is
     always asked. With a single source, none of this is ever called.
@@ -88,7 +88,7 @@ class SourceChoice:
 
     @property
     def is_trying(self) -> bool:
-        """Whether a request tries another source beside those that are asked."""
+        """Whether a request tries another source with those that are asked."""
         return self._trial is not None
 
     @property
@@ -163,7 +163,7 @@ class SourceChoice:
             if trial is not None and name == trial.name:
                 self._learn_in_trial(trial, added, has_come=any(name in tree.source_names for tree in trees))
             elif self._paused is None:
-                # Beside one that pauses it adds what that one would have said, too.
+                # With one that pauses it adds what that one would have said, too.
                 self._source(name).learn(added)
 
     def pass_over(self, record: PassSample, num_running: int, may_compare: bool, plain: float = 0.0) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # A turn lasts for so many rounds that were looked at, and for no more passes than these.
 TURN_ROUNDS = 12
 LONGEST_TURN = 48
-# A turn is over behind so many rounds already if these have less than this share of the tokens per second of the best,
+# A turn is over after so many rounds already if these have less than this share of the tokens per second of the best,
 # or of plain decoding.
 FEWEST_ROUNDS = 6
 HOPELESS_SHARE = 0.75
@@ -16,7 +16,7 @@ HOPELESS_SHARE = 0.75
 _PRIOR_TOKENS = 16.0
 
 Sources = tuple[str, ...]
-# When sources are compared anew: after so many passes, and behind twice as many each time until a trial finds a gain.
+# When sources are compared anew: after so many passes, and after twice as many each time until a trial finds a gain.
 FIRST_BETWEEN = 1024
 LONGEST_BETWEEN = 16384
 # After a fourth of that already where a round's tokens have changed by this factor since the sources that are asked

@@ -56,24 +56,24 @@ class SourceValue:
     num_rounds: int = 0
     num_pauses: int = 0
     num_trials: int = 0
-    beside: RoundTime = field(default_factory=RoundTime)
-    without: RoundTime = field(default_factory=RoundTime)
+    with_source: RoundTime = field(default_factory=RoundTime)
+    without_source: RoundTime = field(default_factory=RoundTime)
 
     @property
     def is_known(self) -> bool:
         """Whether there is enough to judge it by."""
-        return self.num_rounds >= FEWEST_ROUNDS and self.without.weight > 0
+        return self.num_rounds >= FEWEST_ROUNDS and self.without_source.weight > 0
 
     @property
     def cost(self) -> float:
         """The share by which it makes rounds longer; as far as that is certain, where everybody asks it already."""
-        beside, without = self.beside, self.without
-        if not beside.weight or not without.weight or not without.is_at(beside.load):
+        with_it, without = self.with_source, self.without_source
+        if not with_it.weight or not without.weight or not without.is_at(with_it.load):
             return 0.0
-        cost = max(0.0, beside.seconds / without.seconds - 1)
+        cost = max(0.0, with_it.seconds / without.seconds - 1)
         if self.share < 1:
             return cost
-        weight = min(beside.weight, without.weight)
+        weight = min(with_it.weight, without.weight)
         return cost * weight / (weight + _DOUBTED_PASSES)
 
     def learn(self, added: int) -> None:
@@ -87,8 +87,8 @@ class SourceValue:
         `is_joint` says that it waited for all of them.
         """
         if share >= 0.5 or (share > 0 and is_joint):
-            self.beside.add(seconds, load)
-            self.without.fade()
+            self.with_source.add(seconds, load)
+            self.without_source.fade()
         elif share == 0:
-            self.without.add(seconds, load)
-            self.beside.fade()
+            self.without_source.add(seconds, load)
+            self.with_source.fade()

@@ -245,7 +245,7 @@ def _accepted(tree: TokenTree, token_ids: Sequence[int]) -> list[int]:
 
 
 def _further(nodes: Iterable[tuple[int, int, float]], corrections: _TreeCorrections, num_first: int) -> int | list[int]:
-    """The first nodes, and of those behind the next one what is worth as much; below a node that is cut nothing is.
+    """The first nodes, and of those after the next one what is worth as much; below a node that is cut nothing is.
 
     `nodes` are the places of nodes, their parents and log-probabilities.
     """

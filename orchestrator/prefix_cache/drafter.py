@@ -18,16 +18,16 @@ from orchestrator.request.statistics import Statistics
 
 # Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
 _DEPTH_ALONE = 32
-_DEPTH_BESIDE = 16
+_DEPTH_WITH_DRAFTERS = 16
 # Occurrences that become candidates, of each kind.
 _CANDIDATES = 4
-# While nobody knows the price of a row: a path less likely than this is not worth a row of the target's pass; beside
+# While nobody knows the price of a row: a path less likely than this is not worth a row of the target's pass; with
 # drafters, with whose nodes it competes, it has to be more.
 _MIN_PROBABILITY_ALONE = 0.12
-_MIN_PROBABILITY_BESIDE = 0.25
+_MIN_PROBABILITY_WITH_DRAFTERS = 0.25
 # A tree that adds fewer accepted tokens to the drafters' than this is left out: rows are computed in multiples, and it
 # may just begin another.
-_MIN_GAIN_BESIDE = 0.4
+_MIN_GAIN_WITH_DRAFTERS = 0.4
 # A tree that goes to the verifier before drafters have said anything has to be worth a round: the verifier no longer
 # waits for theirs. Where it is known what they promise, it has to promise as much.
 _MIN_GAIN_BEFORE = 1.0
@@ -73,7 +73,7 @@ class CacheDrafter:
         self._guesses: Guesses | None = None
         self._began = False
         self._closed = False
-        # Whether tokens were committed that nobody wanted a draft behind, and that were not looked at.
+        # Whether tokens were committed that nobody wanted a draft after, and that were not looked at.
         self._is_behind = False
         self._knows_gain = False
         # Whether the caller drafts anyway when it is done with us.
@@ -96,7 +96,7 @@ class CacheDrafter:
     def commit(self, token_ids: Sequence[int], is_wanted: bool = True) -> None:
         """These were committed. Called when everyone who waits for them has them.
 
-        Unless a draft `is_wanted` behind them nothing is looked for until one is.
+        Unless a draft `is_wanted` after them nothing is looked for until one is.
         """
         if self._guesses is not None:
             self._guesses.learn(token_ids)
@@ -118,13 +118,13 @@ class CacheDrafter:
 
     def draft_before(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
         """A tree for the committed tokens that is worth a round before drafters have answered, or an empty one."""
-        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_BESIDE, batch_size, price))
+        guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_WITH_DRAFTERS, batch_size, price))
         least = max(_MIN_GAIN_BEFORE, self._promise.tokens)
         if guesses is None or self._match_lengths.expected_tokens(len(self._candidates[0].token_ids)) < least:
             return EMPTY_TREE
         return guesses.tree(least)
 
-    def draft_beside(
+    def draft_with(
         self, drafted: TokenTree, max_nodes: int, batch_size: int, price: float = 0.0, row_multiple: int = 1
     ) -> TokenTree:
         """A tree for the committed tokens that adds enough to `drafted`, or an empty one.
@@ -132,9 +132,9 @@ class CacheDrafter:
         It may begin another `row_multiple` of rows, and has to be worth that.
         """
         self._promise.add(drafted.prune(max_nodes))
-        least = _least(_MIN_PROBABILITY_BESIDE, batch_size, price)
-        guesses = self._guess(drafted, max_nodes, _DEPTH_BESIDE, least)
-        return EMPTY_TREE if guesses is None else guesses.tree(price * row_multiple or _MIN_GAIN_BESIDE)
+        least = _least(_MIN_PROBABILITY_WITH_DRAFTERS, batch_size, price)
+        guesses = self._guess(drafted, max_nodes, _DEPTH_WITH_DRAFTERS, least)
+        return EMPTY_TREE if guesses is None else guesses.tree(price * row_multiple or _MIN_GAIN_WITH_DRAFTERS)
 
     def close(self, statistics: Statistics | None, gain: DraftGain = NO_GAIN) -> None:
         """Ask for nothing more, and remember the output, and what drafts gained, if it has `statistics`."""
@@ -180,7 +180,7 @@ class CacheDrafter:
 
     def _on_recalled(self, sequences: Iterable[tuple[int, ...]], statistics: PrefixStatistics) -> None:
         self._prior.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
-        # Reads behind the first bring the same again.
+        # Reads after the first bring the same again.
         if statistics.asked_rounds and not self._knows_gain:
             self._knows_gain = True
             self.on_gain(statistics.gain)

@@ -126,9 +126,9 @@ class HitRatePrior:
 
 
 class MatchLengthEstimate:
-    """The first of an output's guesses beside what was committed, token by token, whether it was proposed or not.
+    """The first of an output's guesses against what was committed, token by token, whether it was proposed or not.
 
-    Guesses that come true do so together, and those behind a wrong one are all wrong. Rates of single guesses, taken
+    Guesses that come true do so together, and those after a wrong one are all wrong. Rates of single guesses, taken
     over all requests, cannot tell an output that repeats another from one that leaves it every few tokens; the tokens
     between two mistakes of this output can.
     """

@@ -32,7 +32,7 @@ class _Guess(NamedTuple):
 
 
 class Guesses:
-    """A tree of guesses beside what drafters have proposed, best candidates first.
+    """A tree of guesses with what drafters have proposed, best candidates first.
 
     A guess enters the tree when the probability of its whole path is at least `min_probability`. One that does not is
     remembered, so that rates of guesses that are never proposed are learned, too.
@@ -46,7 +46,7 @@ class Guesses:
         self._prior = prior
         self._sampled = sampled
         self._drafted = drafted
-        # Parents of drafted nodes: what drafters had something to say behind.
+        # Parents of drafted nodes: what drafters had something to say after.
         self._answered = frozenset(drafted.parents) if drafted is not None else frozenset()
         self._min_probability = min_probability
         self._guesses: dict[int, list[_Guess]] = {}
@@ -99,13 +99,13 @@ class Guesses:
 
     def _guess(self, parent: int, token: int, depth: int, rank: int, candidate: TokenCandidate) -> _Guess:
         path = self._paths[parent] if parent != ROOT else 1.0
-        beside = self._drafted_node(parent)
-        if self._drafted is not None and beside is not None:
-            drafted = self._drafted.children.get((beside, token))
+        drafted_parent = self._drafted_node(parent)
+        if self._drafted is not None and drafted_parent is not None:
+            drafted = self._drafted.children.get((drafted_parent, token))
             if drafted is not None:
                 log_prob = self._drafted.log_probs[drafted]
                 return _Guess(token, None, self._node(token, parent, log_prob, path * math.exp(log_prob), drafted))
-        kind = kind_of(self._sampled, self._place(beside), candidate.remembered, candidate.length, depth, rank)
+        kind = kind_of(self._sampled, self._place(drafted_parent), candidate.remembered, candidate.length, depth, rank)
         rate = min(MOST, self._rates.rate(kind) * self._factor)
         if path * rate < self._min_probability:
             return _Guess(token, kind, _NO_NODE)
@@ -123,7 +123,7 @@ class Guesses:
     def _drafted_node(self, node: int) -> int | None:
         return ROOT if node == ROOT else self._drafted_nodes[node]
 
-    def _place(self, beside: int | None) -> DraftersWord:
+    def _place(self, drafted_parent: int | None) -> DraftersWord:
         if self._drafted is None:
             return DraftersWord.ALONE
-        return DraftersWord.AGAINST if beside in self._answered else DraftersWord.BEYOND
+        return DraftersWord.AGAINST if drafted_parent in self._answered else DraftersWord.BEYOND

@@ -15,7 +15,7 @@ from orchestrator.prefix_cache.values import Continuations, InvalidValueError, P
 # Anchors are positions of a text at which something is remembered: chosen by the tokens there, not by how far in they
 # are, so that a text that is found again elsewhere has its anchors in the same places. One position in so many is one.
 SPACING = 8
-# Tokens remembered behind an anchor: several spacings, so that there is something to follow until the next is read.
+# Tokens remembered after an anchor: several spacings, so that there is something to follow until the next is read.
 DEPTH = 48
 # How far before a prompt's end anchors are looked for: what follows them reaches beyond the prompt.
 LOOK_BACK = 32
@@ -83,7 +83,7 @@ class Recall:
         self._closed = True
 
     def _want_anchors(self, tokens: Sequence[int]) -> None:
-        # The position behind the last token is an anchor, too, and the one that helps most.
+        # The position after the last token is an anchor, too, and the one that helps most.
         for end in list(anchors(tokens, self._num_seen, len(tokens) + 1))[-MAX_ANCHORS:]:
             self._want(self._keys.suffix(tokens, end), tokens, end)
         self._num_seen = len(tokens) + 1

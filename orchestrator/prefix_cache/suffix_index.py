@@ -32,7 +32,7 @@ class SuffixIndex:
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._tokens: list[int] = []
-        # The latest position behind a pair of tokens at which another token follows, and before each such position the
+        # The latest position after a pair of tokens at which another token follows, and before each such position the
         # one before it; -1 where there is none.
         self._latest: dict[tuple[int, int], int] = {}
         self._earlier: list[int] = []

@@ -26,7 +26,7 @@ class InvalidValueError(ValueError):
 
 @dataclass(frozen=True)
 class Continuations:
-    """Tokens behind a context as parallel arrays, parents before children; `counts` say how often each was seen.
+    """Tokens after a context as parallel arrays, parents before children; `counts` say how often each was seen.
 
     Raises:
         InvalidValueError: arrays of different lengths, more than `MAX_NODES` nodes or `MAX_DEPTH` levels, a parent that

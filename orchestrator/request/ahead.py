@@ -1,7 +1,7 @@
 """Drafts made ahead of one round: trees after its likely outcomes, as one tree for the verifier.
 
-The verifier gets them at once, under the length that the round starts from, and keeps them beside the round's own
-draft. When the outcome is known, what hangs behind it is there, without a message. Kept here and sent on with the
+The verifier gets them at once, under the length that the round starts from, and keeps them with the round's own
+draft. When the outcome is known, what follows it is there, without a message. Kept here and sent on with the
 outcome, they would come two messages later.
 """
 
@@ -28,7 +28,7 @@ MOST_NODES = 256
 
 @dataclass(frozen=True)
 class ExpectedDraft:
-    """A tree behind an outcome that is not known yet: `assumed` tokens, of which `log_prob` says how likely they are.
+    """A tree after an outcome that is not known yet: `assumed` tokens, of which `log_prob` says how likely they are.
 
     Raises:
         InvalidTreeError: that is no log-probability.
@@ -50,7 +50,7 @@ class ExpectedDraft:
 
 @dataclass
 class AheadCounts:
-    """Rounds whose tree a drafter was told to expect, and those with a draft behind their outcome before it was known.
+    """Rounds whose tree a drafter was told to expect, and those with a draft after their outcome before it was known.
 
     Of outcomes that left the expected tree, those drafted for, by their rank from 0. Rounds that verified another tree
     may end `inside` the expected one: where it goes on, it is the draft that was there.
@@ -135,7 +135,7 @@ class AheadDrafting:
         return hung(drafts, source, self._expected) if length == self._expected_length else EMPTY_TREE
 
     def following(self, token_ids: tuple[int, ...]) -> TokenTree:
-        """The round had this outcome, which is counted; returns what was drafted ahead behind it."""
+        """The round had this outcome, which is counted; returns what was drafted ahead after it."""
         following = self._tree.descend(token_ids)
         if self._told:
             end = self._expected.find(token_ids)
@@ -146,7 +146,7 @@ class AheadDrafting:
         return following
 
     def _rank(self, token_ids: tuple[int, ...]) -> int | None:
-        """The best rank of what was assumed on the way that was taken; a round may end before or behind it."""
+        """The best rank of what was assumed on the way that was taken; a round may end before or after it."""
         on_the_way = (rank for assumed, rank in self._ranks.items() if all(map(operator.eq, assumed, token_ids)))
         return min(on_the_way, default=None)
 
@@ -159,7 +159,7 @@ class AheadDrafting:
 
 
 def hung(drafts: Iterable[ExpectedDraft], source: str, expected: TokenTree = EMPTY_TREE) -> TokenTree:
-    """One tree of the trees' assumed tokens and what is behind them; nodes count as proposed by `source`.
+    """One tree of the trees' assumed tokens and what is after them; nodes count as proposed by `source`.
 
     Tokens of the expected tree are as likely as it says, others before an outcome's last token count as certain; that
     one makes its path as likely as the outcome. So whoever cuts the tree leaves the likeliest of it, and a round that

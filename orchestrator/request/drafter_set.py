@@ -74,7 +74,7 @@ class DrafterSet:
                 self._members[client] = client.join(self._handler)
 
     def tell(self, outcome: Outcome, plan: RoundPlan) -> None:
-        """Ask for drafts behind the outcome; drafters of whom none is wanted have no work with the request at all.
+        """Ask for drafts after the outcome; drafters of whom none is wanted have no work with the request at all.
 
         Those that need features are told of every outcome, since features come only once.
         """

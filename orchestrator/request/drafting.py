@@ -45,7 +45,7 @@ class Drafting:
     drafter and are passed on whole and in time or not at all: any choice among their nodes would bias the output.
 
     With `synchronous` rounds the verifier has one message per round: what all drafters that were asked have to say, and
-    the cache beside them. Nothing goes ahead of that, and nothing that is late is passed on.
+    the cache with them. Nothing goes ahead of that, and nothing that is late is passed on.
 
     Else the first tree is sent at once, unless it pays to wait for a better one (`better_trees.py`).
     """
@@ -204,7 +204,7 @@ class Drafting:
         kept = dict(self._trees) if self._better is not None and self._better.are_awaited else {}
         sent = self.round_ended(outcome)
         self._asked_before = asked
-        # The verifier does the same: what of a tree hangs behind the outcome may be verified next, or what was drafted
+        # The verifier does the same: the part of a tree after the outcome may be verified next, or what was drafted
         # ahead for it. Which tree it took only the number of nodes tells, so that all are kept, the best one last.
         trees = () if self._serves_one_round else before if sent is before else (*before, *sent)
         left = [tree.descend(outcome.token_ids) for tree in trees]
@@ -239,7 +239,7 @@ class Drafting:
         return [redraft] if outcome.draft_origin == tree_pb2.DRAFT_ORIGIN_REDRAFT else sent
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None:
-        """Use a drafter's tree if it hangs behind the committed tokens.
+        """Use a drafter's tree if it follows the committed tokens.
 
         Raises:
             InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
@@ -264,7 +264,7 @@ class Drafting:
         self._send_drafted()
 
     def _awaits_better(self, took_s: float | None) -> bool:
-        """Whether the trees that are there wait for another one; none that comes behind what was sent does."""
+        """Whether the trees that are there wait for another one; none that comes after what was sent does."""
         if self._better is None or (len(self._trees) > 1 and not self._better.are_awaited):
             return False
         linger_s = self._plan.linger_us / 1e6
@@ -282,10 +282,10 @@ class Drafting:
         drafted = merge(list(self._trees.values()))
         if self._cache is not None:
             plan = self._plan
-            beside = self._cache.draft_beside(
+            addition = self._cache.draft_with(
                 drafted, plan.max_nodes, self.load.batch_size, plan.row_price, plan.row_multiple
             )
-            drafted = merge([drafted, beside])
+            drafted = merge([drafted, addition])
         if len(drafted) and len(self._redraft):
             # Without nodes of others it is at the verifier already.
             drafted = merge([drafted, self._redraft])
@@ -302,7 +302,7 @@ class Drafting:
             self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
-        """Pass trees behind likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
+        """Pass trees after likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
         _check_ahead(drafts, self._vocab_size)
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
             self._on_late_tree(source, base_length, self.ahead.late(base_length, drafts, source))
@@ -336,7 +336,7 @@ class Drafting:
         return bool(self._sent) and self._sent[-1].source_names != (SOURCE,)
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
-        """Pass a tree on that tokens have been committed behind, unless they left it: the verifier re-roots it."""
+        """Pass a tree on that tokens have been committed after, unless they left it: the verifier re-roots it."""
         if self._serves_one_round or not self._plan.max_nodes:
             self.stale[SAMPLED if self._samples else MISSED if self.synchronous else UNWANTED] += 1
             return

@@ -74,7 +74,7 @@ _LARGE_BYTE_UNITS = 1 / 2048
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
 # What of a header block is read at most, encoded and decoded; and the most metadata that a call may have, as HTTP/2
-# counts it, with 32 bytes beside each entry's own.
+# counts it, with 32 bytes for each entry besides its own.
 _MAX_BLOCK_BYTES = 131072
 MAX_METADATA_BYTES = 16384
 _ENTRY_BYTES = 32

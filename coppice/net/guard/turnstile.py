@@ -83,7 +83,7 @@ class HostAccount:
         self.host = host
         self.of_host = of_host
         self.budget = budget
-        # The tag behind all that it has used.
+        # The tag after everything that it has used.
         self.finish = finish
         self.resume = resume
         # Units that it may use because its turn has come.
