@@ -11,7 +11,7 @@ from coppice.lab.simulator.drafters import DrafterLink, SimulatedDrafter, least_
 from coppice.lab.simulator.machine import Machine
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
-from coppice.lab.simulator.requests import OwnContext, SimulatedRequest
+from coppice.lab.simulator.requests import SimulatedRequest
 from coppice.lab.simulator.texts import Text
 from coppice.lab.simulator.verifiers import Counts, SimulatedVerifier
 from orchestrator.planner.base import Planner
@@ -45,8 +45,7 @@ class Deployment:
         self.clock = Clock()
         self.policy = policy
         self._machine = machine
-        self._orchestrator = SimulatedOrchestrator(self.clock, machine.contention.orchestrator_factor)
-        self._own_context = OwnContext()
+        self._orchestrator = SimulatedOrchestrator(self.clock, machine)
         self.drafters = [self._drafter(number % fleet.verifiers) for number in range(fleet.drafters)]
         generator = random.Random(seed)
         self.verifiers = [
@@ -81,10 +80,8 @@ class Deployment:
         links = []
         if self.policy.speculates and self.drafters:
             drafter = least_busy(self.drafters)
-            links = [DrafterLink(self.clock, self._machine, self._orchestrator, drafter, text, num_prompt)]
+            links = [DrafterLink(self._orchestrator, drafter, text, num_prompt)]
         return SimulatedRequest(
-            self.clock,
-            self._machine,
             self._orchestrator,
             self.verifiers[number],
             self.planners[number],
@@ -94,7 +91,6 @@ class Deployment:
             num_prompt,
             max_tokens,
             on_end,
-            self._own_context,
         )
 
     def run(self, seconds: float) -> float:
@@ -104,9 +100,7 @@ class Deployment:
         return (self.counts.tokens - before) / seconds
 
     def _drafter(self, beside: int) -> SimulatedDrafter:
-        return SimulatedDrafter(
-            self.clock, self._machine, self._orchestrator, lambda: self.verifiers[beside].is_computing
-        )
+        return SimulatedDrafter(self._orchestrator, lambda: self.verifiers[beside].is_computing)
 
     def _verifier(self, number: int, count: int, seed: int) -> SimulatedVerifier:
         beside = self.drafters[number::count]

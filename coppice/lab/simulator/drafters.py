@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.lab.simulator.clock import Action, Clock
-from coppice.lab.simulator.machine import Machine
+from coppice.lab.simulator.clock import Action
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.sequences import num_followed
 from coppice.lab.simulator.texts import Text
@@ -48,14 +47,11 @@ class SimulatedDrafter:
 
     def __init__(
         self,
-        clock: Clock,
-        machine: Machine,
         orchestrator: SimulatedOrchestrator,
         is_beside_a_pass: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._clock = clock
+        self._clock, self._machine = orchestrator.clock, orchestrator.machine
         self._orchestrator = orchestrator
-        self._machine = machine
         self._is_beside_a_pass = is_beside_a_pass
         self._jobs: deque[DraftedSequence] = deque()
         # What it drafts now, the work of that at full speed, since when at which share of it, and which estimate of its
@@ -154,17 +150,11 @@ class DrafterLink:
     kind = KIND
 
     def __init__(
-        self,
-        clock: Clock,
-        machine: Machine,
-        orchestrator: SimulatedOrchestrator,
-        drafter: SimulatedDrafter,
-        text: Text,
-        num_prompt: int,
+        self, orchestrator: SimulatedOrchestrator, drafter: SimulatedDrafter, text: Text, num_prompt: int
     ) -> None:
-        self._clock = clock
-        self._message_s = machine.message_s
-        self._ask_s = machine.orchestrator.ask_s
+        self._clock = orchestrator.clock
+        self._message_s = orchestrator.machine.message_s
+        self._ask_s = orchestrator.machine.orchestrator.ask_s
         self._orchestrator = orchestrator
         self._drafter = drafter
         self._text = text

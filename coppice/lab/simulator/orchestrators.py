@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from coppice.lab.simulator.clock import Action, Clock
+from coppice.lab.simulator.machine import Machine
+from orchestrator.prefix_cache.drafter import CacheDrafter
+from orchestrator.prefix_cache.estimates import CachePromise, HitRates
+
+if TYPE_CHECKING:
+    from orchestrator.prefix_cache.recall import Recall
+
+
+class _NothingRemembered:
+    """Stands for what is remembered of other requests."""
+
+    knows_prompt = False
+
+    def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
+        """Ask for what followed the prompt."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Ask for what followed the tokens."""
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+
+
+class OwnContext:
+    """What a server's requests know of how often guesses from their own context are right, and of drafters."""
+
+    def __init__(self) -> None:
+        self._rates = HitRates()
+        self._promise = CachePromise()
+
+    def drafter(self, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
+        """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""
+        nothing = cast("Recall", _NothingRemembered())
+        return CacheDrafter(
+            self._rates, self._promise, lambda _: nothing, lambda _: None, tokens, num_prompt, sampled=False
+        )
 
 
 class SimulatedOrchestrator:
     """Handles messages in the order in which they come, each with whatever follows from it.
 
-    All that it does takes `factor` times as long as on cores of its own.
+    All that it does takes longer where it shares cores, as the machine says.
     """
 
-    def __init__(self, clock: Clock, factor: float = 1.0) -> None:
-        self._clock = clock
-        self._factor = factor
+    def __init__(self, clock: Clock, machine: Machine) -> None:
+        self.clock = clock
+        self.machine = machine
+        self.own_context = OwnContext()
+        self._factor = machine.contention.orchestrator_factor
         self._messages: deque[tuple[float, Action]] = deque()
         self._is_busy = False
         # What the message at hand takes beyond what was known before.
@@ -38,11 +78,11 @@ class SimulatedOrchestrator:
         if self._messages and not self._is_busy:
             self._is_busy = True
             seconds, action = self._messages.popleft()
-            self._clock.later(seconds, lambda: self._handled(action))
+            self.clock.later(seconds, lambda: self._handled(action))
 
     def _handled(self, action: Action) -> None:
         action()
-        self._clock.later(self._more_s, self._free)
+        self.clock.later(self._more_s, self._free)
 
     def _free(self) -> None:
         self._is_busy, self._more_s = False, 0.0

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from orchestrator.prefix_cache.drafter import CacheDrafter
-from orchestrator.prefix_cache.estimates import CachePromise, HitRates
-
 if TYPE_CHECKING:
-    from orchestrator.prefix_cache.recall import Recall
+    pass
 from collections.abc import Callable
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
-from coppice.lab.simulator.clock import Clock
 from coppice.lab.simulator.drafters import DrafterLink
-from coppice.lab.simulator.machine import Machine
 from coppice.lab.simulator.orchestrators import SimulatedOrchestrator
 from coppice.lab.simulator.policies import Policy
 from coppice.lab.simulator.sequences import RoundResult, SimulatedSequence
@@ -34,36 +29,6 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 1 << 31
 
 
-class _NothingRemembered:
-    """Stands for what is remembered of other requests."""
-
-    knows_prompt = False
-
-    def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
-        """Ask for what followed the prompt."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Ask for what followed the tokens."""
-
-    def close(self) -> None:
-        """Ask for nothing more."""
-
-
-class OwnContext:
-    """What a server's requests know of how often guesses from their own context are right, and of drafters."""
-
-    def __init__(self) -> None:
-        self._rates = HitRates()
-        self._promise = CachePromise()
-
-    def drafter(self, tokens: Sequence[int], num_prompt: int) -> CacheDrafter:
-        """The cache's drafts for a request whose `tokens` grow while it runs, greedily decoded."""
-        nothing = cast("Recall", _NothingRemembered())
-        return CacheDrafter(
-            self._rates, self._promise, lambda _: nothing, lambda _: None, tokens, num_prompt, sampled=False
-        )
-
-
 class SimulatedRequest:
     """Opens its sequences when it is made, and closes them when its output is complete or `close` is called.
 
@@ -73,8 +38,6 @@ class SimulatedRequest:
 
     def __init__(
         self,
-        clock: Clock,
-        machine: Machine,
         orchestrator: SimulatedOrchestrator,
         verifier: SimulatedVerifier,
         planner: Planner,
@@ -84,8 +47,8 @@ class SimulatedRequest:
         num_prompt: int,
         max_tokens: int,
         on_end: Callable[[SimulatedRequest], None],
-        own_context: OwnContext,
     ) -> None:
+        clock, machine = orchestrator.clock, orchestrator.machine
         self._clock = clock
         self._orchestrator = orchestrator
         self._outcome_s = machine.orchestrator.outcome_s
@@ -98,7 +61,7 @@ class SimulatedRequest:
         self._transcript = Transcript(prompt, (), max_tokens, num_prompt + max_tokens, (), ())
         cache = None
         if policy.speculates and len(text.prompt) == num_prompt:
-            cache = own_context.drafter(self._transcript.tokens, num_prompt)
+            cache = orchestrator.own_context.drafter(self._transcript.tokens, num_prompt)
         self._drafting = Drafting(
             clients=cast("Sequence[DrafterClient]", links),
             planner=planner.follow(is_greedy=True),

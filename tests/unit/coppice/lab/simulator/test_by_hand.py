@@ -70,7 +70,7 @@ def test_an_orchestrator_takes_its_time_with_outcomes_and_with_trees() -> None:
 
 def test_an_orchestrator_takes_one_message_after_another() -> None:
     clock, ends = Clock(), list[float]()
-    orchestrator = SimulatedOrchestrator(clock)
+    orchestrator = SimulatedOrchestrator(clock, constant_machine())
     for seconds in (2.0, 1.0, 3.0):
         orchestrator.handle(seconds, lambda: ends.append(clock.now_s))
     clock.later(10.0, lambda: orchestrator.handle(1.0, lambda: ends.append(clock.now_s)))
@@ -80,7 +80,8 @@ def test_an_orchestrator_takes_one_message_after_another() -> None:
 
 def test_what_follows_from_a_message_comes_before_the_next_one_and_all_of_it_takes_longer_on_shared_cores() -> None:
     clock, ends, asked = Clock(), list[float](), list[float]()
-    orchestrator = SimulatedOrchestrator(clock, 2.0)
+    shared = replace(constant_machine(), contention=Contention(orchestrator_factor=2.0))
+    orchestrator = SimulatedOrchestrator(clock, shared)
 
     def ask() -> None:
         asked.append(clock.now_s + orchestrator.spend(0.5))
