@@ -1,4 +1,4 @@
-"""What the services share, and what surrounds them: client, command line, benchmarks, one-process form.
+"""Shared code of the services, and what surrounds them: client, command line, benchmarks, one-process form.
 
 Rooms that the orchestrator imports know neither torch nor Redis; pyproject.toml has the import contracts.
 """

@@ -1,4 +1,4 @@
-"""What a service of ours counts of itself, read from its metrics page."""
+"""Counters of a service, read from its metrics page."""
 
 from __future__ import annotations
 

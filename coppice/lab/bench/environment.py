@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran: machine, versions, command line and commit."""
+"""The environment of a benchmark: machine, versions, command line and commit."""
 
 from __future__ import annotations
 

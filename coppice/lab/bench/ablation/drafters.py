@@ -1,4 +1,4 @@
-"""What each drafter, each shape of tree and each way to choose children is worth, in turn with speculation off.
+"""The value of each drafter, shape of tree and way to choose children, in turn with speculation off.
 
 `RATIO_NOTE` says what each named ratio is.
 """

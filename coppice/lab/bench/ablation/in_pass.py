@@ -1,4 +1,4 @@
-"""What the target does in its own passes: its own drafts and early pruning, in turn with plain decoding.
+"""The target's own drafts and early pruning, measured in turn with plain decoding.
 
 `RATIO_NOTE` says what each named ratio is. A ratio that has no value in any run is left out.
 """

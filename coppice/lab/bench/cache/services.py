@@ -1,4 +1,4 @@
-"""What the benchmark runs on: back ends, an orchestrator without a shared cache, two with one, and their Redis."""
+"""The benchmark's services: back ends, an orchestrator without a shared cache, two with one, and their Redis."""
 
 from __future__ import annotations
 

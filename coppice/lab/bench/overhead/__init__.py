@@ -1,1 +1,1 @@
-"""What planning and passing on costs, apart from any model."""
+"""The cost of planning and passing on, apart from any model."""

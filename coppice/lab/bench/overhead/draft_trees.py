@@ -1,4 +1,4 @@
-"""What scripted peers agree on: the text that the target says, and trees as a small language model drafts them."""
+"""The script of scripted peers: the target's text, and trees as a small language model drafts them."""
 
 from __future__ import annotations
 

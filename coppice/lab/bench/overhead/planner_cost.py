@@ -1,4 +1,4 @@
-"""What the adaptive planner itself costs per pass, on a verifier that is a formula."""
+"""The CPU time of the adaptive planner per pass, on a verifier that is a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the orchestrator adds to a round: measured between scripted peers in another process, over loopback gRPC."""
+"""The orchestrator's share of a round, measured between scripted peers in another process over loopback gRPC."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the simulator needs to know of a machine, measured on the real services through their contracts."""
+"""The profile of a machine for the simulator, measured on the real services through their contracts."""

@@ -1,4 +1,4 @@
-"""What passes, drafts and messages cost, from what was recorded under loads that a machine is fitted to. Pure."""
+"""Costs of passes, drafts and messages, fitted to what was recorded under load. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What services did in the course of a benchmark, by one clock of the machine, as they write it when they stop."""
+"""Records of what services did during a benchmark, by one clock of the machine, written when they stop."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the time of a round goes, hop by hop, from events that the services kept."""
+"""The time of a round, hop by hop, from events that the services kept."""
