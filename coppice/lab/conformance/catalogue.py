@@ -24,15 +24,22 @@ class Case:
 
 
 class Group:
-    """The cases of one file, in their order."""
+    """The cases of one file, in their order. Each first asks `require`, which skips it where it cannot be run."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, require: Check | None = None) -> None:
         self.name = name
         self.cases: list[Case] = []
+        self._require = require
 
     def add(self, name: str, check: Callable[..., Awaitable[None]], *args: Any, **knobs: Any) -> None:
         """Add a check with its further arguments as a case, whose full name begins with the group's."""
-        self.cases.append(Case(f"{self.name}/{name}", lambda deployment: check(deployment, *args, **knobs)))
+
+        async def run(deployment: Deployment) -> None:
+            if self._require is not None:
+                await self._require(deployment)
+            await check(deployment, *args, **knobs)
+
+        self.cases.append(Case(f"{self.name}/{name}", run))
 
     def case(self, name: str) -> Callable[[Check], Check]:
         """As a decorator: add the function that follows."""

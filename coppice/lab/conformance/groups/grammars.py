@@ -28,8 +28,6 @@ from coppice.lab.conformance.requests import FORCED, OFF, build, varied
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import Grammar
 
-GROUP = Group("grammars")
-
 MODES = (FORCED, OFF)
 TEMPERATURES = (0.0, 1.2)
 # Longer than any match of the expression; a schema's may be longer by its white space.
@@ -49,6 +47,20 @@ SCHEMA = {
 OPENING = '{"key":"'
 REGEX = Grammar(regex=CALL)
 JSON_SCHEMA = Grammar(json_schema=json.dumps(SCHEMA))
+
+
+async def require_grammars(deployment: Deployment) -> None:
+    """Skip where requests that have a grammar are not served."""
+    request = build(deployment.prompts[0], max_tokens=TOKENS, seed=111, grammar=Grammar(regex="yes"))
+    try:
+        await deployment.client.send(request, deployment.timeout_s)
+    except RequestFailedError as error:
+        if error.code == grpc.StatusCode.UNIMPLEMENTED:
+            raise SkippedError(f"the deployment has no grammars: {error.details}") from error
+        raise
+
+
+GROUP = Group("grammars", require_grammars)
 
 
 def is_call(text: str, is_whole: bool) -> bool:
@@ -81,19 +93,7 @@ def request_of(deployment: Deployment, grammar: Grammar, **knobs: Any) -> Genera
     return varied(request, **knobs)
 
 
-async def require_grammars(deployment: Deployment) -> None:
-    """Skip where requests that have a grammar are not served."""
-    request = request_of(deployment, Grammar(regex="yes"))
-    try:
-        await deployment.client.send(request, deployment.timeout_s)
-    except RequestFailedError as error:
-        if error.code == grpc.StatusCode.UNIMPLEMENTED:
-            raise SkippedError(f"the deployment has no grammars: {error.details}") from error
-        raise
-
-
 async def on_and_off(deployment: Deployment, grammar: Grammar, **knobs: Any) -> None:
-    await require_grammars(deployment)
     requests = [
         build(prompt, max_tokens=TOKENS, temperature=temperature, seed=112, grammar=grammar, **knobs)
         for prompt in deployment.prompts
@@ -109,7 +109,6 @@ GROUP.add("penalties-and-truncations-with-and-without-speculation", on_and_off, 
 
 
 async def matches(deployment: Deployment, grammar: Grammar, fits: Callable[[str, bool], bool]) -> None:
-    await require_grammars(deployment)
     for temperature in TEMPERATURES:
         for seed in range(2):
             for mode in MODES:
@@ -128,7 +127,6 @@ GROUP.add("outputs-keep-a-json-schema", matches, JSON_SCHEMA, keeps_schema)
 @GROUP.case("the-output-ends-where-nothing-may-follow")
 async def complete(deployment: Deployment) -> None:
     """Even before min_tokens; the model's own end token is not needed for it."""
-    await require_grammars(deployment)
     for mode in MODES:
         for knobs in ({}, {"min_tokens": 50}, {"ignore_eos": True}):
             request = request_of(deployment, Grammar(regex="yes"), temperature=1.0, mode=mode, **knobs)
@@ -139,7 +137,6 @@ async def complete(deployment: Deployment) -> None:
 
 @GROUP.case("the-model-s-end-token-comes-where-the-text-matches-alone")
 async def end_token(deployment: Deployment) -> None:
-    await require_grammars(deployment)
     bias = dict.fromkeys(end_tokens(deployment), 100.0)
     for mode in MODES:
         for prompt in deployment.prompts:
@@ -152,7 +149,6 @@ async def end_token(deployment: Deployment) -> None:
 
 @GROUP.case("max-tokens-cuts-off-a-beginning")
 async def cut(deployment: Deployment) -> None:
-    await require_grammars(deployment)
     for grammar in (REGEX, JSON_SCHEMA):
         request = request_of(deployment, grammar, temperature=0.8)
         whole = await deployment.plain(request)
@@ -165,7 +161,6 @@ async def cut(deployment: Deployment) -> None:
 @GROUP.case("resumed-from-every-split")
 async def resumed(deployment: Deployment) -> None:
     """The grammar goes on behind the tokens that were delivered; one that is complete only ends."""
-    await require_grammars(deployment)
     request = request_of(deployment, REGEX, temperature=0.8)
     whole = await deployment.plain(request)
     for split in range(1, len(whole.token_ids) + 1):
@@ -176,7 +171,6 @@ async def resumed(deployment: Deployment) -> None:
 
 @GROUP.case("a-stop-string-inside-a-match")
 async def stop_string(deployment: Deployment) -> None:
-    await require_grammars(deployment)
     for mode in MODES:
         request = request_of(deployment, REGEX, temperature=0.8, stop_strings=["("], mode=mode)
         whole = await deployment.plain(request_of(deployment, REGEX, temperature=0.8))
@@ -188,7 +182,6 @@ async def stop_string(deployment: Deployment) -> None:
 
 @GROUP.case("different-grammars-at-once")
 async def in_company(deployment: Deployment) -> None:
-    await require_grammars(deployment)
     grammars = (REGEX, JSON_SCHEMA, Grammar(regex="[0-9]{1,12}"), Grammar(json_schema='{"type": "boolean"}'))
     constrained = [
         build(prompt, max_tokens=32, temperature=1.0, seed=seed, grammar=grammar, mode=FORCED)
@@ -213,7 +206,6 @@ BAD: dict[str, tuple[str, Grammar]] = {
 
 
 async def refused(deployment: Deployment, field: str, grammar: Grammar) -> None:
-    await require_grammars(deployment)
     await refused_naming(deployment, request_of(deployment, grammar), field)
 
 
@@ -223,7 +215,6 @@ for name, (field, grammar) in BAD.items():
 
 async def other_tokens(deployment: Deployment, parameter: str, field: str) -> None:
     """Digits are wanted, and one of the parameters has tokens of letters."""
-    await require_grammars(deployment)
     request = request_of(deployment, Grammar(regex="[0-9]{4}"))
     drawn = (await deployment.plain(varied(request, grammar=Grammar(regex="[a-z]{4}")))).token_ids
     await refused_naming(deployment, varied(request, **{parameter: drawn[:1]}), field)
@@ -235,7 +226,6 @@ GROUP.add("resumed-tokens-that-it-does-not-allow-are-refused", other_tokens, "re
 
 @GROUP.case("a-refused-grammar-disturbs-nobody")
 async def next_request(deployment: Deployment) -> None:
-    await require_grammars(deployment)
     request = request_of(deployment, REGEX, temperature=1.0)
     expected = await deployment.plain(request)
     for _ in range(4):

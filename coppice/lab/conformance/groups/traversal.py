@@ -31,8 +31,6 @@ from coppice.lab.conformance.slow_scan import known, spread
 from coppice.v1.inference_pb2 import GenerateRequest
 from coppice.v1.sampling_pb2 import ACCEPTANCE_RULE_TRAVERSAL, Grammar
 
-GROUP = Group("traversal")
-
 TOKENS = 24
 # Of a known output, which stops and splits are tried at.
 LENGTH = 16
@@ -45,10 +43,13 @@ BATCHES = 24
 TOO_SURE = 0.95
 
 
-def require_rule(deployment: Deployment) -> None:
+async def require_rule(deployment: Deployment) -> None:
     """Skip where the rule is not offered."""
     if ACCEPTANCE_RULE_TRAVERSAL not in deployment.info.acceptance_rules:
         raise SkippedError("GetModelInfo does not offer the acceptance rule TRAVERSAL")
+
+
+GROUP = Group("traversal", require_rule)
 
 
 def traversed(request: GenerateRequest, **knobs: Any) -> GenerateRequest:
@@ -64,7 +65,6 @@ def require_drafts(answers: Sequence[Completion]) -> None:
 
 async def as_plain(deployment: Deployment, requests: Sequence[GenerateRequest], **sure: Any) -> None:
     """Fail unless greedy requests have the same answers under the rule, where `sure` leaves the likeliest token."""
-    require_rule(deployment)
     for _ in range(ATTEMPTS):
         answers = []
         for request in requests:
@@ -119,7 +119,6 @@ async def stop_strings(deployment: Deployment) -> None:
 
 @GROUP.case("the-model-s-end-token-not-before-min-tokens")
 async def end_token(deployment: Deployment) -> None:
-    require_rule(deployment)
     bias = dict.fromkeys(end_tokens(deployment), 100.0)
     held_off = [greedy(deployment, ignore_eos=False, logit_bias=bias, min_tokens=least)[0] for least in range(8)]
     await as_plain(deployment, [*held_off, greedy(deployment, logit_bias=bias)[0]])
@@ -141,7 +140,6 @@ async def sampled(deployment: Deployment, **knobs: Any) -> list[tuple[GenerateRe
     Raises:
         SkippedError: none of them was drafted for.
     """
-    require_rule(deployment)
     requests = [
         traversed(request, temperature=1.0, seed=seed) for seed in (145, 146) for request in greedy(deployment, **knobs)
     ]
@@ -206,7 +204,6 @@ async def own_log_probs(deployment: Deployment) -> None:
 
 @GROUP.case("without-drafts-tokens-are-those-of-the-seed")
 async def undrafted(deployment: Deployment) -> None:
-    require_rule(deployment)
     for request in greedy(deployment, temperature=1.0, seed=147):
         expected = await deployment.plain(request)
         for knobs in ({"mode": OFF}, {"max_nodes": 0}):
@@ -215,7 +212,6 @@ async def undrafted(deployment: Deployment) -> None:
 
 @GROUP.case("a-grammar-is-refused-above-temperature-0")
 async def grammar(deployment: Deployment) -> None:
-    require_rule(deployment)
     [request, *_] = greedy(deployment, temperature=1.0, grammar=Grammar(regex="[a-z]+"))
     error = await refusal(deployment, traversed(request))
     require(error.code == grpc.StatusCode.UNIMPLEMENTED, f"the status is {error}", request)
@@ -223,7 +219,6 @@ async def grammar(deployment: Deployment) -> None:
 
 
 async def keeps_law(deployment: Deployment, **knobs: Any) -> None:
-    require_rule(deployment)
     request = deployment.request(max_tokens=FIRST + 1, temperature=1.5, top_k=3, seed=0, **knobs)
     law = await first_tokens(deployment, request, FIRST)
     if max(law.values()) > TOO_SURE:
