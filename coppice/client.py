@@ -242,6 +242,28 @@ class Client:
         """Complete a prompt, chunk by chunk; iterating raises RequestFailedError when it fails."""
         return self.stream_request(build_request(prompt, options), timeout_s)
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Completion:
+        """The next answer of a conversation: messages with `role` and `content`, oldest first.
+
+        Raises:
+            RequestFailedError: the server refused or failed it; UNIMPLEMENTED where the target has no chat template.
+        """
+        return await self.send(build_chat_request(messages, options), timeout_s)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        options: Options | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Stream:
+        """The next answer of a conversation, chunk by chunk; iterating raises RequestFailedError when it fails."""
+        return self.stream_request(build_chat_request(messages, options), timeout_s)
+
     def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Stream:
         """As `stream`, for a request of any shape."""
         num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
@@ -264,13 +286,34 @@ class Client:
 
 def build_request(prompt: str | Sequence[int], options: Options | None = None) -> inference_pb2.GenerateRequest:
     """The message for a prompt, given as text or as token ids."""
-    options = options or Options()
-    request = inference_pb2.GenerateRequest(resume_token_ids=options.resume_token_ids, cache_salt=options.cache_salt)
+    request = _without_input(options or Options())
     if isinstance(prompt, str):
         request.prompt = prompt
     else:
         request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
+    return request
+
+
+def build_chat_request(
+    messages: Sequence[Mapping[str, str]], options: Options | None = None
+) -> inference_pb2.GenerateRequest:
+    """The message for a conversation: messages with `role` and `content`, oldest first.
+
+    Raises:
+        ValueError: a message has other keys than these two.
+    """
+    request = _without_input(options or Options())
+    for message in messages:
+        if message.keys() != {"role", "content"}:
+            raise ValueError(f"a message has a role and a content, got {sorted(message)}")
+        request.messages.messages.add(role=message["role"], content=message["content"])
+    request.messages.SetInParent()
+    return request
+
+
+def _without_input(options: Options) -> inference_pb2.GenerateRequest:
+    request = inference_pb2.GenerateRequest(resume_token_ids=options.resume_token_ids, cache_salt=options.cache_salt)
     _set_what_is_given(request, options, "num_outputs")
     _set_what_is_given(request.sampling, options, "temperature", "top_k", "top_p", "min_p", "seed")
     _set_what_is_given(request.stopping, options, "max_tokens", "min_tokens", "ignore_eos")

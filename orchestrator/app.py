@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coppice.core.chat import ChatTemplate
 from coppice.core.tokenizer import TargetTokenizer
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.net.rpc import Server, is_loopback
@@ -108,7 +109,8 @@ async def running(
             verifiers=verifiers,
             drafters=drafters,
             planner=planner,
-            tokenizer=TargetTokenizer(verifiers.tokenizer_json),
+            tokenizer=TargetTokenizer(verifiers.tokenizer.tokenizer_json),
+            template=ChatTemplate(verifiers.tokenizer.chat_template, verifiers.tokenizer.special_tokens),
             admission=admission,
             limits=RequestLimits(
                 max_outputs=min(config.max_outputs, config.max_requests),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.chat import ChatTemplate
 from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.grammar import Grammar
 from coppice.core.log_probs import TokenLogProbs
@@ -155,7 +156,7 @@ class ToyDeployment(inference_pb2_grpc.InferenceServiceServicer):
 
     async def check(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
         """The request, valid."""
-        return await validate(request, INFO, TOKENIZER, frozenset(self.sources), self.sources)
+        return await validate(request, INFO, TOKENIZER, ChatTemplate(""), frozenset(self.sources), self.sources)
 
     def seed(self, first: int, index: int) -> int:
         """The seed of one of several outputs."""

@@ -96,4 +96,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         return verifier_pb2.GetTokenizerResponse(
             tokenizer_json=self._info.tokenizer_json,
             tokenizer_fingerprint=self._info.tokenizer_fingerprint,
+            chat_template=self._info.chat_template,
+            special_tokens=self._info.special_tokens,
         )

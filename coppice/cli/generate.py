@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from coppice.cli.options import (
     topology_spec,
 )
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_request
+from coppice.client import ACCEPTANCE, Client, Options, RequestFailedError, build_chat_request, build_request
 from coppice.completion import Completion, outputs_json
 from coppice.core.log_probs import MAX_TOP_LOG_PROBS
 from coppice.net.tls import ChannelTls
@@ -41,6 +42,9 @@ def generate(
     address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
     token: Token = "",
     prompt: Annotated[str | None, typer.Option(help="Text to complete.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The text is a question: apply the target's chat template to it.")
+    ] = False,
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to complete; - for stdin.")] = None,
     token_ids: Annotated[str | None, typer.Option(metavar="1,2,3", help="Token ids to complete.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")] = 128,
@@ -96,7 +100,11 @@ def generate(
         regex=regex,
     )
     try:
-        request = build_request(read_prompt(prompt, prompt_file, token_ids), options)
+        given = read_prompt(prompt, prompt_file, token_ids)
+        if chat and not isinstance(given, str):
+            raise typer.BadParameter("needs --prompt or --prompt-file", param_hint="--chat")
+        asked = [{"role": "user", "content": given}] if chat and isinstance(given, str) else None
+        request = build_request(given, options) if asked is None else build_chat_request(asked, options)
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"not valid text: {error}") from error
     secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
@@ -168,12 +176,20 @@ async def _complete(
     *,
     streams: bool,
 ) -> tuple[Completion, ...]:
-    async with contextlib.AsyncExitStack() as stack:
-        if spec is not None:
-            address = (await stack.enter_async_context(running(spec))).address
-        client = await stack.enter_async_context(Client(address, token=token, tls=tls))
+    async with connected(address, tls, token, spec) as client:
         stream = client.stream_request(request, timeout_s)
         async for chunk in stream:
             if streams:
                 typer.echo(chunk.text, nl=False)
         return stream.results()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    address: str, tls: ChannelTls | None, token: str, spec: TopologySpec | None
+) -> AsyncIterator[Client]:
+    """A client of the orchestrator at `address`, or of a private topology that runs meanwhile."""
+    async with contextlib.AsyncExitStack() as stack:
+        if spec is not None:
+            address = (await stack.enter_async_context(running(spec))).address
+        yield await stack.enter_async_context(Client(address, token=token, tls=tls))

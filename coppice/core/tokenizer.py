@@ -54,9 +54,9 @@ class TargetTokenizer:
         size: int = self._tokenizer.get_vocab_size()
         return size
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer itself adds."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer itself adds, or as it is."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -227,9 +227,20 @@ class GetTokenizerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetTokenizerResponse(_message.Message):
-    __slots__ = ("tokenizer_json", "tokenizer_fingerprint")
+    __slots__ = ("tokenizer_json", "tokenizer_fingerprint", "chat_template", "special_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: bytes
     tokenizer_fingerprint: str
-    def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    chat_template: str
+    special_tokens: _containers.ScalarMap[str, str]
+    def __init__(self, tokenizer_json: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[str] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_status import rpc_status
 
+from coppice.core.chat import ChatTemplate
 from coppice.core.errors import CoppiceError, DeadlineError, OverloadedError
 from coppice.core.sampling import output_seed
 from coppice.core.tokenizer import TargetTokenizer
@@ -82,6 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         drafters: DrafterPool,
         planner: Planner,
         tokenizer: TargetTokenizer,
+        template: ChatTemplate,
         admission: Admission,
         limits: RequestLimits,
         cache: PrefixCache | None = None,
@@ -99,6 +101,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._drafters = drafters
         self._planner = planner
         self._tokenizer = tokenizer
+        self._template = template
         self._limits = limits
         self.admission = admission
         self._tenant_usage = tenant_usage or TenantUsage()
@@ -146,6 +149,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     request,
                     self._verifiers.info,
                     self._tokenizer,
+                    self._template,
                     self._drafters.known_kinds() | self._own_sources(),
                     self._sources(),
                 )

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from coppice.core.chat import FIELD as CHAT
+from coppice.core.chat import MAX_MESSAGES, MAX_ROLE_BYTES, ChatMessage, ChatTemplate
 from coppice.core.denoising import Denoising
 from coppice.core.errors import InvalidRequestError, UnsupportedError
 from coppice.core.log_probs import check_top_log_probs
@@ -40,6 +42,8 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 LEAST_BYTES_PER_TOKEN = 32
 # Tokenizing this much takes about a millisecond; more is done off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
+# What a message of a conversation costs the template, in characters of a prompt.
+MESSAGE_CHARACTERS = 64
 
 _MODES = inference_pb2.SpeculationPolicy
 
@@ -78,15 +82,17 @@ def max_prompt_bytes(max_context: int) -> int:
 
 def request_sizes(max_context: int) -> MessageSizes:
     """What the fields of a GenerateRequest may take with a context of `max_context` tokens."""
-    return MessageSizes(inference_pb2.GenerateRequest, _field_bytes(max_context))
+    sizes = _field_bytes(max_context)
+    # So that a conversation's messages are counted.
+    return MessageSizes(inference_pb2.GenerateRequest, sizes | {"messages.messages": sizes["messages"]})
 
 
 def max_request_bytes(max_context: int) -> int:
     """The most bytes of a GenerateRequest with a context of `max_context` tokens."""
     sizes = _field_bytes(max_context)
-    # One of prompt and token_ids.
-    unset = min(sizes["prompt"], sizes["token_ids"])
-    return sum(sizes.values()) - unset + SCALAR_BYTES
+    # One of these.
+    inputs = [sizes.pop(name) for name in ("prompt", "token_ids", "messages")]
+    return sum(sizes.values()) + max(inputs) + SCALAR_BYTES
 
 
 def _field_bytes(max_context: int) -> dict[str, int]:
@@ -95,6 +101,7 @@ def _field_bytes(max_context: int) -> dict[str, int]:
         "request_id": MAX_REQUEST_ID_BYTES,
         "prompt": max_prompt_bytes(max_context),
         "token_ids": LISTED_ID_BYTES * max_context,
+        "messages": max_prompt_bytes(max_context) + MAX_MESSAGES * (3 * HEAD_BYTES + MAX_ROLE_BYTES),
         "sampling": SAMPLING_BYTES,
         "stopping": STOPPING_BYTES,
         "response": SCALAR_BYTES,
@@ -108,6 +115,7 @@ async def validate(
     message: inference_pb2.GenerateRequest,
     info: VerifierInfo,
     tokenizer: TargetTokenizer,
+    template: ChatTemplate,
     known_sources: frozenset[str],
     connected_sources: Sequence[str],
 ) -> GenerationRequest:
@@ -130,7 +138,7 @@ async def validate(
     _check_vocabulary(message, sampling, stopping, info.vocab_size)
     _check_sources(message.speculation, known_sources, connected_sources)
     _check_resume(message, stopping)
-    prompt_ids = await _prompt_ids(message, info, tokenizer)
+    prompt_ids = await _prompt_ids(message, info, tokenizer, template)
     _check_context(message, len(prompt_ids), info.max_context_tokens)
     policy = message.speculation
     samples_drafts = wire.samples_drafts(policy.acceptance, sampling.temperature)
@@ -207,6 +215,7 @@ def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> No
     sampling, stopping = message.sampling, message.stopping
     sizes = (
         ("token_ids", len(message.token_ids.ids), max_context),
+        (CHAT, len(message.messages.messages), MAX_MESSAGES),
         ("resume_token_ids", len(message.resume_token_ids), max_context),
         ("sampling.logit_bias", len(sampling.logit_bias), MAX_TOKEN_LIST),
         ("sampling.allowed_token_ids", len(sampling.allowed_token_ids), MAX_TOKEN_LIST),
@@ -271,30 +280,39 @@ def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOpti
 
 
 async def _prompt_ids(
-    message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer
+    message: inference_pb2.GenerateRequest, info: VerifierInfo, tokenizer: TargetTokenizer, template: ChatTemplate
 ) -> tuple[int, ...]:
     kind = message.WhichOneof("input")
     if kind is None:
-        raise InvalidRequestError("prompt", "exactly one of prompt and token_ids must be set")
+        raise InvalidRequestError("prompt", "exactly one of prompt, token_ids and messages must be set")
     if kind == "token_ids":
         if not message.token_ids.ids:
             raise InvalidRequestError("token_ids", "must not be empty")
         return tuple(message.token_ids.ids)
-    if not message.prompt:
-        raise InvalidRequestError("prompt", "must not be empty")
+    if not (message.prompt or message.messages.messages):
+        raise InvalidRequestError(kind, "must not be empty")
+    said = [ChatMessage(one.role, one.content) for one in message.messages.messages]
+    texts = [message.prompt, *(one.content for one in said)]
     most = max_prompt_bytes(info.max_context_tokens)
+    size = sum(map(len, texts))
     # Only what could be too long is encoded to find out.
-    if len(message.prompt) > most or (4 * len(message.prompt) > most and len(message.prompt.encode()) > most):
+    if size > most or (4 * size > most and sum(len(text.encode()) for text in texts) > most):
         text = f"has more than {most} bytes, and the context is of {info.max_context_tokens} tokens"
-        raise InvalidRequestError("prompt", text)
-    if len(message.prompt) <= INLINE_PROMPT_CHARACTERS:
-        ids = tokenizer.encode(message.prompt)
-    else:
-        ids = await asyncio.to_thread(tokenizer.encode, message.prompt)
+        raise InvalidRequestError(kind, text)
+
+    def encode() -> list[int]:
+        if said:
+            # Templates write special tokens themselves.
+            return tokenizer.encode(template.render(said), adds_special=False)
+        return tokenizer.encode(message.prompt)
+
+    # Several short messages are work for the template, too.
+    is_short = size + len(said) * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
+    ids = encode() if is_short else await asyncio.to_thread(encode)
     if not ids:
-        raise InvalidRequestError("prompt", "encodes to no tokens")
+        raise InvalidRequestError(kind, "encodes to no tokens")
     # A tokenizer may know added tokens that the model has no row for.
-    check_token_ids("prompt", tuple(ids), info.vocab_size)
+    check_token_ids(kind, tuple(ids), info.vocab_size)
     return tuple(ids)
 
 

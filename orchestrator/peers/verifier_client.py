@@ -143,7 +143,7 @@ class VerifierClient:
         self._ids = itertools.count(1)
         self._handlers: dict[int, VerifierHandler] = {}
         self._info: VerifierInfo | None = None
-        self.tokenizer_json = b""
+        self.tokenizer = verifier_pb2.GetTokenizerResponse()
         self.load = VerifierLoad()
         self._load_came_s = -math.inf
         self._refused_s = -math.inf
@@ -229,9 +229,9 @@ class VerifierClient:
         described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
         info = _info(received(described))
         self._owner.check(self, info)
-        if not self.tokenizer_json:
+        if not self.tokenizer.tokenizer_json:
             tokenizer = await stub.GetTokenizer(verifier_pb2.GetTokenizerRequest(), timeout=HANDSHAKE_TIMEOUT_S)
-            self.tokenizer_json = received(tokenizer).tokenizer_json
+            self.tokenizer = received(tokenizer)
         self._info = info
 
     def on_up(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from coppice.core.errors import IncompatibleError, OverloadedError, UnavailableError
 from coppice.core.prefix_digests import prefix_digests
 from coppice.net.certificates import Certificates
+from coppice.v1 import verifier_pb2
 from orchestrator.peers.peer_channel import Dial, dial
 from orchestrator.peers.routing import DEFAULT_BLOCK_TOKENS, PrefixMemory, cost
 from orchestrator.peers.shared_affinity import SharedAffinity, verifier_digest
@@ -54,7 +55,7 @@ class VerifierPool:
         self._info: VerifierInfo | None = None
         # What orchestrators tell one another of where sequences went; None where they do not.
         self.affinity: SharedAffinity | None = None
-        self.tokenizer_json = b""
+        self.tokenizer = verifier_pb2.GetTokenizerResponse()
 
     @property
     def clients(self) -> tuple[VerifierClient, ...]:
@@ -208,7 +209,7 @@ class VerifierPool:
             client.stream.drop()
 
     def _settle_on(self, client: VerifierClient) -> None:
-        self._info, self.tokenizer_json = client.info, client.tokenizer_json
+        self._info, self.tokenizer = client.info, client.tokenizer
         for other in list(self._usable):
             if _differences(other.info, client.info):
                 # Its next handshake says why.

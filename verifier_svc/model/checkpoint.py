@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,8 +54,18 @@ def load_checkpoint(model: str, dtype: torch.dtype, device: torch.device, ranks:
     return loaded
 
 
-def read_tokenizer(model: str) -> bytes:
-    """The checkpoint's tokenizer, serialised as `tokenizer.json`.
+@dataclass(frozen=True, slots=True)
+class CheckpointTokenizer:
+    """A tokenizer, serialised as `tokenizer.json`, with the chat template and the texts of special tokens by name."""
+
+    json: bytes
+    # Empty where the checkpoint has none.
+    chat_template: str
+    special_tokens: Mapping[str, str]
+
+
+def read_tokenizer(model: str) -> CheckpointTokenizer:
+    """The checkpoint's tokenizer.
 
     Raises:
         IncompatibleError: there is none, it is damaged, or it has no fast form.
@@ -67,8 +79,11 @@ def read_tokenizer(model: str) -> bytes:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise IncompatibleError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
-    serialised: str = backend.to_str()
-    return serialised.encode()
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    return CheckpointTokenizer(backend.to_str().encode(), template or "", special)
 
 
 def refuse_larger_tokenizer(model: str, tokenizer: bytes, vocab_size: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -60,6 +61,9 @@ class TargetInfo:
     feature_size: int = 0
     # Texts of more tokens have long rope factors, see rope_regimes.py; None where factors do not depend on the length.
     rope_boundary: int | None = None
+    # The checkpoint's chat template, empty where it has none, and the texts of its special tokens by name.
+    chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class TargetModel:

@@ -1,0 +1,179 @@
+"""`coppice chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from coppice.cli.child import ChildError
+from coppice.cli.generate import connected
+from coppice.cli.options import (
+    DEFAULT_CHAT_TARGET,
+    Device,
+    Drafters,
+    Target,
+    Threads,
+    Tls,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TlsName,
+    Token,
+    channel_tls,
+    topology_spec,
+)
+from coppice.client import Client, Options, RequestFailedError, Stream
+from coppice.completion import Completion
+
+HELP = """\
+/speculation on|off   whether drafters take part; the answers are the same
+/clear                begin a new conversation
+/help                 this
+/exit                 end, as does Ctrl-D. Ctrl-C stops an answer."""
+
+Message = dict[str, str]
+
+
+def chat(
+    address: Annotated[str, typer.Option(help="Orchestrator to ask. Default: start a private topology.")] = "",
+    token: Token = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="What the model is told before the conversation.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy decoding, the default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of the noise. Default: random.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that an answer may take.")] = 600.0,
+    target: Target = DEFAULT_CHAT_TARGET,
+    drafter: Drafters = None,
+    device: Device = "",
+    threads: Threads = 0,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_name: TlsName = "",
+) -> None:
+    """Talk with a model that has a chat template; answers are streamed, with their speed after each."""
+    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
+    spec = None if address else topology_spec(target, drafter, device=device, threads=threads)
+    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+    async def run() -> None:
+        async with connected(address, secured, token, spec) as client:
+            await Conversation(client, options, system, timeout).run()
+
+    try:
+        asyncio.run(run())
+    except ChildError as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+class Conversation:
+    """What was said so far, and the loop that goes on with it."""
+
+    def __init__(self, client: Client, options: Options, system: str, timeout_s: float) -> None:
+        self._client = client
+        self._options = options
+        self._timeout_s = timeout_s
+        self._beginning: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._beginning)
+        self._speculation = "auto"
+        self._stream: Stream | None = None
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Read lines and answer them until the input ends."""
+        if sys.stdin.isatty():
+            typer.echo("/help lists the commands; Ctrl-D ends.", err=True)
+        with _interrupts(self._stop):
+            while (line := await asyncio.to_thread(_read_line)) is not None:
+                if line.startswith("/"):
+                    if not self._obey(line):
+                        return
+                elif line:
+                    await self._answer(line)
+
+    def _obey(self, line: str) -> bool:
+        """Carry out a command; whether the conversation goes on."""
+        match line.split():
+            case ["/exit" | "/quit"]:
+                return False
+            case ["/clear"]:
+                self._messages = list(self._beginning)
+            case ["/speculation", "on" | "off" as wanted]:
+                self._speculation = "auto" if wanted == "on" else "off"
+                typer.echo(f"speculation is {wanted}", err=True)
+            case ["/help"]:
+                typer.echo(HELP, err=True)
+            case _:
+                typer.echo(f"there is no such command\n{HELP}", err=True)
+        return True
+
+    async def _answer(self, line: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": line}]
+        options = replace(self._options, speculation=self._speculation)
+        said: list[str] = []
+        start = time.perf_counter()
+        self._is_stopped = False
+        self._stream = stream = self._client.stream_chat(messages, options, self._timeout_s)
+        try:
+            async for chunk in stream:
+                said.append(chunk.text)
+                typer.echo(chunk.text, nl=False)
+            typer.echo()
+            typer.echo(_dim(figures(stream.result(), time.perf_counter() - start)), err=True)
+        except (RequestFailedError, asyncio.CancelledError) as failure:
+            typer.echo()
+            if not self._is_stopped:
+                if isinstance(failure, asyncio.CancelledError):
+                    raise
+                typer.echo(f"coppice: {failure}", err=True)
+                return
+            typer.echo(_dim("stopped"), err=True)
+        finally:
+            self._stream = None
+        self._messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+
+    def _stop(self) -> None:
+        if self._stream is not None:
+            self._is_stopped = True
+            self._stream.cancel()
+        else:
+            typer.echo("\n(/exit or Ctrl-D ends)", err=True)
+
+
+def figures(completion: Completion, seconds: float) -> str:
+    """An answer's length, its speed with the prompt's time included, and τ, tokens per pass of the target."""
+    tokens, counts = len(completion.token_ids), completion.speculation
+    return f"[{tokens} tokens, {tokens / seconds:.1f} tokens/s, τ {counts.mean_acceptance_length:.2f}]"
+
+
+def _read_line() -> str | None:
+    """A line of the terminal or of a file; None at the end."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _dim(text: str) -> str:
+    return typer.style(text, dim=True) if sys.stderr.isatty() else text
+
+
+@contextlib.contextmanager
+def _interrupts(handle: Callable[[], None]) -> Iterator[None]:
+    """Calls `handle` for Ctrl-C, in place of what asyncio does."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,99 @@
+"""Chat templates: what they make of a conversation is what `transformers` makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from coppice.core.chat import MAX_ROLE_BYTES, ChatMessage, ChatTemplate
+from coppice.core.errors import InvalidRequestError, UnsupportedError
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "special tokens": "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content | trim }}"
+    "{{ eos_token }}{% endfor %}",
+    "loop controls": "{% for message in messages %}{% if message.role == 'system' %}{% continue %}{% endif %}"
+    "{{ message.content }}\n{% endfor %}",
+    "blocks on lines of their own": "{% for message in messages %}\n  {% if loop.last %}\nlast: {{ message.content }}\n"
+    "  {% endif %}\n{% endfor %}\n",
+    "generation": "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}{% endfor %}",
+    "json": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "undefined": "{% if tools %}tools{% endif %}{% if documents is defined and documents %}d{% endif %}x",
+}
+CONVERSATIONS = {
+    "question": [("user", "What is 2 + 2?")],
+    "several": [
+        ("system", "Be short."),
+        ("user", " <b>one</b> & 'two' "),
+        ("assistant", "três\n"),
+        ("user", "\u4f60\u597d {{ 1 }}"),
+    ],
+}
+
+
+def ours(source: str, messages: list[tuple[str, str]]) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return template.render([ChatMessage(role, content) for role, content in messages])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_prompts_are_those_of_transformers(name: str, messages: list[tuple[str, str]]) -> None:
+    oracle: Any = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a")),
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    expected = oracle.apply_chat_template(
+        [{"role": role, "content": content} for role, content in messages],
+        chat_template=TEMPLATES[name],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert ours(TEMPLATES[name], messages) == expected
+
+
+def test_what_a_template_refuses_is_the_clients_mistake() -> None:
+    source = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}ok"
+    assert ours(source, [("user", "x")]) == "ok"
+    with pytest.raises(InvalidRequestError, match=r"messages.*roles must alternate"):
+        ours(source, [("assistant", "x")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ 1 / 0 }}",
+        "{{ none.x.y }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for message in messages %}{% endfor %}",
+    ],
+)
+def test_templates_cannot_leave_their_sandbox_nor_fail_unseen(source: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        ours(source, [("user", "x")])
+
+
+@pytest.mark.parametrize(("source", "why"), [("", "no chat template"), ("{% if %}", "cannot be used")])
+def test_without_a_template_that_can_be_used_there_is_no_chat(source: str, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        ours(source, [("user", "x")])
+
+
+@pytest.mark.parametrize("role", ["", "r" * (MAX_ROLE_BYTES + 1)])
+def test_roles_have_a_length(role: str) -> None:
+    with pytest.raises(InvalidRequestError, match="role"):
+        ChatMessage(role, "x")
