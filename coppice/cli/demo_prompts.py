@@ -1,6 +1,7 @@
-"""The prompts of `coppice demo`: beginnings of ordinary Python code, written for this purpose.
+"""The prompts of `coppice demo`: questions for a chat model, and beginnings of Python code for the bundled target.
 
-They end where a word ends: tokenizers of code join a line break with the indentation after it.
+All were written for this purpose. Those of code end where a word ends: tokenizers of code join a line break with the
+indentation after it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,27 @@ class DemoPrompt:
 
     name: str
     text: str
+    # Whether the target's chat template is applied to it.
+    is_question: bool = False
+
+
+QUESTIONS = (
+    DemoPrompt("a fact", "What is the capital of France, and what is it known for?", is_question=True),
+    DemoPrompt("code", "Write a Python function that returns the sum of the even numbers in a list.", is_question=True),
+    DemoPrompt(
+        "a summary",
+        "Summarise in one sentence: The harbour was closed for three days because of the storm. Ships waited outside, "
+        "and two ferries turned back. On the fourth day the wind fell and the harbour opened again.",
+        is_question=True,
+    ),
+    DemoPrompt(
+        "a correction",
+        "Repeat this sentence with its mistakes corrected: She go to the market yesterday and buyed three apple.",
+        is_question=True,
+    ),
+    DemoPrompt("a list", "List five things to take on a hike in the mountains.", is_question=True),
+    DemoPrompt("an explanation", "Explain to a child why the sky is blue.", is_question=True),
+)
 
 
 PROMPTS = (

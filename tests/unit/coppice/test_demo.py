@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from coppice.cli.demo import Comparison, DemoRun, compare_all, describe, summarise
-from coppice.cli.demo_prompts import PROMPTS
-from coppice.client import Options
+from coppice.cli.demo_prompts import PROMPTS, QUESTIONS
+from coppice.client import Chunk, Options
 from coppice.completion import Completion, Speculation, Timing, Usage
 
 COMPLETION = Completion(
@@ -25,19 +26,34 @@ COMPLETION = Completion(
 )
 
 
+class ScriptedStream:
+    """One chunk, and the completion."""
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        yield Chunk(COMPLETION.text, COMPLETION.token_ids)
+
+    def result(self) -> Completion:
+        return COMPLETION
+
+
 class ScriptedClient:
     """Answers every request alike, and writes down what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Options]] = []
 
-    async def generate(
-        self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = 1.0
-    ) -> Completion:
+    def stream(self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = 1.0) -> Any:
         assert isinstance(prompt, str)
         assert options is not None
         self.asked.append((prompt, options))
-        return COMPLETION
+        return ScriptedStream()
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, str]], options: Options | None = None, timeout_s: float = 1.0
+    ) -> Any:
+        [message] = messages
+        assert message["role"] == "user"
+        return self.stream(message["content"], options, timeout_s)
 
 
 def comparison(plain: Completion, speculative: Completion) -> Comparison:
@@ -48,11 +64,11 @@ def test_figures_come_from_tokens_and_wall_time() -> None:
     same = comparison(COMPLETION, COMPLETION)
     assert (same.plain.tokens_per_s, same.speculative.tokens_per_s) == (1.0, 2.0)
     assert (same.ratio, same.tau, same.is_identical) == (2.0, 2.0, True)
-    text = describe(same, "1/6")
+    text = describe(same)
     assert "2.00x" in text
     assert "τ 2.00" in text
     assert "identical: yes" in text
-    assert COMPLETION.text in text
+    assert COMPLETION.text not in text, "it has been streamed"
 
 
 @pytest.mark.parametrize(
@@ -67,15 +83,19 @@ def test_figures_come_from_tokens_and_wall_time() -> None:
 def test_the_same_text_from_other_tokens_is_not_identical(other: Completion) -> None:
     different = comparison(COMPLETION, other)
     assert not different.is_identical
-    assert "identical: no" in describe(different, "1/6")
+    assert "identical: no" in describe(different)
+    assert describe(different).count(COMPLETION.text) == 2
     assert "identical: NO (1 of 2" in summarise([comparison(COMPLETION, COMPLETION), different])
 
 
 async def test_both_ways_are_asked_in_turn_with_one_seed() -> None:
     client = ScriptedClient()
     shown: list[str] = []
-    comparisons = await compare_all(client, PROMPTS[:4], 128, shown.append)
+    streamed: list[str] = []
+    comparisons = await compare_all(client, PROMPTS[:4], 128, shown.append, streamed.append)
     assert len(comparisons) == 8
+    assert streamed == [COMPLETION.text] * 8
+    assert PROMPTS[0].text in shown[0]
     assert "identical: yes (8 of 8" in shown[-1]
     measured = client.asked[2:]
     assert [options.speculation for _, options in measured[:4]] == ["off", "auto", "auto", "off"]
@@ -86,6 +106,14 @@ async def test_both_ways_are_asked_in_turn_with_one_seed() -> None:
         assert first[1].cache_salt != second[1].cache_salt, "neither finds what the other has computed"
         same = {"speculation": "", "cache_salt": ""}
         assert replace(first[1], **same) == replace(second[1], **same)
+
+
+async def test_questions_are_asked_of_the_chat_template() -> None:
+    client = ScriptedClient()
+    comparisons = await compare_all(client, QUESTIONS, 64, lambda _: None)
+    assert len(QUESTIONS) == 6
+    assert [one.temperature for one in comparisons] == [0.0] * 6 + [1.0] * 2
+    assert {prompt for prompt, _ in client.asked} == {question.text for question in QUESTIONS}
 
 
 def test_prompts_end_where_a_word_ends() -> None:
