@@ -141,8 +141,7 @@ def is_of_merging(error: Exception) -> bool:
 def _refuse_no_directory(model: str) -> None:
     path = Path(model)
     if path.exists():
-        what = "a GGUF file, which is not supported yet" if path.suffix == ".gguf" else "a file"
-        raise IncompatibleError(f"{model} is {what}: MODEL is a directory with config.json and *.safetensors")
+        raise IncompatibleError(f"{model} is a file: MODEL is a directory with config.json and *.safetensors")
     if not _HUB_ID.fullmatch(model):
         raise IncompatibleError(f"there is no directory {model}")
 
@@ -160,7 +159,7 @@ def _refuse_other_kinds(model: str, directory: Path, weights_file: str) -> None:
     if ".safetensors" not in kinds:
         if ".gguf" in kinds:
             raise IncompatibleError(
-                f"{model} has its weights as GGUF, which is not supported yet: *.safetensors is needed"
+                f"{model} has its weights as GGUF: name the file itself, or have *.safetensors in the directory"
             )
         if kinds & UNSAFE_KINDS:
             raise IncompatibleError(

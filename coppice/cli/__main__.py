@@ -6,17 +6,20 @@ from typing import Annotated
 
 import typer
 
-from coppice.cli import bench, conformance, demo, generate, simulate, token, train, up
+from coppice.cli import bench, chat, conformance, demo, export, generate, models, simulate, token, train, up
 from coppice.kernels.huge_pages import start_with_huge_pages
 from coppice.version import VERSION
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)
 app.command()(up.up)
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(demo.demo)
+app.command()(models.models)
 app.command()(conformance.conformance)
 app.command()(simulate.simulate)
 app.add_typer(bench.app, name="bench")
+app.add_typer(export.app, name="export")
 app.add_typer(train.app, name="train")
 app.add_typer(token.app, name="token")
 

