@@ -41,6 +41,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     drops: int = 0
     drop_after: int = 3
     max_context_tokens: int = CONTEXT
+    chat_template: str = ""
     fails_with: sampling_pb2.FinishReason | int | None = None
     # Fails the sequences with this seed only.
     fails_seed: int | None = None
@@ -85,7 +86,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
         return verifier_pb2.GetTokenizerResponse(
-            tokenizer_json=TOKENIZER_JSON, tokenizer_fingerprint=self.tokenizer_fingerprint
+            tokenizer_json=TOKENIZER_JSON,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            chat_template=self.chat_template,
         )
 
     async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:  # noqa: N802

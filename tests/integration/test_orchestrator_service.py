@@ -97,6 +97,27 @@ async def test_statistics_add_up(start_fakes: StartFakes) -> None:
     assert 0 < timing.ttft_ms <= timing.total_ms
 
 
+async def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(start_fakes: StartFakes) -> None:
+    template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with user') }}{% endif %}"
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}bot: "
+    )
+    talk = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "yes?"}, {"role": "user", "content": "go"}]
+    async with start_fakes(FakeVerifier(chat_template=template), FakeDrafter(propose=perfect(depth=3))) as (client, _):
+        answer = await client.chat(talk, OPTIONS)
+        plain = await client.generate("user: hi\nbot: yes?\nuser: go\nbot: ", OPTIONS)
+        assert answer.token_ids == plain.token_ids
+        assert answer.usage == plain.usage
+        for messages, why in ((talk[1:], "begin with user"), ([], "must not be empty")):
+            with pytest.raises(RequestFailedError, match=why) as refused:
+                await client.chat(messages, OPTIONS)
+            assert (refused.value.code, refused.value.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ("messages",))
+    async with start_fakes(FakeVerifier()) as (client, _):
+        with pytest.raises(RequestFailedError, match="no chat template") as refused:
+            await client.chat(talk, OPTIONS)
+        assert refused.value.code is grpc.StatusCode.UNIMPLEMENTED
+
+
 @pytest.mark.parametrize("speculation", ["auto", "off"])
 async def test_near_ties_of_all_rounds_are_added_up(speculation: str, start_fakes: StartFakes) -> None:
     options = Options(max_tokens=COUNT, seed=1, speculation=speculation)
