@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.client import Client
-from coppice.lab.bench.client import OFF, ON, Answer, Batch, Contender, Mode, Policy, Server, Task
-from coppice.lab.bench.comparison import Plan
+from coppice.lab.bench.client import OFF, ON, Answer, Contender, Mode, Policy, Server, Task
 from coppice.lab.bench.harness.experiment import BenchmarkError, Samples
-from coppice.lab.bench.throughput import IDENTICAL, measure_batches, throughput_ratios, throughput_rows
+from coppice.lab.bench.throughput import IDENTICAL, throughput_ratios, throughput_rows
 from coppice.lab.bench.transformers_baseline import (
     BatchedGenerate,
     ContinuousBatching,
@@ -24,7 +23,7 @@ from coppice.lab.bench.transformers_baseline import (
     quiet_transformers,
     top_two_gap,
 )
-from tests.unit.coppice.lab.bench.made_up import Named, answer, sample
+from tests.unit.coppice.lab.bench.made_up import Named, sample
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 
@@ -102,22 +101,6 @@ def test_weights_are_in_float32_whatever_the_checkpoint_holds_and_have_to_be_the
     assert load_model(tiny_target).dtype is torch.float32
     with pytest.raises(BenchmarkError, match=str(tmp_path)):
         load_model(tmp_path)
-
-
-async def test_contenders_take_turns_at_the_same_batches() -> None:
-    asked: dict[str, list[list[Task]]] = {OFF: [], ON: []}
-
-    class Scripted(Named):
-        async def complete(self, tasks: Sequence[Task]) -> Batch:
-            asked[self.name].append(list(tasks))
-            return Batch(tuple(answer([(1.0, task.max_tokens)], max_tokens=task.max_tokens) for task in tasks))
-
-    plan = Plan(2, 9, (0.0,), 0)
-    samples = await measure_batches([Scripted(OFF), Scripted(ON)], PROMPTS, plan, 3, range(2))
-    assert [one.contender for one in samples] == [OFF, ON, ON, OFF]
-    assert asked[OFF] == asked[ON]
-    assert [(len(tasks), tasks[0].max_tokens) for tasks in asked[OFF]] == [(3, 8), (3, 9), (3, 9)]
-    assert asked[OFF][1] != asked[OFF][2], "runs take other prompts"
 
 
 def test_rows_and_ratios_are_medians_within_runs_and_other_tokens_are_counted() -> None:

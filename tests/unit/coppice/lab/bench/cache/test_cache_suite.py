@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-from typer.testing import CliRunner
-
-from coppice.cli import bench
-from coppice.cli.topology import TopologySpec
-from coppice.lab.bench.cache import services as services_module
 from coppice.lab.bench.cache.services import Instance, Services
 from coppice.lab.bench.cache.suite import CacheSuite, measure, settings
 from coppice.lab.bench.cache.workload import make_workload, phases
@@ -98,37 +91,3 @@ async def test_the_report_has_every_setting_heat_and_phase(server: str, tiny_tar
     assert {"machine", "versions", "command", "commit", "settings"} <= set(report)
     assert json.loads(json.dumps(report)) == report
     assert lost_fields(report, "cache.json") == set()
-
-
-def _arguments(target: Path, directory: Path, *more: str) -> list[str]:
-    path = directory / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in PROMPTS))
-    return [
-        *("cache", "--prompts", str(path), "--target", str(target), "--drafter", f"small-lm={target}"),
-        *("--out", str(directory / "out"), "--max-tokens", "4", "--runs", "1", "--threads", "1"),
-        *("--systems", "1", "--endings", "2", "--temperature", "0", *more),
-    ]
-
-
-def serve(monkeypatch: pytest.MonkeyPatch, given: Services) -> list[TopologySpec]:
-    specs: list[TopologySpec] = []
-
-    async def measure_there(measuring: Callable[[Services], Awaitable[dict[str, Any]]], spec: TopologySpec) -> Any:
-        specs.append(spec)
-        return await measuring(given)
-
-    monkeypatch.setattr(services_module, "measure_on_services", measure_there)
-    return specs
-
-
-def test_the_command_writes_json_and_plot_and_prints_a_table(
-    tiny_target: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = serve(monkeypatch, services(server, NotedRedis()))
-    result = CliRunner().invoke(bench.app, _arguments(tiny_target, tmp_path))
-    assert result.exit_code == 0, result.output
-    assert [len(spec.drafters) for spec in specs] == [1]
-    report = json.loads((tmp_path / "out" / "cache.json").read_text())
-    assert (report["suite"], report["settings"]["num_first_prompts"]) == ("cache", 2)
-    assert (tmp_path / "out" / "cache.png").is_file()
-    assert "failed-requests" in result.output
