@@ -29,9 +29,16 @@ from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
 from coppice.lab.bench.load import suite as load_suite
 from coppice.lab.bench.load.figures import Targets, num_good
-from coppice.lab.bench.load.loads import DRAIN_S, Arrival, ClosedLoad, open_loop, poisson_arrivals
+from coppice.lab.bench.load.loads import (
+    DRAIN_S,
+    Arrival,
+    ClosedLoad,
+    Workload,
+    lognormal_length,
+    open_loop,
+    poisson_arrivals,
+)
 from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
-from coppice.lab.bench.load.workload import Workload, lognormal_length
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
 
 RATIO_NOTE = (

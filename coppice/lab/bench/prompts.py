@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -87,32 +88,19 @@ def held_out_prompts(
 def encoded_prompts(
     target: Path, prompts: Sequence[Prompt], max_tokens: int, max_context_tokens: int
 ) -> tuple[list[list[int]], int]:
-    """The prompts in a target's tokens, within its context, and how many were cut.
+    """The prompts in a target's tokens, too long ones without their beginning, and how many were cut.
 
     Raises:
         BenchmarkError: the output alone fills the context, or a prompt has no token.
     """
     tokenizer = TargetTokenizer(load_tokenizer_json(target))
-    return fit_context([tokenizer.encode(prompt.text) for prompt in prompts], max_tokens, max_context_tokens)
-
-
-def fit_context(
-    prompts: Sequence[Sequence[int]], max_tokens: int, max_context_tokens: int
-) -> tuple[list[list[int]], int]:
-    """Prompts that leave room for the output, too long ones without their beginning, and how many were cut.
-
-    Raises:
-        BenchmarkError: the output alone fills the context, or a prompt has no token.
-    """
+    encoded = [tokenizer.encode(prompt.text) for prompt in prompts]
     room = max_context_tokens - max_tokens
     if room < 1:
-        raise BenchmarkError(
-            f"--max-tokens {max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
-        )
-    for number, prompt in enumerate(prompts, 1):
-        if not prompt:
-            raise BenchmarkError(f"prompt {number} has no token")
-    return [list(prompt[-room:]) for prompt in prompts], sum(len(prompt) > room for prompt in prompts)
+        raise BenchmarkError(f"outputs of {max_tokens} tokens leave no room for a prompt in {max_context_tokens}")
+    if empty := [number for number, prompt in enumerate(encoded, 1) if not prompt]:
+        raise BenchmarkError(f"prompt {empty[0]} has no token")
+    return [list(prompt[-room:]) for prompt in encoded], sum(len(prompt) > room for prompt in encoded)
 
 
 def _open_text(path: Path) -> IO[str]:
@@ -142,13 +130,6 @@ def _text_of(record: object) -> object:
     return turns[0] if isinstance(turns, list) and turns else None
 
 
-def _line_starts(text: str) -> Iterator[int]:
-    position = text.find("\n") + 1
-    while position:
-        yield position
-        position = text.find("\n", position) + 1
-
-
 def _fewest(max_chars: int) -> int:
     return max_chars * 2 // 3
 
@@ -156,7 +137,7 @@ def _fewest(max_chars: int) -> int:
 def _cuts(text: str, spacing: int, min_chars: int, rng: random.Random) -> list[int]:
     """Line starts inside the text in random order, any two at least `spacing` apart."""
     last = len(text) - MIN_REST_CHARS
-    candidates = [start for start in _line_starts(text) if min_chars <= start <= last]
+    candidates = [found.end() for found in re.finditer("\n", text) if min_chars <= found.end() <= last]
     rng.shuffle(candidates)
     cuts: list[int] = []
     for candidate in candidates:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class Generate(Library):
         input_ids = torch.tensor([task.prompt_ids])
         first_token = _FirstTokenClock()
         torch.manual_seed(task.seed)
-        with _ForwardClock(self._target) as forward:
+        with _timed_passes(self._target) as times:
             start = time.perf_counter()
             output = self._target.generate(
                 input_ids,
@@ -117,7 +118,9 @@ class Generate(Library):
             )
             token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
             wall_s = time.perf_counter() - start
-        counts, timing = Speculation(forward.num_passes), Timing(forward_ms=forward.total_ms, passes=forward.passes)
+        passes = tuple(PassTiming(rows, len(each), sum(each)) for rows, each in sorted(times.items()))
+        counts = Speculation(sum(one.count for one in passes))
+        timing = Timing(forward_ms=sum(one.total_ms for one in passes), passes=passes)
         completion = Completion("", task.seed, "", token_ids, "length", None, Usage(), counts, timing)
         deltas = (Delta(first_token.time - start, 1),)
         answer = Answer(
@@ -243,40 +246,22 @@ class _FirstTokenClock(BaseStreamer):
         pass
 
 
-class _ForwardClock:
-    """Times every forward pass of a model between enter and exit."""
+@contextlib.contextmanager
+def _timed_passes(model: PreTrainedModel) -> Iterator[dict[int, list[float]]]:
+    """Milliseconds of every forward pass of a model while the context is open, by rows."""
+    times: dict[int, list[float]] = defaultdict(list)
+    start = 0.0
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        # By rows, in milliseconds.
-        self._times: dict[int, list[float]] = defaultdict(list)
-        self._start = 0.0
+    def before(*_: object) -> None:
+        nonlocal start
+        start = time.perf_counter()
 
-    @property
-    def num_passes(self) -> int:
-        return sum(map(len, self._times.values()))
+    def after(_model: object, _args: object, kwargs: dict[str, Any], _output: object) -> None:
+        times[kwargs["input_ids"].shape[1]].append(1000 * (time.perf_counter() - start))
 
-    @property
-    def total_ms(self) -> float:
-        return sum(map(sum, self._times.values()))
-
-    @property
-    def passes(self) -> tuple[PassTiming, ...]:
-        return tuple(PassTiming(rows, len(times), sum(times)) for rows, times in sorted(self._times.items()))
-
-    def __enter__(self) -> _ForwardClock:
-        self._hooks = (
-            self._model.register_forward_pre_hook(self._before),
-            self._model.register_forward_hook(self._after, with_kwargs=True),
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
+    hooks = model.register_forward_pre_hook(before), model.register_forward_hook(after, with_kwargs=True)
+    try:
+        yield times
+    finally:
+        for hook in hooks:
             hook.remove()
-
-    def _before(self, *_: object) -> None:
-        self._start = time.perf_counter()
-
-    def _after(self, _model: object, _args: object, kwargs: dict[str, Any], _output: object) -> None:
-        self._times[kwargs["input_ids"].shape[1]].append(1000 * (time.perf_counter() - self._start))

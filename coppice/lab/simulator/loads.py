@@ -19,7 +19,7 @@ DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Recorded outputs in turn, with lengths of outputs drawn as `coppice/lab/bench/load/workload.py` draws them.
+    """Recorded outputs in turn, with lengths of outputs drawn as `coppice/lab/bench/load/loads.py` draws them.
 
     `prompt_tokens`: lengths of prompts in turn; those of the records where it is empty.
     """

@@ -53,9 +53,9 @@ from coppice.lab.bench.load.loads import (
     PoissonLoad,
     StepLoad,
     TraceLoad,
+    Workload,
     trace_beginning,
 )
-from coppice.lab.bench.load.workload import Workload
 from coppice.lab.bench.throughput import measure_batches
 from coppice.lab.bench.transformers_baseline import BatchedGenerate, ContinuousBatching, load_model, quiet_transformers
 

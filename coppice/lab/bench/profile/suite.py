@@ -21,9 +21,8 @@ from coppice.lab.bench.client import Mode, Policy, Window
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, progress
 from coppice.lab.bench.harness.report import Report, document, shown_path, unequal
-from coppice.lab.bench.load.loads import ClosedLoad
+from coppice.lab.bench.load.loads import ClosedLoad, Workload
 from coppice.lab.bench.load.suite import OFF, References, Results, Sample, load_rows, policies, reference_outputs, speed
-from coppice.lab.bench.load.workload import Workload
 from coppice.lab.bench.profile.fits import Calibration, fit_drafts, fit_messages, fit_passes
 from coppice.lab.bench.profile.records import Records, now_s
 from coppice.lab.bench.prompts import Prompt, encoded_prompts

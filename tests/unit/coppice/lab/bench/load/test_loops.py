@@ -12,9 +12,8 @@ from coppice.core.errors import OverloadedError, UnavailableError
 from coppice.lab.bench.client import Answer, Fate, Manner, Mode, Policy, Window
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.load.figures import Span
-from coppice.lab.bench.load.loads import Arrival, ClosedLoad, StepLoad, open_loop
+from coppice.lab.bench.load.loads import Arrival, ClosedLoad, StepLoad, Workload, open_loop
 from coppice.lab.bench.load.suite import OFF, PLANNER, measure_loads, policies, reference_outputs
-from coppice.lab.bench.load.workload import Workload
 from coppice.v1 import inference_pb2
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import MAX_NODES, ToyDeployment, serving_toy

@@ -11,7 +11,7 @@ from coppice.lab.bench.client import Batch as Answers
 from coppice.lab.bench.harness.experiment import Samples
 from coppice.lab.bench.harness.report import unequal
 from coppice.lab.bench.load.figures import Span, Targets
-from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad
+from coppice.lab.bench.load.loads import ClosedLoad, Load, PoissonLoad, StepLoad, Workload
 from coppice.lab.bench.load.suite import (
     Baselines,
     Results,
@@ -24,7 +24,6 @@ from coppice.lab.bench.load.suite import (
     saturation,
     series,
 )
-from coppice.lab.bench.load.workload import Workload
 from tests.unit.coppice.lab.bench.made_up import answer
 
 POLICIES = policies(20)

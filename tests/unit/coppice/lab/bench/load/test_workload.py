@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from coppice.lab.bench.load.workload import Workload
+from coppice.lab.bench.load.loads import Workload
 
 WORKLOAD = Workload(((1, 2), (3,), (4, 5)), min_tokens=32, max_tokens=128, temperature=0.5, seed=10)
 
