@@ -59,14 +59,14 @@ def overload(
     shortest, longest = opt.length_range(output_tokens)
     chosen = opt.choose_prompts(prompts, num_prompts, seed)
 
+    from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.overload import SHOWN, OverloadPlan, OverloadSuite, Visitors
     from coppice.lab.bench.services import measure_on, start_all
 
     visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
-    sizes = (shortest, longest, seed)
-    plan = OverloadPlan(loads, runs, duration, recovery, concurrency, visitors, *sizes, targets)
-    suite = OverloadSuite(target, tuple(chosen), plan, opt.num_threads(threads))
+    plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets)
+    suite = OverloadSuite(opt.setup(target, chosen, Plan(runs, longest, (0.0,), seed), threads), plan)
     spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
     alone_ms = None
     if max_token_ms is None:

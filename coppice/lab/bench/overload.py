@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,11 +19,12 @@ from coppice.client import Client
 from coppice.completion import Timing
 from coppice.frozen_heap import frozen_heap
 from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Mode, Policy, Window, model_info
+from coppice.lab.bench.comparison import Setup
 from coppice.lab.bench.counters import Counters, read_counters
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress, quotient
 from coppice.lab.bench.harness.plots import Panel, lines, stacked
-from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path, unequal
+from coppice.lab.bench.harness.report import Report, Row, Shown, document, unequal
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.load import figures as load_figures
 from coppice.lab.bench.load import suite as load_suite
@@ -39,7 +39,6 @@ from coppice.lab.bench.load.loads import (
     poisson_arrivals,
 )
 from coppice.lab.bench.load.suite import References, counts, lag_ms, percentiles
-from coppice.lab.bench.prompts import Prompt, encoded_prompts
 
 RATIO_NOTE = (
     "p99.xF: latency per token (request latency from the intended arrival / output tokens) of accepted requests at F "
@@ -120,39 +119,20 @@ CALM_WINDOWS = 2
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan:
-    """What is measured: `num_runs` times the calm load, then each of `factors` times saturation for `duration_s`.
+    """What is measured in each run: the calm load, then each of `factors` times saturation for `duration_s`.
 
-    After each overload the calm load goes on for `recovery_s`. Outputs have lognormal lengths within the bounds.
+    After each overload the calm load goes on for `recovery_s`.
     """
 
     factors: tuple[float, ...] = (1.0, 2.0, 4.0)
-    num_runs: int = 2
     duration_s: float = 20.0
     recovery_s: float = 10.0
     # Requests at once that find out what saturates the server.
     concurrency: int = 32
     visitors: Visitors = field(default_factory=Visitors)
+    # Outputs have lognormal lengths from here to the setup's most.
     min_tokens: int = 16
-    max_tokens: int = 128
-    seed: int = 0
     targets: Targets = field(default_factory=Targets)
-
-    def workload(self, target: Path, prompts: Sequence[Prompt], max_context_tokens: int) -> Workload:
-        """Requests that fit the context: each prompt is the end of one that was given.
-
-        Raises:
-            BenchmarkError: outputs leave no room for a prompt.
-        """
-        if self.max_tokens + MIN_PROMPT_TOKENS > max_context_tokens:
-            raise BenchmarkError(
-                f"--output-tokens {self.max_tokens} leaves no room for a prompt in a context of {max_context_tokens}"
-            )
-        fitting, _ = encoded_prompts(target, prompts, self.max_tokens, max_context_tokens)
-        longest = max(map(len, fitting))
-        rng = random.Random(self.seed)
-        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
-        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
-        return Workload(cut, self.min_tokens, self.max_tokens, 0.0, self.seed, lognormal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,10 +347,8 @@ def by_load(samples: Samples[OverloadSample]) -> list[Samples[OverloadSample]]:
 class OverloadSuite:
     """One overload benchmark of a target served at an address, by an orchestrator with such bounds."""
 
-    target: Path
-    prompts: tuple[Prompt, ...]
+    setup: Setup
     plan: OverloadPlan
-    threads: int = 0
     max_token_ms: float = 0.0
     max_queue_wait_s: float = 0.0
     # What one request alone took on this machine, where that gave the bound.
@@ -385,7 +363,7 @@ class OverloadSuite:
             BenchmarkError: the server failed, or no request ended.
         """
         async with Client(address) as client:
-            workload = await self._workload(client)
+            workload, _ = await self._workload(client)
             window, duration_s = Window(client, POLICY), self.plan.duration_s / 2
             span = await ClosedLoad(1, duration_s).drive(window, workload, 0)
         # The first was the warm-up.
@@ -402,15 +380,15 @@ class OverloadSuite:
         Raises:
             BenchmarkError: the server failed.
         """
-        machine, plan, taken = describe_machine(), self.plan, []
+        machine, plan, num_runs, taken = describe_machine(), self.plan, self.setup.plan.num_runs, []
         # The generator must not be late because it looks for garbage.
         with frozen_heap():
             async with Client(address) as client:
-                workload = await self._workload(client)
+                workload, num_cut = await self._workload(client)
                 references = await load_suite.reference_outputs(client, workload, load_suite.policies(1)[0])
                 rate_per_s = await self._saturating_rate(client, workload)
-                with progress("overload", plan.num_runs * (1 + len(plan.factors))) as advance:
-                    for run in range(plan.num_runs):
+                with progress("overload", num_runs * (1 + len(plan.factors))) as advance:
+                    for run in range(num_runs):
                         for factor in (CALM, *plan.factors):
                             taken.append(await self._measured(client, workload, rate_per_s, factor, run))
                             advance()
@@ -419,7 +397,7 @@ class OverloadSuite:
         return document(
             "overload",
             machine,
-            self._settings(workload, rate_per_s),
+            self._settings(workload, num_cut, rate_per_s),
             rows,
             overload_ratios(samples, plan.targets),
             RATIO_NOTE,
@@ -429,8 +407,19 @@ class OverloadSuite:
             course=_course(samples),
         )
 
-    async def _workload(self, client: Client) -> Workload:
-        return self.plan.workload(self.target, self.prompts, (await model_info(client)).max_context_tokens)
+    async def _workload(self, client: Client) -> tuple[Workload, int]:
+        """Requests that fit the context, each prompt the end of a given one, and how many were too long for it."""
+        context, common = (await model_info(client)).max_context_tokens, self.setup.plan
+        if common.max_tokens + MIN_PROMPT_TOKENS > context:
+            raise BenchmarkError(
+                f"--output-tokens {common.max_tokens} leaves no room for a prompt in a context of {context}"
+            )
+        fitting, num_cut = self.setup.encoded(context)
+        longest = max(map(len, fitting))
+        rng = random.Random(common.seed)
+        lengths = [lognormal_length(rng, min(MIN_PROMPT_TOKENS, longest), longest) for _ in fitting]
+        cut = tuple(tuple(ids[-length:]) for ids, length in zip(fitting, lengths, strict=True))
+        return Workload(cut, self.plan.min_tokens, common.max_tokens, 0.0, common.seed, lognormal=True), num_cut
 
     async def _saturating_rate(self, client: Client, workload: Workload) -> float:
         """Requests per second that the server does with so many at once."""
@@ -456,12 +445,11 @@ class OverloadSuite:
         load_suite.require_completed(window.answers(), f"x{factor:g}")
         return OverloadSample(factor, run, end_s, window.answers(), tuple(crowds))
 
-    def _settings(self, workload: Workload, rate_per_s: float) -> Row:
+    def _settings(self, workload: Workload, num_cut: int, rate_per_s: float) -> Row:
         plan = self.plan
         return {
-            "target": shown_path(self.target),
-            "threads": self.threads,
-            **{name: getattr(plan, name) for name in ("num_runs", "duration_s", "recovery_s", "concurrency", "seed")},
+            **self.setup.settings(workload.prompts, num_cut),
+            **{name: getattr(plan, name) for name in ("duration_s", "recovery_s", "concurrency")},
             "factors": list(plan.factors),
             "share_leaving": plan.visitors.leaving,
             "share_slow": plan.visitors.slow,
@@ -471,7 +459,7 @@ class OverloadSuite:
             "saturation_requests_per_s": round(rate_per_s, 3),
             "ttft_target_ms": 1000 * plan.targets.ttft_s,
             "tpot_target_ms": 1000 * plan.targets.tpot_s,
-            "output_tokens": [plan.min_tokens, plan.max_tokens],
+            "output_tokens": [plan.min_tokens, workload.max_tokens],
             "mean_output_tokens": round(workload.mean_tokens, 1),
             "prompt_tokens": [len(prompt) for prompt in workload.prompts],
         }
