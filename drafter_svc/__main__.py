@@ -7,7 +7,7 @@ import os
 import sys
 
 from coppice.core.errors import CoppiceError
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.net import rpc
 from coppice.net.certificates import read_certificates
 from coppice.obs.logs import configure_logging

@@ -28,7 +28,7 @@ ALONE = ("e2e", "gpu")
 MARKED = (*ALONE, "faults", "attacks")
 # Begun last, one of these files would run on by itself. The first two compile what the others find compiled.
 LONG = (
-    "unit/drafter_svc/kernels/test_compiled_search.py",
+    "unit/drafter_svc/kernels/cpu/test_tree_search.py",
     "unit/verifier_svc/test_tree_passes.py",
     "integration/test_tensor_parallel.py",
     "integration/test_topology_commands.py",

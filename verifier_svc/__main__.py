@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.net.certificates import Certificates, read_certificates
 from coppice.obs.logs import configure_logging
 from verifier_svc.config import CONFIGURATION_ERROR, VerifierConfig

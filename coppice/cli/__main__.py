@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coppice.cli import bench, chat, conformance, demo, export, generate, models, simulate, token, train, up
-from coppice.kernels.huge_pages import start_with_huge_pages
+from coppice.kernels.cpu.huge_pages import start_with_huge_pages
 from coppice.version import VERSION
 
 app = typer.Typer(help="Disaggregated speculative decoding over gRPC, lossless.", no_args_is_help=True)

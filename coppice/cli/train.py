@@ -12,7 +12,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.core.errors import CoppiceError
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 
 app = typer.Typer(
     help="Train the tokenizer, the target, a drafter or an early head: seeded and resumable.", no_args_is_help=True

@@ -7,7 +7,7 @@ import os
 import sys
 
 from coppice.core.errors import CoppiceError, IncompatibleError
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.net.rpc import first_of, run, stop_signal
 from coppice.obs.logs import configure_logging
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 try:
-    from coppice.core.compiled_noise import noise_words
+    from coppice.kernels.cpu.noise_words import noise_words
 except ImportError:
 
     def noise_words(
@@ -84,7 +84,7 @@ def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt
 def library_noise_words(
     seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
 ) -> npt.NDArray[np.uint32]:
-    """What `compiled_noise.noise_words` computes, in calls of numpy."""
+    """What `kernels.cpu.noise_words` computes, in calls of numpy."""
     positions = first_position + np.arange(num_positions, dtype=np.uint64)[:, None]
     shape = (num_positions, groups)
     counter = (

@@ -1,4 +1,4 @@
-"""Loops compiled for CPUs, and how memory and threads are set up for them.
+"""Loops and products of our own, a folder per platform.
 
-Shared by the verifier and the drafters. Whoever serves on GPUs never needs it.
+`cpu` is used by the services and by `coppice.core` and `coppice.search`; readers who serve on GPUs never need it.
 """

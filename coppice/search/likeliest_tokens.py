@@ -10,7 +10,7 @@ from coppice.search.tree_limits import Children
 FloatArray = npt.NDArray[np.float32]
 
 try:
-    from coppice.kernels.top_scores import top_scores
+    from coppice.kernels.cpu.top_scores import top_scores
 except ImportError:
 
     def top_scores(

@@ -8,11 +8,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.half_tables import HalfArray, floats, halves
+from coppice.kernels.cpu.half_tables import HalfArray, floats, halves
 from coppice.search.likeliest_tokens import FloatArray
 
 try:
-    from coppice.kernels.half_products import scores_behind
+    from coppice.kernels.cpu.half_products import scores_behind
 except ImportError:
 
     def scores_behind(

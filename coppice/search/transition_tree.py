@@ -15,7 +15,7 @@ from coppice.search.tree_limits import Children, TreeLimits
 
 CAN_COMPILE = True
 try:
-    from coppice.search.compiled_search import Bounds, Tables, search, search_behind_token
+    from coppice.kernels.cpu.transition_search import Bounds, Tables, search, search_behind_token
 except ImportError:
     CAN_COMPILE = False
 

@@ -1,4 +1,4 @@
-"""Kernels for drafts on CPUs: few rows, int8, a whole search in one call.
+"""Kernels for drafts; `base` is the interface of a whole search in one call, a folder per platform.
 
-For `drafter_svc.drafters`.
+For `drafter_svc.model` and `drafter_svc.drafters`.
 """

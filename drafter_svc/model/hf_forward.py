@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from coppice.checkpoints.hf_cache import cache_argument
-from drafter_svc.kernels.whole_search import WholeSearch
+from drafter_svc.kernels.base import WholeSearch
 from drafter_svc.model.prefix_blocks import KvBlock
 from drafter_svc.model.tree_cache import FloatArray, Rows
 

@@ -3,7 +3,7 @@
 For small models most of transformers' time per step is overhead. Here query, key and value share one matrix, as do
 gate and up; the cache is preallocated, and query heads that share a key head are folded into its rows. What is left
 of the overhead is still most of a draft's time on a CPU, so that passes of up to a piece of a prompt go through
-`few_rows` there.
+`kernels/cpu/llama_pass.py` there.
 
 Axes: R new rows, S cached rows, H query heads, K key heads, G = H / K, D head size, L layers, C capacity.
 """
@@ -23,14 +23,14 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from drafter_svc.kernels.packed_linear import Linear, make_linear
-from drafter_svc.kernels.whole_search import Found, WholeSearch
+from coppice.kernels.cpu.packed_linear import Product, make_linear
+from drafter_svc.kernels.base import Found, WholeSearch
 from drafter_svc.model.hf_forward import max_positions, to_numpy
 from drafter_svc.model.prefix_blocks import KvBlock
 from drafter_svc.model.tree_cache import FloatArray, Rows
 
 if TYPE_CHECKING:
-    from drafter_svc.kernels.compiled_search import CompiledLlama
+    from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 
 # How a pass over few rows is computed: by torch; compiled, with weights of 8 bits; with the matrices' inputs rounded to
 # 8 bits as well.
@@ -46,11 +46,11 @@ CAPACITY_STEP = 256
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Linear
-    output: Linear
+    qkv: Product
+    output: Product
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def compiled_ways() -> list[FewRowsWay]:
     Raises:
         ImportError: there is no compiler.
     """
-    from drafter_svc.kernels.int8_inputs import is_available
+    from drafter_svc.kernels.cpu.int8_inputs import is_available
 
     return ["w8a8", "w8"] if is_available() else ["w8"]
 
@@ -265,7 +265,7 @@ class LlamaForward:
 
 def _compile_few_rows(model: LlamaForCausalLM, cos: Tensor, signed_sin: Tensor, *, round_inputs: bool) -> CompiledLlama:
     # Here, so that everything else works where Numba is not installed.
-    from drafter_svc.kernels.compiled_search import CompiledLlama
+    from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 
     tables = cos[:, 0].contiguous().numpy(), signed_sin[:, 0].contiguous().numpy()
     return CompiledLlama(model, *tables, round_inputs=round_inputs)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coppice.core.tree import ROOT
 from coppice.search.tree_limits import Children
-from drafter_svc.kernels.whole_search import Found, WholeSearch
+from drafter_svc.kernels.base import Found, WholeSearch
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, KvBlock, PrefixKey
 
 FloatArray = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from drafter_svc.kernels.whole_search import Found, WholeSearch
+from drafter_svc.kernels.base import Found, WholeSearch
 from drafter_svc.model.prefix_blocks import KvBlock
 from drafter_svc.model.tree_cache import FloatArray, Forward, Rows
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 from coppice.lab.bench.environment import describe_machine, describe_run
 
 MINUTE_S = 60.0

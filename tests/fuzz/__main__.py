@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 
 TINY_VOCAB, TINY_CONTEXT = 97, 420
 # Tiny checkpoints: their contexts, and rope parameters. Prompts and outputs of the fuzz lie around the length at which

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 SCRIPT = """
 import os
-from coppice.search.compiled_search import search_behind_token
+from coppice.kernels.cpu.transition_search import search_behind_token
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from tests.unit.verifier_svc.engine_harness import Harness
 from verifier_svc.extras.redraft.low_rank_products import add_low_rank, put_inputs

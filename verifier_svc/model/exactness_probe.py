@@ -1,7 +1,7 @@
 """The load-time probe of strict mode: are a row's logits the same bits alone and in company, on this machine?
 
-Attention is exact by construction (exact_math.py) or in double precision, but matrix products are a library's, and
-which of its kernels runs depends on the processor. So the promise is tried before it is made.
+Attention is exact by construction (kernels/cpu/attention.py) or in double precision, but matrix products are a
+library's, and which of its kernels runs depends on the processor. So the promise is tried before it is made.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from verifier_svc.extras.redraft.space_adapter import Transition, load_adapter
 from verifier_svc.kernels.base import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.context_limit import context_that_fits
@@ -63,7 +63,7 @@ _MET_ROWS = 256
 _MEETING_LIMIT_S = 5.0
 # Rows for all of the probe's passes.
 _PROBE_BUCKET = 128
-# Rows of a pass that take about as long as one does, see packed_linear.py and pass_shares.py.
+# Rows of a pass that take about as long as one does, see packed_layers.py and pass_shares.py.
 _FREE_ROWS = {"cpu": 16, "cuda": 64}
 # What a row adds to a small pass where that takes too long to be measured: on one of our CPUs, and for GPUs that times
 # the share of their free rows.

@@ -1,7 +1,7 @@
 """Of how many rows strict mode's passes are multiples: as few as this machine's matrix kernels allow.
 
 What fills a pass up is computed and thrown away. Kernels for a handful of rows differ from those for many, whence
-`ROW_MULTIPLE`; but packed products (packed_linear.py) give a row the same bits from two rows on wherever we have
+`ROW_MULTIPLE`; but packed products (packed_layers.py) give a row the same bits from two rows on wherever we have
 looked, and those from panels (few_row_products.py) from one row on. That is tried before it is relied upon.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from verifier_svc.engine.pass_plan import padded_sizes
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear, one_of_each_shape
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear, one_of_each_shape
 from verifier_svc.model.exactness_probe import rows_stand_alone
 from verifier_svc.model.target_model import TargetModel
 

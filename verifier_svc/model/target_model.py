@@ -23,7 +23,7 @@ from verifier_svc.extras.redraft.mask_rows import MaskRows
 from verifier_svc.extras.redraft.redraft import RedraftSettings
 from verifier_svc.extras.redraft.space_adapter import SpaceAdapter
 from verifier_svc.kernels.base import AttentionKernel
-from verifier_svc.kernels.cpu.packed_linear import prepare_rows
+from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.parallel.tensor_attention import TensorKernel
 from verifier_svc.model.pass_graphs import Outputs, PassGraphs

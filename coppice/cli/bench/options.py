@@ -11,7 +11,7 @@ import typer
 
 from coppice.checkpoints.bundled import MODELS
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 
 if TYPE_CHECKING:
     from coppice.lab.bench.comparison import Plan, Setup

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
 from drafter_svc.drafters.features.heads import FeatureHeads, FloatArray
-from drafter_svc.kernels.int8_weights import quantise
+from drafter_svc.kernels.cpu.int8_weights import quantise
 from drafter_svc.model.checkpoint import CALIBRATION_FILE
 from drafter_svc.model.layers_checkpoint import LAYERS_FILE
 

@@ -16,13 +16,13 @@ import torch
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.kernels.cpu.packed_linear import ROW_STEP
 from coppice.search.tree_builder import Frontier, build_tree
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import AheadDraft, DrafterInfo
 from drafter_svc.drafters.small_lm.sampled_lm import SampledLmSequence
-from drafter_svc.kernels.packed_linear import ROW_STEP
-from drafter_svc.kernels.whole_search import WholeSearch
+from drafter_svc.kernels.base import WholeSearch
 from drafter_svc.model.checkpoint import (
     Calibration,
     choose_device,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from drafter_svc.kernels import packed_linear
+from coppice.kernels.cpu import packed_linear
 from drafter_svc.model import checkpoint, llama_forward
 from drafter_svc.model.hf_forward import CachedForward, PlainForward
 from drafter_svc.model.llama_forward import LlamaForward, is_supported
@@ -161,6 +161,6 @@ def test_packed_weights_multiply_like_plain_ones(shape: tuple[int, int], rows: i
 
 
 def test_weights_stay_plain_where_packing_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_pack", lambda weight: None)
+    monkeypatch.setattr(packed_linear, "packed_product", lambda weight: None)
     weight, inputs = torch.randn(8, 4), torch.randn(3, 4)
     assert torch.allclose(packed_linear.make_linear(weight)(inputs), inputs @ weight.T, atol=1e-5)

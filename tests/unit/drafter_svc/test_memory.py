@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drafter_svc.kernels.packed_linear import ROW_STEP, make_linear
+from coppice.kernels.cpu.packed_linear import ROW_STEP, make_linear
 from tests.allocations import allocated_mib
 
 MAX_MIB = 1.0

@@ -22,7 +22,7 @@ from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.oracles import plain_logits
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_info
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.verify.token_choice import TokenChooser
 

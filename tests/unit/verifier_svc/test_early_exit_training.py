@@ -19,7 +19,7 @@ from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES
 from verifier_svc.extras.pruning.early_head import EarlyHead, load_head, save_head
 from verifier_svc.extras.pruning.probe import check_pruning
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.output_layer import output_layer
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.training import early_exit

@@ -25,7 +25,7 @@ from verifier_svc.engine.scheduler import SchedulerLimits, SequenceKey
 from verifier_svc.engine.sequence import Draft, SequenceSpec
 from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import ErrorEvent, OutcomeEvent
 from verifier_svc.verify.output_end import FinishReason, SequenceFinish

@@ -23,7 +23,7 @@ from verifier_svc.engine.pass_plan import SequenceRows, plan_pass, visibility
 from verifier_svc.extras.redraft.mask_groups import MaskGroup
 from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, load_adapter, save_adapter
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.exactness_probe import masks_leave_rows_alone
 from verifier_svc.model.pass_graphs import PassGraphs
 from verifier_svc.model.target_model import TargetModel

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tests.allocations import allocated_mib
 from tests.unit.verifier_svc.tiny_engine import tiny_engine
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, padded_size, padded_sizes
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear, packed_layers
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear, pack_linears, packed_layers
 
 MAX_MIB = 1.0
 SIZES = padded_sizes(256, ROW_MULTIPLE)
@@ -19,7 +19,10 @@ SIZES = padded_sizes(256, ROW_MULTIPLE)
 
 def test_a_pass_with_as_many_rows_as_an_earlier_one_leaves_nothing() -> None:
     """Machine code is kept for every size, once: memory grows with the sizes that passes have had, not with passes."""
-    linear = PackedLinear(nn.Linear(64, 32))
+    model = nn.Sequential(nn.Linear(64, 32))
+    pack_linears(model)
+    linear = model[0]
+    assert isinstance(linear, PackedLinear)
     with torch.inference_mode():
         for count in SIZES:
             linear(torch.zeros(count, 64))

@@ -19,7 +19,7 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey, SequenceSpec
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.stream.events import Event, OutcomeEvent
 

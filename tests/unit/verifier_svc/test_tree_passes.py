@@ -17,7 +17,7 @@ from verifier_svc.engine.kv_cache import KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, visibility
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.target_model import TargetModel
 

@@ -14,7 +14,7 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
-from verifier_svc.kernels.cpu.packed_linear import pack_linears, packed_layers
+from verifier_svc.kernels.cpu.packed_layers import pack_linears, packed_layers
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 
 VOCAB = 97

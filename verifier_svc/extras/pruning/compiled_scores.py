@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
+from coppice.kernels.cpu.compiler import compiled
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.half_products import add_multiples, number
-from coppice.kernels.half_tables import FloatArray, HalfArray
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.half_products import add_multiples, number
+from coppice.kernels.cpu.half_tables import FloatArray, HalfArray
 
 IntArray = npt.NDArray[np.int64]
 

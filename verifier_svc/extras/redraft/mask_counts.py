@@ -6,15 +6,21 @@ Every round chooses. The root's place is behind those of all nodes.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 try:
-    from coppice.kernels.compiler import compiled_exactly
+    from coppice.kernels.cpu.compiler import compiled_exactly
 except ImportError:
-    from coppice.kernels.uncompiled import uncompiled as compiled_exactly
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+    def compiled_exactly(function: Function) -> Function:
+        """The function as it is, slower: there is no compiler."""
+        return function
+
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
-from coppice.kernels.half_tables import halves
+from coppice.kernels.cpu.half_tables import halves
 from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

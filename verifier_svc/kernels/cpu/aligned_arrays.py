@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled_exactly
+from coppice.kernels.cpu.compiler import compiled_exactly
 
 FloatArray = npt.NDArray[np.float32]
 

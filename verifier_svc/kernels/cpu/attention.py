@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from coppice.core.tree import ROOT
-from coppice.kernels.compiler import compiled_exactly
+from coppice.kernels.cpu.compiler import compiled_exactly
+from coppice.kernels.cpu.exponentials import exact_exponentials
+from coppice.kernels.cpu.lane_sums import LANES, lane_max, lane_sum
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, IntArray
 from verifier_svc.engine.pass_plan import PassPlan, Segment
 from verifier_svc.kernels.base import AttentionRule, KernelLimitError
 from verifier_svc.kernels.cpu.aligned_arrays import aligned_rows, aligned_zeros
-from verifier_svc.kernels.cpu.exact_math import LANES, exponentials, lane_max, lane_sum
 from verifier_svc.kernels.cpu.exact_products import Products, add_products
 
 FloatArray = npt.NDArray[np.float32]
@@ -356,6 +357,6 @@ def weigh(rows: RaggedRows, context: int, row: int, begin: int, window: int, sco
     end = end_of_lanes(place)
     scores[begin:lowest] = -np.inf
     scores[place:end] = -np.inf
-    exponentials(scores[begin:end], lane_max(scores[begin:end]))
+    exact_exponentials(scores[begin:end], lane_max(scores[begin:end]))
     scores[begin:lowest] = 0
     scores[place:end] = 0

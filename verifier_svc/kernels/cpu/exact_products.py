@@ -15,8 +15,8 @@ import numpy.typing as npt
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.kernels.compiler import compiled_exactly
-from verifier_svc.kernels.cpu.vector_code import (
+from coppice.kernels.cpu.compiler import compiled_exactly
+from coppice.kernels.cpu.vector_code import (
     BYTES,
     FLOAT,
     INT,

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coppice.kernels.half_tables import halves
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear, Product, layers_by_shape
+from coppice.kernels.cpu.half_tables import halves
+from coppice.kernels.cpu.packed_linear import Product
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear, layers_by_shape
 
 LastFaster: TypeAlias = Callable[[Mapping[PackedLinear, Product], Callable[[int], None]], int]
 
@@ -46,7 +47,7 @@ def prefer_panels(
     last_faster = last_faster or _last_faster
     try:
         # Here, so that everything else works where Numba is not installed.
-        from verifier_svc.kernels.cpu.vector_code import HAS_FUSED
+        from coppice.kernels.cpu.vector_code import HAS_FUSED
     except ImportError as error:
         logger.warning("products of a few rows are oneDNN's, and slower: %s", error)
         return 0

@@ -22,10 +22,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.kernels.compiler import compiled_exactly
-from coppice.kernels.half_tables import FloatArray, HalfArray
-from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
-from verifier_svc.kernels.cpu.vector_code import (
+from coppice.kernels.cpu.compiler import compiled_exactly
+from coppice.kernels.cpu.half_tables import FloatArray, HalfArray
+from coppice.kernels.cpu.vector_code import (
     BYTES,
     FLOAT,
     HAS_WIDE_REGISTERS,
@@ -39,6 +38,7 @@ from verifier_svc.kernels.cpu.vector_code import (
     unaligned,
     with_product,
 )
+from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
 
 WordArray = npt.NDArray[np.uint32]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 from verifier_svc.__main__ import read_settings
 
 

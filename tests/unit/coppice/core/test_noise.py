@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.core.compiled_noise import noise_words
 from coppice.core.noise import BLOCK, NoiseStream, gumbel, library_noise_words, philox4x32
+from coppice.kernels.cpu.noise_words import noise_words
 
 ALL_ONES = 0xFFFFFFFF
 SEEDS = st.integers(0, 2**64 - 1)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from coppice.kernels.half_products import scores_behind
-from coppice.kernels.half_tables import floats, halves
+from coppice.kernels.cpu.half_products import scores_behind
+from coppice.kernels.cpu.half_tables import floats, halves
 from coppice.search.transition_scores import TransitionScores
 
 F = np.float32
@@ -74,7 +74,7 @@ import sys
 sys.modules["numba"] = None
 import numpy as np
 from coppice.search.transition_scores import TransitionScores
-assert "coppice.kernels.half_products" not in sys.modules
+assert "coppice.kernels.cpu.half_products" not in sys.modules
 rng = lambda seed, *shape: np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 known = TransitionScores(rng(2, 61, 5), rng(3, 61, 5))
 said = known.behind([7, 60, 0, 7], rng(1, 3, 61), [2, 0, 0, 1], np.array([0.5, 1.0, 2.0], np.float32))

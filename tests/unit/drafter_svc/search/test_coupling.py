@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
-from coppice.kernels.top_scores import top_scores
+from coppice.kernels.cpu.top_scores import top_scores
 from coppice.search.likeliest_tokens import library_top_scores, top_children
 from drafter_svc.search.coupling import ChildChoice, Coupling, FloatArray
 
@@ -179,7 +179,7 @@ import sys
 
 import numpy as np
 from coppice.search import likeliest_tokens
-assert "coppice.kernels.top_scores" not in sys.modules
+assert "coppice.kernels.cpu.top_scores" not in sys.modules
 scores = np.random.default_rng(5).normal(0, 5, (2, 300)).astype(np.float32)
 print(json.dumps(likeliest_tokens.top_children(scores, np.float32(0.7), 6)))
 """

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.cpu_threads import WIDE_PASS_ROWS, CpuThreads
 from verifier_svc.model.target_model import TargetModel
 

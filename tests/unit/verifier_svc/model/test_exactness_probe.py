@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from verifier_svc.kernels.cpu.attention import CompiledKernel
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model import loading
 from verifier_svc.model.exactness_probe import rows_stand_alone
 from verifier_svc.model.target_model import TargetModel

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coppice.checkpoints.bundled import MODELS
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.made_for import FILE, is_made_for, weights_digest, write_target
 
 NewModel = Callable[[str], PreTrainedModel]

@@ -47,7 +47,7 @@ from verifier_svc.engine.pass_plan import LONG_OFFSET, SequenceRows, moved
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import Draft, SequenceSpec
 from verifier_svc.engine.sequence import Sequence as RunningSequence
-from verifier_svc.kernels.cpu.packed_linear import pack_linears
+from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model import target_model
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.exactness_probe import rows_stand_alone

@@ -13,7 +13,7 @@ from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.tiny_engine import tiny_target, tiny_target_with_panels
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, SequenceRows, padded_size
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 from verifier_svc.model.exactness_probe import rows_stand_alone
 from verifier_svc.model.row_multiple import packs_all_products, refine_row_multiple
 from verifier_svc.model.target_model import TargetModel

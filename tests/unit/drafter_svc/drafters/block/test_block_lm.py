@@ -13,7 +13,7 @@ from coppice.core.denoising import LEFT_TO_DRAFTER, Denoising
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
-from coppice.kernels.half_tables import floats, halves
+from coppice.kernels.cpu.half_tables import floats, halves
 from coppice.search.marginal_tree import marginal_tree
 from coppice.search.transition_scores import TransitionScores
 from coppice.search.tree_builder import Frontier, build_tree

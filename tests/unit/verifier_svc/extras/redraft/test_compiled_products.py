@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coppice.kernels.half_tables import floats, halves
+from coppice.kernels.cpu.half_tables import floats, halves
 from verifier_svc.extras.redraft.low_rank_products import add_low_rank
 
 F = np.float32

@@ -127,7 +127,7 @@ import sys
 sys.modules["numba"] = None
 from tests.unit.verifier_svc.extras.redraft.test_mask_groups import ROOT, SHAPE, chosen, tree
 groups = chosen(tree((ROOT, 0.9), (0, 0.9), (1, 0.1)), SHAPE, 99, 99, 0.9)
-print("coppice.kernels.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
+print("coppice.kernels.cpu.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert output == "False [(1, 3), (-1, 2)]\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coppice.kernels.cpu.vector_code import HAS_FUSED
 from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.kernels.cpu.exact_products import Products, add_products
-from verifier_svc.kernels.cpu.vector_code import HAS_FUSED
 
 F = np.float32
 

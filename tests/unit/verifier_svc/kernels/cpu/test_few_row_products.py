@@ -15,7 +15,7 @@ from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.kernels.cpu import few_row_products
 from verifier_svc.kernels.cpu.few_row_products import PanelProduct, holds_exactly, prefer_panels
-from verifier_svc.kernels.cpu.packed_linear import PackedLinear, one_of_each_shape
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear, one_of_each_shape, pack_linears
 from verifier_svc.model.exactness_probe import rows_stand_alone
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -27,11 +27,18 @@ def without_gradients() -> object:
         yield
 
 
-def layer(inputs: int = 96, outputs: int = 80, *, biased: bool = False) -> PackedLinear:
+def layer(inputs: int = 96, outputs: int = 80, *, biased: bool = False, chain: int = 0) -> PackedLinear:
+    """`chain`: a library stands in for this machine's whose chains are so long."""
     torch.manual_seed(inputs)
     linear = nn.Linear(inputs, outputs, bias=biased).requires_grad_(False)
     linear.weight.copy_(linear.weight.bfloat16())
-    return PackedLinear(linear)
+    model = nn.Sequential(linear)
+    assert pack_linears(model) == 1
+    packed = model[0]
+    assert isinstance(packed, PackedLinear)
+    if chain:
+        packed.product = lambda values: PanelProduct(packed, chain)(values)
+    return packed
 
 
 def always(limit: int) -> Callable[..., int]:
@@ -40,11 +47,6 @@ def always(limit: int) -> Callable[..., int]:
 
 def rows(count: int, inputs: int = 96) -> Tensor:
     return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
-
-
-def multiplied_in_chains(of: int) -> Callable[[PackedLinear, Tensor], Tensor]:
-    """What stands for a library whose chains are so long."""
-    return lambda layer, values: PanelProduct(layer, of)(values)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -59,22 +61,19 @@ def test_bits_are_those_of_this_machine_s_library_or_it_is_left_alone(inputs: in
 
 
 @pytest.mark.parametrize("chain", [2100, 1024, 512])
-def test_the_library_s_chains_are_found(chain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(chain))
-    one = layer(2100)
+def test_the_library_s_chains_are_found(chain: int) -> None:
+    one = layer(2100, chain=chain)
     assert prefer_panels(nn.Sequential(one), lambda _: None, always(32)) == 1
     assert one._few_rows.chain == chain
 
 
 @pytest.mark.parametrize("chain", [300, 1])
-def test_a_library_with_another_order_is_left_alone(chain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(chain))
-    assert prefer_panels(nn.Sequential(layer(2100)), lambda _: None, always(32)) == 0
+def test_a_library_with_another_order_is_left_alone(chain: int) -> None:
+    assert prefer_panels(nn.Sequential(layer(2100, chain=chain)), lambda _: None, always(32)) == 0
 
 
-def test_weights_that_have_more_bits_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(96))
-    exact, finer = layer(), layer()
+def test_weights_that_have_more_bits_are_left_alone() -> None:
+    exact, finer = layer(chain=96), layer(chain=96)
     finer.weight[79, 95] = 1 + 2.0**-10
     assert holds_exactly(exact.weight)
     assert not holds_exactly(finer.weight)
@@ -82,10 +81,9 @@ def test_weights_that_have_more_bits_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert finer._few_rows is None
 
 
-def test_layers_that_are_multiplied_in_other_ways_are_tried_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_multiplied_in_other_ways_are_tried_by_themselves() -> None:
     """Of one shape, with weights that bfloat16 holds and finer ones."""
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(96))
-    exact, finer, other = layer(), layer(), layer()
+    exact, finer, other = layer(chain=96), layer(chain=96), layer(chain=96)
     finer.weight[79, 95] = 1 + 2.0**-10
     model = nn.Sequential(exact, finer, other)
     assert one_of_each_shape(model) == [exact]
@@ -93,15 +91,15 @@ def test_layers_that_are_multiplied_in_other_ways_are_tried_by_themselves(monkey
     assert one_of_each_shape(model) == [exact, finer]
 
 
-def test_the_faster_one_is_taken_for_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_one_is_taken_for_so_many_rows() -> None:
     calls: list[int] = []
+    one = layer(chain=96)
 
-    def counted(layer: PackedLinear, values: Tensor) -> Tensor:
+    def counted(values: Tensor) -> Tensor:
         calls.append(len(values))
-        return PanelProduct(layer, 96)(values)
+        return PanelProduct(one, 96)(values)
 
-    monkeypatch.setattr(PackedLinear, "_packed_product", counted)
-    one = layer()
+    one.product = counted
     assert prefer_panels(nn.Sequential(one), lambda _: None, always(5)) == 1
     calls.clear()
     for count in range(1, 9):
@@ -131,16 +129,14 @@ def test_what_is_faster_is_measured(faster_up_to: int, limit: int, monkeypatch: 
     assert sizes == sorted(set(sizes)), "as many threads as a pass of that size has, each once"
 
 
-def test_nothing_changes_where_panels_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(96))
-    one = layer()
+def test_nothing_changes_where_panels_are_slower() -> None:
+    one = layer(chain=96)
     assert prefer_panels(nn.Sequential(one), lambda _: None, always(0)) == 0
     assert one._few_rows is None
 
 
-def test_what_follows_a_product_follows_it_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedLinear, "_packed_product", multiplied_in_chains(96))
-    one = layer()
+def test_what_follows_a_product_follows_it_still() -> None:
+    one = layer(chain=96)
     prefer_panels(nn.Sequential(one), lambda _: None, always(4))
     one.addition = lambda values, result: result.add_(values.sum())
     for count in (3, 9):

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from coppice.kernels.half_tables import floats, halves
+from coppice.kernels.cpu.half_tables import floats, halves
 from tests.unit.verifier_svc.oracles import multiply_add
 from verifier_svc.kernels.cpu.panel_products import PANEL, multiply, packed_panels
 

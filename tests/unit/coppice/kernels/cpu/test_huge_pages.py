@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coppice.kernels.huge_pages import SETTING, VARIABLE, start_with_huge_pages
+from coppice.kernels.cpu.huge_pages import SETTING, VARIABLE, start_with_huge_pages
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from coppice.kernels.huge_pages import start_with_huge_pages
+from coppice.kernels.cpu.huge_pages import start_with_huge_pages
 print("begins", os.getpid(), flush=True)
 start_with_huge_pages(mode_file=Path(sys.argv[1]))
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), sys.argv[2:])

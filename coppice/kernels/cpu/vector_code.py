@@ -1,4 +1,4 @@
-"""What compiled products share: vectors of single precision, and a multiply-add, fused where processors have that.
+"""What compiled products share: vectors, and a multiply-add in single precision, fused where processors have that.
 
 Fused, the product is added exactly and the sum is rounded once. Either way each operation is written down, and no
 compiler may take another one.
@@ -32,8 +32,8 @@ _FUSED = f"llvm.fma.v{LANES}f32"
 
 
 def in_every_lane(builder: Any, number: Any) -> Any:
-    """A vector of one number."""
-    unknown = ir.Constant(VECTOR, ir.Undefined)
+    """A vector of one number, of any type."""
+    unknown = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     return builder.shuffle_vector(builder.insert_element(unknown, number, WORD(0)), unknown, _FIRST_LANE)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from coppice.kernels.openmp import set_spin_count
+from coppice.kernels.cpu.openmp import set_spin_count
 
 
 def test_a_spin_count_that_is_set_is_kept() -> None:

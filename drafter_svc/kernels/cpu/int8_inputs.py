@@ -12,28 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import numba.core.cgutils
+import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from coppice.kernels.compiler import compiled
-from drafter_svc.kernels.int8_weights import Weights
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.vector_code import LANES, cgutils, in_every_lane
+from drafter_svc.kernels.cpu.int8_weights import Weights
 
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.int8]
 SumArray = npt.NDArray[np.int32]
 
 # Outputs of a block: sums of 32 bits in a register. Each is fed by four inputs at a time.
-_OUTPUTS = 16
+_OUTPUTS = LANES
 _INPUTS = 4
 _OFFSET = 128
 _LARGEST = np.float32(127)
 _SMALLEST_SCALE = np.float32(1e-30)
-# Numba's helpers for writing LLVM's terms, and its settings, have no types.
-cgutils: Any = numba.core.cgutils
+# Numba's settings have no types.
 config: Any = numba.config
 _INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
 
@@ -138,7 +138,8 @@ def _add_products(rows: int) -> Callable[[npt.NDArray[np.uint8], ByteArray, SumA
                 for row, total in enumerate(totals):
                     place = builder.add(builder.mul(steps, ir.Constant(index, row)), loop.index)
                     four = builder.load(builder.gep(all_inputs, [place]), align=1)
-                    builder.store(builder.call(function, [builder.load(total), weight, _spread(builder, four)]), total)
+                    added = builder.call(function, [builder.load(total), weight, in_every_lane(builder, four)])
+                    builder.store(added, total)
             for total, place in zip(totals, places, strict=True):
                 builder.store(builder.load(total), place, align=4)
             return context.get_dummy_value()
@@ -147,13 +148,6 @@ def _add_products(rows: int) -> Callable[[npt.NDArray[np.uint8], ByteArray, SumA
 
     # Outside compiled code the decorated function takes nothing.
     return cast(Any, add)  # type: ignore[no-any-return]
-
-
-def _spread(builder: Any, word: Any) -> Any:
-    """The same 32 bits in every place of a register."""
-    words = ir.VectorType(word.type, _OUTPUTS)
-    first = builder.insert_element(ir.Constant(words, ir.Undefined), word, ir.Constant(word.type, 0))
-    return builder.shuffle_vector(first, first, ir.Constant(words, [0] * _OUTPUTS))
 
 
 _add_1, _add_2, _add_4, _add_8 = _add_products(1), _add_products(2), _add_products(4), _add_products(8)

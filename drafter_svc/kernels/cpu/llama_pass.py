@@ -17,10 +17,11 @@ import numpy.typing as npt
 from numba.extending import overload
 from transformers import LlamaForCausalLM
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.exponentials import exponentials
-from drafter_svc.kernels.int8_inputs import arrange, multiply_bytes
-from drafter_svc.kernels.int8_weights import Weights, multiply_floats, quantise
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.exponentials import exponentials
+from coppice.kernels.cpu.norms import rms_norm
+from drafter_svc.kernels.cpu.int8_inputs import arrange, multiply_bytes
+from drafter_svc.kernels.cpu.int8_weights import Weights, multiply_floats, quantise
 from drafter_svc.model.tree_cache import Rows
 
 FloatArray = npt.NDArray[np.float32]
@@ -195,19 +196,6 @@ def run_rows(
     logits = np.empty((num_logits, len(weights.head.scales)), np.float32)
     multiply(final, weights.head.values, weights.head.scales, logits)
     return logits
-
-
-@compiled
-def rms_norm(inputs: FloatArray, weight: FloatArray, eps: float, results: FloatArray) -> None:
-    """`results` = `inputs` [R, h] over their root mean square, times `weight` [h]."""
-    rows, width = inputs.shape
-    for row in range(rows):
-        total = np.float32(0)
-        for column in range(width):
-            total += inputs[row, column] * inputs[row, column]
-        factor = np.float32(1 / np.sqrt(total / width + eps))
-        for column in range(width):
-            results[row, column] = inputs[row, column] * factor * weight[column]
 
 
 @compiled

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from drafter_svc.kernels import few_rows
-from drafter_svc.kernels.few_rows import FewRowsPass, exponentials
-from drafter_svc.kernels.int8_weights import quantise
+from drafter_svc.kernels.cpu import llama_pass
+from drafter_svc.kernels.cpu.int8_weights import quantise
+from drafter_svc.kernels.cpu.llama_pass import FewRowsPass
 from drafter_svc.model import checkpoint
 from drafter_svc.model.hf_forward import PlainForward
 from drafter_svc.model.llama_forward import MOST_ROWS, LlamaForward
@@ -48,7 +48,7 @@ def test_few_rows_are_compiled_and_many_are_not(monkeypatch: pytest.MonkeyPatch)
     counts: list[int] = []
     run = FewRowsPass.run
 
-    def counted(self: FewRowsPass, kv: np.ndarray, length: int, rows: few_rows.Rows) -> np.ndarray:
+    def counted(self: FewRowsPass, kv: np.ndarray, length: int, rows: llama_pass.Rows) -> np.ndarray:
         counts.append(len(rows.token_ids))
         return run(self, kv, length, rows)
 
@@ -61,16 +61,6 @@ def test_few_rows_are_compiled_and_many_are_not(monkeypatch: pytest.MonkeyPatch)
         assert max(counts[1:]) < most
 
 
-def test_exponentials_are_right_to_six_digits() -> None:
-    values = np.linspace(-86, 88, 20_001, dtype=np.float32)
-    results = values.copy()
-    exponentials(results)
-    assert np.allclose(results, np.exp(values.astype(np.float64)), rtol=1e-6)
-    hidden = np.array([-np.inf, -1e30], np.float32)
-    exponentials(hidden)
-    assert (hidden < 1e-37).all()
-
-
 def test_a_drafter_gets_the_compiled_pass(llama: LlamaForCausalLM, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert isinstance(checkpoint.choose_forward(llama), LlamaForward)
@@ -80,7 +70,8 @@ def test_a_drafter_gets_the_compiled_pass(llama: LlamaForCausalLM, caplog: pytes
 def test_without_numba_drafts_are_slower_but_there(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("drafter_svc.kernels.compiled_search", "drafter_svc.kernels.few_rows", "coppice.kernels.compiler"):
+    kernels = "drafter_svc.kernels.cpu"
+    for module in (f"{kernels}.tree_search", f"{kernels}.llama_pass", "coppice.kernels.cpu.compiler"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "numba", None)
     forward = checkpoint.choose_forward(llama)
@@ -92,7 +83,7 @@ def test_without_numba_drafts_are_slower_but_there(
 def test_a_compiled_pass_that_deviates_is_not_used(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(few_rows, "quantise", lambda weight: quantise(weight)._replace(scales=np.abs(weight).max(-1)))
+    monkeypatch.setattr(llama_pass, "quantise", lambda weight: quantise(weight)._replace(scales=np.abs(weight).max(-1)))
     forward = checkpoint.choose_forward(llama)
     assert "too much" in caplog.text or "off by" in caplog.text
     expected = run_random_rounds(PlainForward(llama), 0)

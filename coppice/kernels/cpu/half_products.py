@@ -14,8 +14,8 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.half_tables import FloatArray, HalfArray
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.half_tables import FloatArray, HalfArray
 
 IntArray = npt.NDArray[np.int64]
 

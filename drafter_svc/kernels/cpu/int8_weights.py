@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
+from coppice.kernels.cpu.compiler import compiled
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.half_products import scores_behind
-from coppice.kernels.half_tables import FloatArray, HalfArray
-from coppice.kernels.top_scores import top_scores
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.half_products import scores_behind
+from coppice.kernels.cpu.half_tables import FloatArray, HalfArray
+from coppice.kernels.cpu.top_scores import top_scores
 
 IntArray = npt.NDArray[np.int64]
 _ROOT = -1

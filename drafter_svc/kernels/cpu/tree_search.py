@@ -1,4 +1,4 @@
-"""The whole search for one draft in one compiled call: `tree_builder.build_tree` over `few_rows` passes.
+"""The whole search for one draft in one compiled call: `tree_builder.build_tree` over passes of `llama_pass`.
 
 A draft is about five steps of a quarter of a millisecond. What lies between two of them (masks, noise, children, the
 choice of the next nodes) costs as much again in Python, and so does what lies between an outcome and the first step:
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.top_scores import top_scores
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.top_scores import top_scores
 from coppice.search.tree_limits import Children
-from drafter_svc.kernels.few_rows import FewRowsPass, FewRowsWeights, run_rows
-from drafter_svc.kernels.whole_search import Found, WholeSearch
+from drafter_svc.kernels.base import Found, WholeSearch
+from drafter_svc.kernels.cpu.llama_pass import FewRowsPass, FewRowsWeights, run_rows
 
 FloatArray = npt.NDArray[np.float32]
 PathArray = npt.NDArray[np.float64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coppice.kernels.compiler import compiled
-from coppice.kernels.exponentials import exponentials
+from coppice.kernels.cpu.compiler import compiled
+from coppice.kernels.cpu.exponentials import exponentials
 
 FloatArray = npt.NDArray[np.float32]
 # Scores that are this many sigma or more below the largest add next to nothing to a sum of exponentials.

@@ -14,8 +14,8 @@ from coppice.core.tree import ROOT
 from coppice.search.tree_limits import Children, TreeLimits
 from drafter_svc.drafters.base import DrafterInfo
 from drafter_svc.drafters.small_lm.drafter import NO_DRAFT_AHEAD, DraftAhead, SmallLm
-from drafter_svc.kernels.compiled_search import CompiledLlama
-from drafter_svc.kernels.whole_search import WholeSearch
+from drafter_svc.kernels.base import WholeSearch
+from drafter_svc.kernels.cpu.tree_search import CompiledLlama
 from drafter_svc.model.checkpoint import Calibration
 from drafter_svc.model.llama_forward import FEW_ROWS, KvStore, LlamaForward, compiled_ways
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks
