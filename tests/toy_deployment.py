@@ -39,7 +39,7 @@ from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.log_probs import token_log_probs
 from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
 from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
-from verifier_svc.verify.traversal_round import traverse
+from verifier_svc.verify.traversal import traverse
 
 CONTEXT = 300
 MAX_NODES = 6

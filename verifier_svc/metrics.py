@@ -24,7 +24,7 @@ def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificate
     yield _OWN.gauge("bit_exact", "Whether rows had the same bits alone and in company at start.", info.bit_exact)
     if info.near_tie_gap:
         yield _OWN.gauge("near_tie_gap", "Scores less than this apart, as logits, are near-ties.", info.near_tie_gap)
-        yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", engine.num_near_ties)
+        yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", engine.counts.num_near_ties)
     yield from _passes(engine)
     yield from _drafts(engine)
     yield from _sequences(engine)
@@ -40,11 +40,11 @@ def _passes(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counter("failed_passes", "Passes that had no result.", counts.num_failed_passes)
     yield _OWN.counter("rounds", "Rounds of all sequences, parts of prompts left out.", counts.num_rounds)
     yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", counts.linger_s)
-    yield _OWN.counter("committed_tokens", "Tokens committed.", engine.num_tokens)
+    yield _OWN.counter("committed_tokens", "Tokens committed.", engine.counts.num_tokens)
 
 
 def _drafts(engine: Engine) -> Iterator[Metric]:
-    counts, drafts = engine.counts, engine.drafts
+    counts, drafts = engine.counts, engine.counts.drafts
     yield _OWN.counter("spec_decode_num_drafts", "Rounds that verified a draft.", counts.num_drafts)
     yield _OWN.counter("spec_decode_num_draft_tokens", "Draft nodes verified.", counts.num_draft_nodes)
     yield _OWN.counter("spec_decode_num_accepted_tokens", "Draft nodes accepted.", counts.num_accepted_nodes)
@@ -97,28 +97,32 @@ def _pruning_times(engine: Engine) -> Iterator[Metric]:
 
 
 def _sequences(engine: Engine) -> Iterator[Metric]:
-    yield _OWN.gauge("waiting_sequences", "Sequences that wait for room.", engine.num_waiting)
-    yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.num_running)
+    yield _OWN.gauge("waiting_sequences", "Sequences that wait for room.", engine.scheduler.num_waiting)
+    yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.scheduler.num_running)
     # The engine's thread may come to know another status meanwhile.
     finished, failed = engine.counts.finished.copy(), engine.counts.failed.copy()
     yield _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
     yield _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
-    yield _OWN.counter("preemptions", "How often a sequence had to make room for others.", engine.num_preemptions)
+    yield _OWN.counter(
+        "preemptions", "How often a sequence had to make room for others.", engine.scheduler.num_preemptions
+    )
     yield _OWN.counter(
         "recomputed_tokens",
         "Tokens computed again after preemptions and at rope boundaries.",
-        engine.num_recomputed_tokens,
+        engine.scheduler.num_recomputed_tokens,
     )
 
 
 def _cache(engine: Engine) -> Iterator[Metric]:
-    yield _OWN.gauge("kv_blocks", "Blocks of the KV cache.", engine.num_blocks)
-    yield _OWN.gauge("free_kv_blocks", "Blocks of the KV cache that no sequence uses.", engine.num_free_blocks)
+    yield _OWN.gauge("kv_blocks", "Blocks of the KV cache.", engine.cache.num_blocks)
+    yield _OWN.gauge("free_kv_blocks", "Blocks of the KV cache that no sequence uses.", engine.cache.num_free_blocks)
     yield _OWN.gauge(
-        "reusable_kv_blocks", "Free blocks that hold what a prompt may begin with.", engine.num_reusable_blocks
+        "reusable_kv_blocks", "Free blocks that hold what a prompt may begin with.", engine.cache.num_reusable_blocks
     )
-    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", engine.num_prompt_tokens)
-    yield _OWN.counter("cached_prompt_tokens", "Those of them that were in the cache.", engine.num_cached_tokens)
+    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", engine.scheduler.num_prompt_tokens)
+    yield _OWN.counter(
+        "cached_prompt_tokens", "Those of them that were in the cache.", engine.scheduler.num_cached_tokens
+    )
 
 
 def _grammars(engine: Engine) -> Iterator[Metric]:

@@ -171,8 +171,12 @@ class VerifierDoor:
 
     def left(self) -> str:
         engine = self._engine
-        held = engine.num_blocks - engine.num_free_blocks
-        parts = {"blocks": held, "running sequences": engine.num_running, "waiting sequences": engine.num_waiting}
+        held = engine.cache.num_blocks - engine.cache.num_free_blocks
+        parts = {
+            "blocks": held,
+            "running sequences": engine.scheduler.num_running,
+            "waiting sequences": engine.scheduler.num_waiting,
+        }
         return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 

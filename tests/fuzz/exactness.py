@@ -150,8 +150,8 @@ def episode(witness: Witness, info: TargetInfo, references: Sequence[Reference],
     crowd.check_outputs()
     crowd.check_nothing_is_left()
     counts = crowd.counts
-    counts["preemptions for want of blocks"] = crowd.engine.num_preemptions - counts["forced preemptions"]
-    counts["recomputed tokens"] = crowd.engine.num_recomputed_tokens
+    counts["preemptions for want of blocks"] = crowd.engine.scheduler.num_preemptions - counts["forced preemptions"]
+    counts["recomputed tokens"] = crowd.engine.scheduler.num_recomputed_tokens
     counts["passes"], counts["parts of prompts"] = witness.take_counts()
     counts["episodes with few rows"] = int(limits.max_rows > 0)
     counts["blocks that came back"] = witness.target.cache.num_free_blocks

@@ -116,7 +116,7 @@ def alone(witness: Witness, info: TargetInfo, reference: Reference) -> Reference
     tokens: list[int] = []
     rows: list[LogitRows] = []
     while True:
-        engine._step()
+        engine.step()
         # What the next pass would deliver on its way.
         engine._deliver()
         for event in events:

@@ -97,7 +97,7 @@ async def test_outputs_are_those_of_the_undisturbed_run(
         orchestrator = await stack.enter_async_context(running(config))
         client = await stack.enter_async_context(Client(orchestrator.address))
         undisturbed = await outputs(client, temperature)
-        counts = [engine.num_tokens for engine in (dying, surviving)]
+        counts = [engine.counts.num_tokens for engine in (dying, surviving)]
         assert counts == [NUM_TOKENS * len(PROMPTS) // 2] * 2
 
         again = asyncio.create_task(outputs(client, temperature))

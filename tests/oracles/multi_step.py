@@ -11,7 +11,7 @@ from coppice.core.chance import Chance
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.residual import FloatArray, Target, accept, ratio, residual
+from verifier_svc.verify.traversal import FloatArray, Target, accept, ratio, residual
 
 
 def multi_step(tree: SampledTree, target: Target, chance: Chance) -> Acceptance:

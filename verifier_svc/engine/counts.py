@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coppice.core.errors import CoppiceError
 from coppice.obs.metrics import histogram
-from verifier_svc.engine.draft_counts import DraftOrigin
+from verifier_svc.engine.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.verify.output_end import FinishReason
@@ -33,6 +33,11 @@ class EngineCounts:
         )
         self.num_failed_passes = 0
         self.num_rounds = 0
+        # Tokens committed, and those of them that were chosen at a near-tie; none of these are counted in strict mode.
+        self.num_tokens = 0
+        self.num_near_ties = 0
+        # What became of drafts and of their nodes.
+        self.drafts = DraftCounts()
         # Rounds that had a draft; its nodes, and those accepted.
         self.num_drafts = 0
         self.num_draft_nodes = 0
@@ -79,20 +84,16 @@ class EngineCounts:
         """The time until the next pass is no bubble: there is nothing to compute."""
         self._last_end_s = None
 
-    def masks_over(self, plan: PassPlan) -> None:
-        """A pass has ended, perhaps one with masks."""
+    def rounds_over(self, plan: PassPlan, num_pruned: int, outcomes: Sequence[RoundOutcome]) -> None:
+        """The rounds of a pass have ended; so many nodes were pruned from it."""
         if plan.mask_places is not None:
             self.num_masks += int((plan.mask_places >= 0).sum())
-
-    def pruning_over(self, num_pruned: int) -> None:
-        """A pass has ended, perhaps without some of its nodes."""
         self.num_pruned_passes += num_pruned > 0
         self.num_pruned_nodes += num_pruned
-
-    def rounds_over(self, outcomes: Sequence[RoundOutcome]) -> None:
-        """The rounds of a pass have ended."""
         self.num_rounds += len(outcomes)
         for outcome in outcomes:
+            self.num_tokens += len(outcome.token_ids)
+            self.num_near_ties += outcome.near_ties
             if outcome.draft_nodes:
                 self.num_drafts += 1
                 self.num_draft_nodes += outcome.draft_nodes

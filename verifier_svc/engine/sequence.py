@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from coppice.core.chance import Purpose, seeded_chance
 from coppice.core.errors import InvalidTreeError
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tokenizer import TargetTokenizer
-from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
+from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.engine.features import committed_features
 from verifier_svc.engine.kv_cache import HalfArray, KVCache
@@ -23,20 +22,16 @@ from verifier_svc.extras.pruning.early_pruning import surviving_part
 from verifier_svc.extras.redraft.mask_groups import MaskShape
 from verifier_svc.extras.redraft.redraft import Redrafter
 from verifier_svc.model.target_model import TargetInfo
-from verifier_svc.verify.acceptance import sample_and_follow
-from verifier_svc.verify.allowed_nodes import allowed_nodes
+from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.draw_rule import draw_rule
-from verifier_svc.verify.log_probs import committed_log_probs
-from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
-from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
-from verifier_svc.verify.traversal_round import traverse
+from verifier_svc.verify.output_end import SequenceFinish
+from verifier_svc.verify.round_verifier import RoundVerifier
+from verifier_svc.verify.token_choice import Constraint, Logits
 
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
 # The same of trees behind likely outcomes, of which there are many.
 AHEAD_BUDGETS = 8
-# An output that is complete when it is cut off there is complete all the same.
-_CUT = (FinishReason.LENGTH, FinishReason.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +83,18 @@ class Draft:
     is_ahead: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The rows that a sequence brings to a pass; when their draft was made, and whether the wait for it was not vain.
+
+    `origin` is None for a round without a draft, and for a part of a prompt.
+    """
+
+    rows: SequenceRows
+    origin: DraftOrigin | None = None
+    is_drafted: bool = False
+
+
 class Sequence:
     """A sequence between its opening and its end. Only the engine's thread touches it."""
 
@@ -102,74 +109,56 @@ class Sequence:
         counts: DraftCounts | None = None,
     ) -> None:
         """`counts` are those of all sequences."""
-        self._counts = counts or DraftCounts()
-        prompt = spec.prompt[: len(spec.prompt) - spec.num_resumed]
-        resumed = spec.prompt[len(prompt) :]
+        num_prompt = len(spec.prompt) - spec.num_resumed
         self.tokens = list(spec.prompt)
-        self._priority = spec.priority
+        self.resumed = spec.prompt[num_prompt:]
         self.request_id = spec.request_id
         # Given by the scheduler, and kept when the sequence has to make room for others.
         self.arrival = 0
         # Tokens whose keys and values were there already.
         self.num_cached = 0
-        self._top_log_probs = spec.top_log_probs
-        self._wants_features = spec.wants_features
-        self.opened_s = opened_s
-        self.started_s = opened_s
+        self.opened_s = self.started_s = self.last_outcome_s = opened_s
+        self.is_ready = spec.sampling.grammar is None
         # Whether drafts are sampled trees, which are verified whole or not at all.
         self.traverses = spec.traverses
-        self._seed = spec.sampling.seed
         self._synchronous = spec.synchronous
-        self.mailbox: Mailbox | ExactMailbox = (
-            ExactMailbox(self._counts, is_sampled=spec.traverses)
-            if spec.traverses or spec.synchronous
-            else Mailbox(self._counts)
-        )
+        self._wants_features = spec.wants_features
+        self._priority = spec.priority
+        self._counts = counts or DraftCounts()
+        self.mailbox: Mailbox | ExactMailbox = Mailbox(self._counts)
+        if spec.traverses or spec.synchronous:
+            self.mailbox = ExactMailbox(self._counts, is_sampled=spec.traverses)
         self.linger = Linger(spec.linger_s)
-        self.last_outcome_s = opened_s
-        # The length that the last round started from.
-        self._last_base = 0
-        self._max_nodes = max_nodes
-        self._budget = max_nodes
         self._usual_promise = RoundPromise()
-        self._origin: DraftOrigin | None = None
-        redrafts = not spec.traverses and not spec.synchronous
-        self._redrafter = Redrafter(
-            info.redraft if redrafts else None, spec.max_redraft_nodes, spec.sampling.temperature
+        self._max_nodes = self._budget = max_nodes
+        self.verifier = RoundVerifier(
+            spec.sampling,
+            spec.stopping,
+            info,
+            tokenizer,
+            prompt=spec.prompt[:num_prompt],
+            resumed=self.resumed,
+            traverses=spec.traverses,
+            num_top_log_probs=spec.top_log_probs,
         )
+        redraft = info.redraft if isinstance(self.mailbox, Mailbox) else None
+        self._redrafter = Redrafter(redraft, spec.max_redraft_nodes, spec.sampling.temperature)
         self._draw_rule = None
         if info.pruning is not None and not spec.traverses:
             self._draw_rule = draw_rule(spec.sampling, info.pruning.thresholds, spec.stopping.min_tokens)
-        self._round_is_drafted = False
-        self._end = OutputEnd(
-            spec.stopping,
-            eos_token_ids=info.eos_token_ids,
-            max_context_tokens=info.max_context_tokens,
-            tokenizer=tokenizer,
-            prompt=prompt,
-            resumed=resumed,
-        )
-        self._chooser = TokenChooser(
-            spec.sampling,
-            info.vocab_size,
-            prompt=prompt,
-            output=resumed,
-            end_token_ids=self._end.end_token_ids,
-            min_tokens=spec.stopping.min_tokens,
-            near_tie_gap=info.near_tie_gap,
-        )
-        self.resumed = resumed
-        self.is_ready = spec.sampling.grammar is None
+        self._rope_boundary = info.rope_boundary
         self.residence = SequenceBlocks(
             self.tokens,
-            max_tokens=len(self.tokens) + self._end.room,
+            max_tokens=len(self.tokens) + self.verifier.room,
             max_nodes=max_nodes + self._redrafter.max_rows,
             salt=spec.cache_salt,
             rope_boundary=info.rope_boundary,
         )
-        self._rope_boundary = info.rope_boundary
+        # The length that the last round started from.
+        self._last_base = 0
         self._rounds_since_start = 0
-        self._rows: SequenceRows | None = None
+        # Between its planning and its end.
+        self._round: _Round | None = None
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -222,7 +211,7 @@ class Sequence:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that the model itself ends the output with."""
-        return self._end.eos_token_ids
+        return self.verifier.eos_token_ids
 
     @property
     def _round_room(self) -> int:
@@ -231,14 +220,13 @@ class Sequence:
         A node's text may not be longer than the rope boundary, beyond which it has other factors than the round's rows.
         """
         if self._rope_boundary is None or len(self.tokens) > self._rope_boundary:
-            return self._end.room
-        return min(self._end.room, self._rope_boundary - len(self.tokens) + 1)
+            return self.verifier.room
+        return min(self.verifier.room, self._rope_boundary - len(self.tokens) + 1)
 
     def constrain(self, constraint: Constraint) -> SequenceFinish | None:
         """Hold the output to a form, before the first round; returns the finish when the output is complete already."""
-        self._chooser.constraint = constraint
         self.is_ready = True
-        return self._end_of_form()
+        return self.verifier.constrain(constraint)
 
     def start(self, cache: KVCache, now_s: float) -> None:
         """Take part in passes from now on.
@@ -283,30 +271,30 @@ class Sequence:
         cache = self.residence.cache
         pending = self.tokens[cache.length : cache.length + num_pending]
         if cache.length + num_pending < len(self.tokens):
-            self._rows = SequenceRows(cache, pending, wants_logits=False)
-        else:
-            # The bonus token behind the deepest accepted node must still fit.
-            whole = self.mailbox.tree or EMPTY_TREE
-            fitting = whole.up_to_depth(self._round_room - 1)
-            allowed = allowed_nodes(fitting, self._chooser.constraint)
-            draft = self._cut(allowed, self._budget)
-            tree = self._cut(draft, max_nodes)
-            if len(tree) < len(whole):
-                self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
-            is_redraft = self.mailbox.origin is DraftOrigin.REDRAFT
-            if is_redraft and max_masks:
-                tree = self._redrafter.worth_verifying(tree)
+            self._round = _Round(SequenceRows(cache, pending, wants_logits=False))
+            return self._round.rows
+        # The bonus token behind the deepest accepted node must still fit.
+        whole = self.mailbox.tree or EMPTY_TREE
+        fitting = whole.up_to_depth(self._round_room - 1)
+        allowed = self.verifier.allowed(fitting)
+        draft = self._cut(allowed, self._budget)
+        tree = self._cut(draft, max_nodes)
+        if len(tree) < len(whole):
+            self._counts.pruned(len(whole), len(fitting), len(allowed), len(draft), len(tree))
+        is_redraft = self.mailbox.origin is DraftOrigin.REDRAFT
+        if is_redraft and max_masks:
+            tree = self._redrafter.worth_verifying(tree)
+        masks = self._redrafter.groups(tree, max_masks, self.verifier.room)
+        self._round = _Round(
+            SequenceRows(
+                cache, pending, tree, masks=masks, draw_rule=self._draw_rule, wants_states=self._wants_features
+            ),
+            origin=self.mailbox.origin if len(tree) else None,
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
             # Nor is an empty one a vain wait in a synchronous sequence, and the target's own is none to wait for.
-            self._round_is_drafted = (len(draft) > 0 and not is_redraft) or (
-                self._synchronous and self.mailbox.is_fresh
-            )
-            self._origin = self.mailbox.origin if len(tree) else None
-            masks = self._redrafter.groups(tree, max_masks, self._end.room)
-            self._rows = SequenceRows(
-                cache, pending, tree, masks=masks, draw_rule=self._draw_rule, wants_states=self._wants_features
-            )
-        return self._rows
+            is_drafted=(len(draft) > 0 and not is_redraft) or (self._synchronous and self.mailbox.is_fresh),
+        )
+        return self._round.rows
 
     def finish_round(
         self,
@@ -325,51 +313,24 @@ class Sequence:
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
         """
-        whole, self._rows = self._rows, None
-        if whole is None:
+        planned, self._round = self._round, None
+        if planned is None:
             raise RuntimeError("a round ended that had not begun")
+        whole = planned.rows
         rows = whole if survivors is None else surviving_part(whole, survivors)
-        num_pending = len(rows.pending)
         if not rows.wants_logits:
-            rows.cache.keep(range(num_pending))
-            rows.cache.publish(self.tokens)
+            self._keep_rows(rows, ())
             return None
         base = self._last_base = len(self.tokens)
-        finishes: list[SequenceFinish | None] = []
-
-        def draw(node: int, depth: int) -> int:
-            token = self._chooser.choose(logits[node - ROOT], base + depth)
-            self._chooser.push(token)
-            return token
-
-        def is_last(token: int) -> bool:
-            finish = self._end.push(token)
-            if finish is None or finish.reason in _CUT:
-                finish = self._end_of_form() or finish
-            finishes.append(finish)
-            return finish is not None
-
-        if self.traverses and len(rows.tree) > 0:
-            accepted = traverse(
-                rows.tree, logits, self._chooser, seeded_chance(self._seed, base, Purpose.ACCEPTANCE), is_last
-            )
-        else:
-            accepted = sample_and_follow(rows.tree, draw, is_last)
-        num_top = self._top_log_probs
-        log_probs = () if num_top is None else committed_log_probs(logits, accepted, num_top)
-        features = committed_features(states, accepted) if self._wants_features and states is not None else b""
+        verified = self.verifier.verify(rows.tree, logits, base)
+        accepted = verified.accepted
         nodes = accepted.nodes if survivors is None else tuple([survivors[node] for node in accepted.nodes])
-        rows.cache.keep([*range(num_pending), *(num_pending + node for node in nodes)])
         self.tokens += accepted.token_ids
-        rows.cache.publish(self.tokens)
-        self._learn_from_wait(waited_s)
+        self._keep_rows(rows, nodes)
+        self._learn_from_wait(planned, waited_s)
         self._rounds_since_start += 1
         self.mailbox.advance(accepted.token_ids, self.tokens)
-        redraft = self._redrafter.round_over(
-            rows, accepted, logits, self._chooser, len(self.tokens), verified=self._origin is DraftOrigin.REDRAFT
-        )
-        if len(redraft) and isinstance(self.mailbox, Mailbox):
-            self.mailbox.put_redraft(redraft)
+        redraft = self._redraft(planned, rows, accepted, logits)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -379,34 +340,46 @@ class Sequence:
             draft_depth=whole.tree.depth,
             linger_s=waited_s,
             stale_drafts=self.mailbox.take_stale(),
-            finish=finishes[-1],
-            log_probs=log_probs,
-            near_ties=self._chooser.take_near_ties(),
-            draft_origin=self._origin,
+            finish=verified.finish,
+            log_probs=verified.log_probs,
+            near_ties=verified.near_ties,
+            draft_origin=planned.origin,
             redraft=redraft,
             pruned_nodes=len(whole.tree) - len(rows.tree),
-            features=features,
+            features=committed_features(states, accepted) if self._wants_features and states is not None else b"",
         )
 
-    def _learn_from_wait(self, waited_s: float) -> None:
+    def prepare(self) -> None:
+        """Do what the next round needs, before it starts."""
+        self.verifier.chooser.prepare(len(self.tokens))
+
+    def _keep_rows(self, rows: SequenceRows, nodes: tuple[int, ...]) -> None:
+        """Keep the keys and values of the pending tokens, and of the accepted `nodes` behind them, for all to use."""
+        num_pending = len(rows.pending)
+        rows.cache.keep([*range(num_pending), *(num_pending + node for node in nodes)])
+        rows.cache.publish(self.tokens)
+
+    def _redraft(self, planned: _Round, rows: SequenceRows, accepted: Acceptance, logits: Logits) -> TokenTree:
+        """The target's own draft for the next round, which is in the mailbox now; empty where it makes none."""
+        verified = planned.origin is DraftOrigin.REDRAFT
+        chooser, position = self.verifier.chooser, len(self.tokens)
+        redraft = self._redrafter.round_over(rows, accepted, logits, chooser, position, verified=verified)
+        if len(redraft) and isinstance(self.mailbox, Mailbox):
+            self.mailbox.put_redraft(redraft)
+        return redraft
+
+    def _learn_from_wait(self, planned: _Round, waited_s: float) -> None:
         """The first round did not wait, nor the first after another start: they say nothing of whether waiting pays.
 
         Nor does one that had the target's own draft to start with at once.
         """
-        if self._rounds_since_start == 0 or (self._origin is DraftOrigin.REDRAFT and waited_s < self.linger.limit_s):
+        if self._rounds_since_start == 0:
             return
-        self.linger.round_over(drafted=self._round_is_drafted)
-
-    def prepare(self) -> None:
-        """Do what the next round needs, before it starts."""
-        self._chooser.prepare(len(self.tokens))
+        if planned.origin is not DraftOrigin.REDRAFT or waited_s >= self.linger.limit_s:
+            self.linger.round_over(drafted=planned.is_drafted)
 
     def _cut(self, tree: TokenTree, max_nodes: int) -> TokenTree:
         """The likeliest nodes of a tree, at most so many; of a sampled tree all or none."""
         if self.traverses:
             return tree if len(tree) <= max_nodes else EMPTY_TREE
         return tree.prune(max_nodes)
-
-    def _end_of_form(self) -> SequenceFinish | None:
-        constraint = self._chooser.constraint
-        return SequenceFinish(FinishReason.STOP) if constraint is not None and constraint.is_complete else None

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from coppice.core.chance import Chance, Purpose
 from tests.unit.verifier_svc.tiny_engine import VOCAB, tiny_engine
 from tests.unit.verifier_svc.traversal_door import PROMPT, Door
-from verifier_svc.engine import sequence as sequence_module
 from verifier_svc.engine.engine import Engine
+from verifier_svc.verify import round_verifier
 
 FAMILIES = {
     "llama": {"num_key_value_heads": 2},
@@ -60,7 +60,7 @@ def engine(new_model: Callable[[str], PreTrainedModel]) -> Iterator[Engine]:
     engine.start()
     yield engine
     engine.stop()
-    cache = engine._target.cache
+    cache = engine.cache
     assert cache.num_free_blocks == cache.num_blocks, "a block leaked"
 
 
@@ -69,7 +69,7 @@ def door() -> Iterator[Door]:
     door = Door()
     yield door
     door.step()
-    cache = door.engine._target.cache
+    cache = door.engine.cache
     assert cache.num_free_blocks == cache.num_blocks, "a block leaked"
 
 
@@ -83,5 +83,5 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Chance]:
         assert position == len(PROMPT)
         return chances[-1]
 
-    monkeypatch.setattr(sequence_module, "seeded_chance", told_chance)
+    monkeypatch.setattr(round_verifier, "seeded_chance", told_chance)
     return chances

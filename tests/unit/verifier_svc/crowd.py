@@ -71,7 +71,7 @@ class Crowd:
         self._vocab_size = info.vocab_size
         self._max_nodes = max_nodes
         self.engine = Engine(target, info, limits, max_nodes, Clock())
-        self.scheduler: Scheduler = self.engine._scheduler
+        self.scheduler: Scheduler = self.engine.scheduler
         self._generator = np.random.default_rng(seed)
         self._open: dict[int, Open] = {}
         self._live: set[int] = set()
@@ -133,7 +133,7 @@ class Crowd:
         # Without a sequence it would wait for commands for good.
         if not self._live and self.engine._commands.empty():
             return
-        self.engine._step()
+        self.engine.step()
         # What the next pass would deliver on its way.
         self.engine._deliver()
         for event in self._arrived:

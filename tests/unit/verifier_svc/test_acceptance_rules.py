@@ -24,8 +24,7 @@ from tests.unit.verifier_svc.enumeration import (
     sampler,
 )
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.residual import FloatArray, residual
-from verifier_svc.verify.rules.traversal import traversal
+from verifier_svc.verify.traversal import FloatArray, residual, traversal
 
 TOLERANCE = 1e-12
 CHAIN_RULES = [chain_rejection, block_verification]

@@ -12,8 +12,7 @@ from tests.oracles.chain_rejection import chain_rejection
 from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import DEGENERATE, Languages, Rule, find, sampler
 from verifier_svc.verify.acceptance import Acceptance, sample_and_follow
-from verifier_svc.verify.rules.residual import Target
-from verifier_svc.verify.rules.traversal import traversal
+from verifier_svc.verify.traversal import Target, traversal
 
 ROUNDING = 1e-12
 PAIRS = [

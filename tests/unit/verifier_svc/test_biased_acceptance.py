@@ -23,8 +23,7 @@ from tests.oracles.chain_rejection import chain_rejection
 from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import Languages, Rule, every_outcome, find, sampler
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.rules.residual import FloatArray, Target, accept, ratio, remaining_rate, residual
-from verifier_svc.verify.rules.traversal import traversal
+from verifier_svc.verify.traversal import FloatArray, Target, accept, ratio, remaining_rate, residual, traversal
 
 # A lossless rule is off by 1e-15; what is found here must stand out from that by thirteen orders of magnitude.
 BIASED = 0.01

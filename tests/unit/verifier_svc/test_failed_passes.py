@@ -50,7 +50,7 @@ class Bench:
 
     def until(self, is_over: Callable[[], object]) -> None:
         while not is_over():
-            self.engine._step()
+            self.engine.step()
             self.engine._deliver()
 
     def rest(self, number: int) -> list[int]:
@@ -105,7 +105,7 @@ def test_whatever_a_pass_fails_with_ends_its_sequences_alone(
     assert (bench.engine.counts.num_failed_passes, bench.engine.counts.failed["internal"]) == (1, 1)
     bench.open(2, PROMPT)
     bench.rest(2)
-    assert bench.engine.num_free_blocks == bench.engine.num_blocks
+    assert bench.engine.cache.num_free_blocks == bench.engine.cache.num_blocks
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_fails_for_one_sequence_ends_it_alone(
     assert list(bench.errors) == [2]
     assert bench.errors[2].status is status
     assert "of ours" not in str(bench.errors[2])
-    assert bench.engine.num_free_blocks == bench.engine.num_blocks
+    assert bench.engine.cache.num_free_blocks == bench.engine.cache.num_blocks
 
 
 def test_a_model_thread_that_ends_unasked_says_so_and_one_that_is_stopped_does_not(
@@ -179,7 +179,7 @@ def test_a_failed_pass_ends_others_too_where_their_rows_have_not_moved(method: s
     else:
         assert sorted(bench.errors) == [1, 2]
         assert {error.status for error in bench.errors.values()} == {grpc.StatusCode.INTERNAL}
-        assert bench.engine.num_free_blocks == bench.engine.num_blocks
+        assert bench.engine.cache.num_free_blocks == bench.engine.cache.num_blocks
     bench.open(3, PROMPT)
     assert bench.rest(3) == plain
     # Nor is anything used again that moves may have been meant for.

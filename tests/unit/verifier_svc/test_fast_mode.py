@@ -141,7 +141,7 @@ def generate(
             SequenceKey(0, index), SequenceSpec(tuple(prompt), sampling, STOPPING, linger_s=1.0 if draft else 0.0)
         )
     while not all(output.finished for output in outputs):
-        engine._step()
+        engine.step()
         for event in events:
             if isinstance(event, LoadEvent):
                 continue
@@ -155,5 +155,5 @@ def generate(
                 tree = draft(event.sequence_id, len(output.token_ids))
                 engine.submit(SequenceKey(0, event.sequence_id), Draft(base, tree))
         events.clear()
-    assert engine.num_tokens == sum(len(output.token_ids) for output in outputs)
+    assert engine.counts.num_tokens == sum(len(output.token_ids) for output in outputs)
     return outputs

@@ -37,15 +37,15 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
     found = read(engine, info)
     assert found["exactness,mode=" + ("strict" if info.exact else "fast")] == 1
     counted = {"near_tie_gap": 1e9, "near_ties_total": num_tokens} if info is FAST else {}
-    assert engine.num_preemptions > 0
+    assert engine.scheduler.num_preemptions > 0
     # Without drafts a round is a token.
     distributions = ("pass_", "bubble_", "grammar_queue_")
     assert {name: value for name, value in found.items() if "," not in name and not name.startswith(distributions)} == {
         **counted,
         "bit_exact": info.bit_exact,
         "committed_tokens_total": num_tokens,
-        "preemptions_total": engine.num_preemptions,
-        "recomputed_tokens_total": engine.num_recomputed_tokens,
+        "preemptions_total": engine.scheduler.num_preemptions,
+        "recomputed_tokens_total": engine.scheduler.num_recomputed_tokens,
         "rounds_total": num_tokens,
         "spec_decode_num_drafts_total": 0,
         "spec_decode_num_draft_tokens_total": 0,
@@ -69,7 +69,7 @@ def test_metrics_are_the_engine_s_counts(info: TargetInfo, new_model: Callable[[
     }
     assert found["pass_seconds_count"] == found["pass_rows_count"]
     # A row per round, and those of prompts, some of them computed again.
-    assert found["pass_rows_sum"] == num_tokens - 6 + 6 * 40 + engine.num_recomputed_tokens
+    assert found["pass_rows_sum"] == num_tokens - 6 + 6 * 40 + engine.scheduler.num_recomputed_tokens
     # The first pass has none before it.
     assert found["bubble_seconds_count"] == found["pass_seconds_count"] - 1
     assert by_label(engine, info, "finished_sequences_total") == {"eos": 0, "stop": 0, "length": 6, "context_length": 0}

@@ -54,7 +54,7 @@ def alone(target: TargetModel, case: Case) -> Case:
     engine.attach(0, events.extend)
     engine.open(SequenceKey(0, 0), SequenceSpec(case.prompt, case.sampling, case.stopping))
     while True:
-        engine._step()
+        engine.step()
         outcomes = [event.outcome for event in events if isinstance(event, OutcomeEvent)]
         if outcomes and outcomes[-1].finish is not None:
             output = tuple(token for outcome in outcomes for token in outcome.token_ids)
@@ -114,10 +114,10 @@ def test_a_crowd_in_a_small_cache_gets_the_tokens_that_each_gets_alone(
     crowd.finish()
     crowd.check_outputs()
     crowd.check_nothing_is_left()
-    counts, natural = crowd.counts, crowd.engine.num_preemptions - crowd.counts["forced preemptions"]
-    assert counts["joins"] + counts["cancels"] + counts["drafts"] + crowd.engine.num_preemptions > 1000
+    counts, natural = crowd.counts, crowd.engine.scheduler.num_preemptions - crowd.counts["forced preemptions"]
+    assert counts["joins"] + counts["cancels"] + counts["drafts"] + crowd.engine.scheduler.num_preemptions > 1000
     assert natural >= 5
-    assert crowd.engine.num_recomputed_tokens > 200
+    assert crowd.engine.scheduler.num_recomputed_tokens > 200
     assert counts["accepted"] > 500
     assert counts["prefix hits"] >= 3
     assert counts["ended by a stop string"] >= 3
@@ -138,8 +138,13 @@ def test_an_engine_on_its_own_thread_preempts_and_says_so_in_its_log(
         )
         engine.stop()
     assert [tuple(result.token_ids) for result in results] == [output] * 7
-    assert engine.num_preemptions > 0
+    assert engine.scheduler.num_preemptions > 0
     told = [record.getMessage() for record in caplog.records if record.name == "verifier_svc.engine.scheduler"]
-    assert sum(int(message.split(" times")[0].rsplit(" ", 1)[1]) for message in told) == engine.num_preemptions
-    assert sum(int(message.split(" tokens")[0].rsplit(" ", 1)[1]) for message in told) == engine.num_recomputed_tokens
+    assert (
+        sum(int(message.split(" times")[0].rsplit(" ", 1)[1]) for message in told) == engine.scheduler.num_preemptions
+    )
+    assert (
+        sum(int(message.split(" tokens")[0].rsplit(" ", 1)[1]) for message in told)
+        == engine.scheduler.num_recomputed_tokens
+    )
     assert target.cache.num_free_blocks == SMALL

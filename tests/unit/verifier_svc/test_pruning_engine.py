@@ -153,14 +153,14 @@ def test_a_sampled_tree_is_verified_in_a_pass_that_others_nodes_leave(target: Ta
     trees = {1: replace(chain([5]), distributions=(distribution, None)), 2: chain([40, 41, 42, 43], [-5.0] * 4)}
     for number, spec in specs.items():
         engine.open(SequenceKey(0, number), spec)
-    engine._step()
+    engine.step()
     for event in events[:]:
         if isinstance(event, OutcomeEvent):
             draft = Draft(event.outcome.base_length + 1, trees[event.sequence_id])
             engine.submit(SequenceKey(0, event.sequence_id), draft)
     events.clear()
     engine._take_commands()
-    engine._step()
+    engine.step()
     outcomes = {event.sequence_id: event.outcome for event in events if isinstance(event, OutcomeEvent)}
     assert [(outcomes[number].draft_nodes, outcomes[number].pruned_nodes) for number in specs] == [(1, 0), (4, 4)]
     engine.detach(0)

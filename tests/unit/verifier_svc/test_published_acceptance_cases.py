@@ -18,8 +18,7 @@ from tests.oracles.block import block_verification
 from tests.oracles.chain_rejection import chain_rejection
 from tests.oracles.multi_step import multi_step
 from tests.unit.verifier_svc.enumeration import Rule
-from verifier_svc.verify.rules.residual import FloatArray, ratio, remaining_rate, residual
-from verifier_svc.verify.rules.traversal import traversal
+from verifier_svc.verify.traversal import FloatArray, ratio, remaining_rate, residual, traversal
 
 VOCAB = 20
 TREE_RULES = [multi_step, traversal]

@@ -52,8 +52,8 @@ def test_a_tree_that_finds_no_room_in_the_cache_is_dropped_whole(door: Door) -> 
     tree = some_tree(params)
     door.draft(sequence_key, len(PROMPT), tree)
     door.engine._take_commands()
-    door.engine._scheduler.admit(0.0)
-    sequence = door.engine._scheduler.find(sequence_key)
+    door.engine.scheduler.admit(0.0)
+    sequence = door.engine.scheduler.find(sequence_key)
     assert sequence is not None
     assert len(sequence.next_rows(len(PROMPT), len(tree) - 1).tree) == 0
     assert sequence.next_rows(len(PROMPT), len(tree)).tree.distributions == tree.distributions
@@ -198,5 +198,5 @@ def test_sequences_that_make_room_for_each_other_go_on_where_they_were() -> None
             context = (*PROMPT, *said[number])
             door.draft(SequenceKey(0, number), len(context), tree_behind(context, number))
     assert [len(output) for output in said.values()] == [200] * 4
-    assert door.engine.num_preemptions > 0
+    assert door.engine.scheduler.num_preemptions > 0
     assert accepted > 200

@@ -82,7 +82,7 @@ class Door:
         """What one turn of the engine says, and what the door has refused."""
         # A turn waits for a command when nothing runs.
         self.engine._commands.put(lambda: None)
-        self.engine._step()
+        self.engine.step()
         # What the next pass would deliver on its way.
         self.engine._deliver()
         said = [*self._events, *self._refused]

@@ -33,11 +33,9 @@ class RecordedEngine(Engine):
     kept: ClassVar[Kept] = Kept()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        self._times = _PassTimes()
+        super().__init__(*arguments, counts=self._times, **options)
         self._names: dict[SequenceKey, str] = {}
-        counts = _PassTimes()
-        self.counts = counts
-        self._times = counts
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
         """Queue a sequence."""

@@ -107,7 +107,7 @@ def test_nothing_is_lost_by_preemptions_and_by_going_on_elsewhere(
     prompts = [list(range(first, first + 40)) for first in (3, 20, 50)]
     stopping = replace(STOPPING, max_tokens=120)
     results = harness.generate(prompts, SAMPLING["T=1 top_k"], stopping, wants_features=range(3))
-    assert engine.num_preemptions > 0
+    assert engine.scheduler.num_preemptions > 0
     for prompt, result in zip(prompts, results, strict=True):
         assert len(result.token_ids) == 120
         assert_features(new_model("llama"), prompt, result.token_ids, result.features)

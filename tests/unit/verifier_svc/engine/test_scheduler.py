@@ -289,7 +289,7 @@ def test_everyone_ends_and_the_first_in_rank_never_makes_room(seed: int) -> None
         assert first not in bench.waiting
         turns += 1
         assert turns < 10_000, "no progress"
-    assert [sequence._end.room for sequence in sequences] == [0] * 25
+    assert [sequence.verifier.room for sequence in sequences] == [0] * 25
     assert preemptions > 0
     assert bench.scheduler.num_recomputed_tokens > 0
     assert bench.cache.num_free_blocks == bench.cache.num_blocks

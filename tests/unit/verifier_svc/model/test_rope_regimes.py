@@ -158,10 +158,10 @@ def test_a_round_ends_at_the_boundary_and_the_text_is_computed_anew_behind_it() 
         # 1, then 14 accepted and the bonus token behind the boundary, then the rest.
         assert results[0].rounds == 3
         assert results[0].accepted == 14 + COUNT - 17
-        assert engine.num_preemptions == 0
-        assert engine.num_recomputed_tokens == BOUNDARY
-        assert engine.num_prompt_tokens == len(prompt)
-        assert engine.num_cached_tokens == 0
+        assert engine.scheduler.num_preemptions == 0
+        assert engine.scheduler.num_recomputed_tokens == BOUNDARY
+        assert engine.scheduler.num_prompt_tokens == len(prompt)
+        assert engine.scheduler.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("family", ["phi3", "gemma3"])
@@ -194,8 +194,8 @@ def test_texts_that_pass_the_boundary_in_a_full_cache_wait_for_room(num_blocks: 
         prompts = [text(length) for length in lengths]
         assert outputs(engine, prompts, oracle_drafter(told, 1)) == told
         assert outputs(engine, prompts) == told
-        assert engine.num_recomputed_tokens > 0
-        assert engine.num_prompt_tokens == 2 * sum(lengths)
+        assert engine.scheduler.num_recomputed_tokens > 0
+        assert engine.scheduler.num_prompt_tokens == 2 * sum(lengths)
 
 
 def test_texts_that_make_room_for_each_other_and_pass_the_boundary_get_the_same_tokens(
@@ -208,8 +208,8 @@ def test_texts_that_make_room_for_each_other_and_pass_the_boundary_get_the_same_
     with running(new_target(new_model("llama"), 6)) as engine:
         prompts = [text(length, length) for length in lengths]
         assert outputs(engine, prompts, oracle_drafter(told, 3), 80) == told
-        assert engine.num_preemptions > 0
-        assert engine.num_recomputed_tokens >= BOUNDARY * len(lengths)
+        assert engine.scheduler.num_preemptions > 0
+        assert engine.scheduler.num_recomputed_tokens >= BOUNDARY * len(lengths)
 
 
 @pytest.mark.parametrize("family", ["phi3", "llama", "gemma3"])
