@@ -20,9 +20,8 @@ from drafter_svc.config import ON, DrafterConfig
 from drafter_svc.drafters.base import Drafter
 from drafter_svc.model.cache_budget import CacheBudget
 from drafter_svc.model.model_thread import ModelThread
-from drafter_svc.request_sizes import MAX_REQUEST_BYTES, REQUEST_SIZES
 from drafter_svc.sequence_traces import sequence_traces
-from drafter_svc.service import SERVICE_NAME, DrafterService
+from drafter_svc.service import MAX_REQUEST_BYTES, REQUEST_SIZES, SERVICE_NAME, DrafterService
 
 
 def new_service(

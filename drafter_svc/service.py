@@ -7,9 +7,10 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import grpc
 from google.rpc import code_pb2
@@ -21,21 +22,28 @@ from coppice.net import rpc
 from coppice.net.message_writer import MessageWriter
 from coppice.net.stream_observer import StreamObserver
 from coppice.obs.logs import of_request
+from coppice.obs.metrics import histogram
 from coppice.obs.timeline import Timeline
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2
 from coppice.version import VERSION
-from coppice.wire.convert import denoising_from_proto, samples_drafts, sampling_from_proto, tree_from_proto
+from coppice.wire.convert import (
+    denoising_from_proto,
+    samples_drafts,
+    sampling_from_proto,
+    tree_from_proto,
+    tree_to_proto,
+)
+from coppice.wire.message_sizes import SAMPLING_BYTES, TREE_BYTES, MessageSizes
 from drafter_svc.acceptance_map import AcceptanceMap
-from drafter_svc.draft_counts import DrafterCounts
-from drafter_svc.drafters.base import Drafter, SamplingDrafter
+from drafter_svc.drafters.base import Drafter, JointDrafter, SamplingDrafter
 from drafter_svc.model.cache_budget import CacheBudget
 from drafter_svc.model.model_thread import ModelThread
-from drafter_svc.responses import ahead_response, draft_response
-from drafter_svc.search.joint_turns import JointTurns
 from drafter_svc.session import (
+    AheadDrafts,
     DuplicateSequenceError,
     Session,
+    SessionDraft,
     SessionOpening,
     SessionOutcome,
     UnknownSequenceError,
@@ -44,6 +52,97 @@ from drafter_svc.session import (
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
+
+
+# A drafter takes prompts of any length, and features of as many tokens as a round commits: two and a half million
+# tokens, or the features of a thousand tokens of 8,192 numbers.
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+# What the fields of a request may take, lists packed.
+REQUEST_SIZES = MessageSizes(pb.DraftRequest, {"open.sampling": SAMPLING_BYTES, "expect.tree": TREE_BYTES})
+
+
+SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+NODES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+# Statuses that sequences fail with: counted from the start, so that operators see a 0.
+USUAL_FAILURES = ("already_exists", "internal", "invalid_argument", "not_found", "resource_exhausted", "unimplemented")
+
+
+class DrafterCounts:
+    """What a drafter counts for operators.
+
+    Each is written by one thread alone, the event loop or the model's, and may be read by any.
+    """
+
+    def __init__(self) -> None:
+        # The event loop's: sequences so far, and those that were refused or failed later, by the name of the status.
+        self.num_opened = 0
+        # Tokens that they began with.
+        self.num_prompt_tokens = 0
+        self.failed = dict.fromkeys(USUAL_FAILURES, 0)
+        # Expectations for sequences that were gone.
+        self.num_gone = 0
+        # The model thread's.
+        self.queue_s = histogram("coppice_drafter_queue_seconds", "Time that a draft waited for the model.", SECONDS)
+        self.draft_s = histogram(
+            "coppice_drafter_draft_seconds", "Time of a draft, from its turn on, the reading included.", SECONDS
+        )
+        self.nodes = histogram("coppice_drafter_draft_nodes", "Nodes of a draft.", NODES)
+        # Expectations that were drafted ahead for, and those that were not: more was committed, or it is switched off.
+        self.num_expected = 0
+        self.num_dropped = 0
+        # Trees that were sent behind likely outcomes.
+        self.num_ahead = 0
+
+    def drafted(self, queue_s: float, draft_s: float, num_nodes: int) -> None:
+        """A draft was sent."""
+        self.queue_s.observe(queue_s)
+        self.draft_s.observe(draft_s)
+        self.nodes.observe(num_nodes)
+
+    def count_failure(self, status: str) -> None:
+        """A sequence was refused, or dropped from; `status` is the name of its error's, in lower case."""
+        self.failed[status] = self.failed.get(status, 0) + 1
+
+
+Turn: TypeAlias = Callable[[], None]
+
+
+class JointTurns:
+    """Turns of sequences that wait for the model thread: as many at once as the drafter makes drafts together.
+
+    Each comes when it would have come by itself, or with an earlier one.
+    """
+
+    def __init__(self, drafter: Drafter, thread: ModelThread, caches: CacheBudget) -> None:
+        self._joint = drafter.joint if isinstance(drafter, JointDrafter) else None
+        self._thread = thread
+        self._caches = caches
+        self._turns: deque[Turn] = deque()
+
+    @property
+    def num_joint_passes(self) -> int:
+        """Passes that were made for several drafts."""
+        return 0 if self._joint is None else self._joint.num_joint
+
+    def submit(self, turn: Turn) -> None:
+        """Take a turn, each of another sequence. Any thread may call this."""
+        self._turns.append(turn)
+        self._thread.submit(self._take)
+
+    def _take(self) -> None:
+        """The next turns, unless they have been taken with those before them. On the model thread."""
+        if not self._turns:
+            return
+        first = self._turns.popleft()
+        if self._joint is None:
+            first()
+            return
+        turns = [first]
+        while self._turns and len(turns) < self._joint.most:
+            turns.append(self._turns.popleft())
+        # A sequence in the midst of its draft must not be made to forget what it has read.
+        with self._caches.held():
+            self._joint.together(turns)
 
 
 class DrafterService(drafter_pb2_grpc.DrafterServiceServicer):
@@ -392,3 +491,23 @@ def _rules(drafter: Drafter) -> list[sampling_pb2.AcceptanceRule]:
     if isinstance(drafter, SamplingDrafter):
         rules.append(sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL)
     return rules
+
+
+def draft_response(sequence_id: int, draft: SessionDraft, elapsed_s: float) -> pb.DraftResponse:
+    """A tree that took so long."""
+    tree = pb.DraftTree(base_length=draft.base_length, tree=tree_to_proto(draft.tree), draft_us=int(elapsed_s * 1e6))
+    return pb.DraftResponse(sequence_id=sequence_id, tree=tree)
+
+
+def ahead_response(sequence_id: int, ahead: AheadDrafts) -> pb.DraftResponse:
+    """Trees behind likely outcomes."""
+    response = pb.DraftResponse(sequence_id=sequence_id)
+    for draft in ahead.drafts:
+        response.ahead.trees.add(
+            base_length=ahead.base_length,
+            # The stream's sequence says whose they are; the orchestrator knows their source.
+            tree=tree_to_proto(replace(draft.tree, source_names=())),
+            assumed_token_ids=draft.assumed,
+            outcome_log_prob=draft.log_prob,
+        )
+    return response

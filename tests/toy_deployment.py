@@ -28,7 +28,7 @@ from coppice.core.tree import ROOT, TokenTree
 from coppice.net.rpc import streaming, unary
 from coppice.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from coppice.wire.convert import log_probs_to_proto
-from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
+from drafter_svc.drafters.small_lm.sampled_lm import Path, sample_tree
 from orchestrator.api.validation import GenerationRequest, validate, wanted_outputs
 from orchestrator.peers.verifier_client import VerifierInfo
 from orchestrator.request.output_text import Output

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+import torch
 
 from coppice.core.errors import CoppiceError
 from coppice.net.certificates import Certificates
@@ -23,12 +27,10 @@ from verifier_svc.config import CONFIGURATION_ERROR, ENGINE_LOST, UNAVAILABLE_ER
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence_traces import sequence_traces
-from verifier_svc.model.hardware import hardware
 from verifier_svc.model.loading import load_probed_target
 from verifier_svc.model.parallel.sharded_target import Ranks
 from verifier_svc.model.target_model import TargetInfo, TargetModel
-from verifier_svc.request_sizes import max_request_bytes, request_sizes
-from verifier_svc.service import VerifierServicer
+from verifier_svc.service import VerifierServicer, max_request_bytes, request_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -152,3 +154,22 @@ def _other_ranks(config: VerifierConfig, stack: contextlib.ExitStack) -> Ranks |
     from verifier_svc.model.parallel.tensor_parallel import leading
 
     return stack.enter_context(leading(config))
+
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def hardware(device: torch.device, threads: int, num_processes: int) -> str:
+    """Kind of processor, the threads that it may use (0: as it sees fit), and how many processes share a pass."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}, {num_processes} processes"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{device.type} {_cpu_model()}, {cores} cores, {threads} threads, {num_processes} processes"
+
+
+def _cpu_model() -> str:
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams
 from coppice.search.likeliest_tokens import top_children
 from coppice.search.tree_limits import Children
-from drafter_svc.search.noise_rows import NoiseRows
 
 FloatArray = npt.NDArray[np.float32]
 # The nucleus is looked for among this many likeliest tokens: sorting a whole vocabulary would cost more than it gives.
@@ -209,3 +209,42 @@ def _nucleus(logits: FloatArray, sampling: SamplingParams) -> FloatArray:
     smallest = np.take_along_axis(likeliest, np.minimum(last, likeliest.shape[-1] - 1)[:, None], -1)
     kept: FloatArray = np.where(found[:, None] & (weights < smallest), _NEVER, logits)
     return kept
+
+
+class NoiseRows:
+    """Noise times temperature, a row [vocab] for each of some consecutive positions.
+
+    Room is for twice as many rows as are asked for at once: the rows move to the front only now and then.
+    """
+
+    def __init__(self, seed: int, vocab_size: int, temperature: float) -> None:
+        self._seed = seed
+        self._temperature = temperature
+        self._rows: FloatArray = np.empty((0, vocab_size), np.float32)
+        # The position of the first row in use, and the rows in use: from `_start` to before `_end`.
+        self._position = 0
+        self._start = self._end = 0
+
+    def at(self, position: int, count: int = 1) -> FloatArray:
+        """Rows [count, vocab] of `count` positions. They hold until the next call."""
+        if not self._position <= position <= self._position + self._end - self._start:
+            self._position, self._start, self._end = position, 0, 0
+        first = self._start + position - self._position
+        if first + count > len(self._rows):
+            first = self._make_room(first, count)
+        if (missing := first + count - self._end) > 0:
+            noise = gumbel(self._seed, position + count - missing, missing, self._rows.shape[1])
+            np.multiply(noise, self._temperature, out=self._rows[self._end : first + count], casting="same_kind")
+            self._end = first + count
+        return self._rows[first : first + count]
+
+    def _make_room(self, first: int, count: int) -> int:
+        """Move the rows from `first` on to the front and forget those before; returns where they are then: 0."""
+        kept = self._rows[first : self._end]
+        rows = self._rows
+        if 2 * count > len(rows):
+            rows = np.empty((2 * count, rows.shape[1]), np.float32)
+        rows[: len(kept)] = kept.copy()
+        self._position += first - self._start
+        self._rows, self._start, self._end = rows, 0, len(kept)
+        return 0

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.conftest import new_model  # noqa: F401 a fixture
-from verifier_svc.model.cuda_capture import CudaCapture
-from verifier_svc.model.pass_graphs import Capture
+from verifier_svc.model.pass_graphs import Capture, CudaCapture
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from coppice.client import Options, RequestFailedError
 from coppice.v1 import drafter_pb2, inference_pb2, sampling_pb2
-from drafter_svc.request_sizes import MAX_REQUEST_BYTES, REQUEST_SIZES
+from drafter_svc.service import MAX_REQUEST_BYTES, REQUEST_SIZES
 from orchestrator.api.validation import max_request_bytes
 from tests.conftest import StartFakes
 from tests.fakes import FakeVerifier

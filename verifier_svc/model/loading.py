@@ -36,15 +36,12 @@ from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.checkpoint import load_checkpoint, read_tokenizer, refuse_larger_tokenizer
 from verifier_svc.model.conformance_probe import ConformanceProbe
-from verifier_svc.model.context_limit import context_that_fits
 from verifier_svc.model.cpu_threads import CpuThreads
-from verifier_svc.model.cuda_capture import CudaCapture
-from verifier_svc.model.curve_measurement import measure_curve
 from verifier_svc.model.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.model.made_for import is_made_for
 from verifier_svc.model.parallel.sharded_target import Ranks, ShardedTarget
-from verifier_svc.model.pass_curve import PassCurve
-from verifier_svc.model.pass_graphs import Capture, PassGraphs
+from verifier_svc.model.pass_curve import PassCurve, measure_curve
+from verifier_svc.model.pass_graphs import Capture, CudaCapture, PassGraphs
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -297,6 +294,29 @@ def is_exact(target: TargetModel, vocab_size: int, *, is_required: bool) -> bool
         raise IncompatibleError(f"EXACTNESS is strict, but {reason}")
     logger.warning("strict mode is not offered: %s", reason)
     return False
+
+
+# A token of a prompt and one behind it: with less, every request would be refused.
+_LEAST_CONTEXT = 2
+
+
+def context_that_fits(limit: int, num_blocks: int, max_nodes: int, redraft: RedraftSettings | None) -> int:
+    """The longest text, of at most `limit` tokens, that `num_blocks` blocks hold beside all rows of a round behind it.
+
+    Raises:
+        IncompatibleError: there is no room for any.
+    """
+    rows = max_nodes + (redraft.shape.max_rows if redraft is not None else 0)
+    held = num_blocks * BLOCK_SIZE
+    if held - rows >= limit:
+        return limit
+    if held - rows < _LEAST_CONTEXT:
+        raise IncompatibleError(
+            f"the KV cache holds {held} tokens and a round may add {rows} rows, which leaves no room for a text: "
+            "raise KV_CACHE_MIB or lower MAX_NODES"
+        )
+    logger.warning("the KV cache holds less than a context of %d tokens: requests have %d", limit, held - rows)
+    return held - rows
 
 
 def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: bool) -> None:

@@ -25,10 +25,10 @@ from verifier_svc.extras.redraft.space_adapter import SpaceAdapter
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.model.cpu_threads import CpuThreads
+from verifier_svc.model.output_layer import RowStates
 from verifier_svc.model.parallel.tensor_attention import TensorKernel
 from verifier_svc.model.pass_graphs import Outputs, PassGraphs
 from verifier_svc.model.rope_regimes import make_rotary_rowwise
-from verifier_svc.model.row_states import RowStates
 from verifier_svc.model.tree_attention import TreeAttention
 
 

@@ -1,18 +1,23 @@
-"""Sampled trees of a small language model: draws from its own distribution, for traversal verification."""
+"""Sampled trees of a small language model: draws from its own distribution, for traversal verification.
+
+A tree's shape follows from the budget and the calibrated acceptance alone (`tree_widths`), since its size must not
+depend on what is drawn; the draws are then made level by level (`sample_tree`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.chance import Chance, Purpose, seeded_chance
 from coppice.core.draft_distribution import DraftDistribution, truncated
+from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.search.tree_limits import TreeLimits
-from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
-from drafter_svc.drafters.small_lm.tree_shape import MAX_WIDTH, tree_widths
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixKey
 from drafter_svc.model.read_context import ReadContext
@@ -21,6 +26,93 @@ from drafter_svc.search.coupling import Coupling
 
 # Tokens that a distribution is truncated to; each costs about six bytes on the wire for every node with children.
 MAX_TOKENS = 16
+
+
+Path = tuple[int, ...]
+# The distributions behind the tokens of several paths, in one forward pass.
+Predict = Callable[[Sequence[Path]], Sequence[DraftDistribution]]
+
+
+def sample_tree(
+    widths: Sequence[int], predict: Predict, chance: Chance, *, with_replacement: bool = False
+) -> SampledTree:
+    """A tree of `len(widths)` levels; every node of level i (the root is level 0) gets `widths[i]` children.
+
+    Without replacement, a node whose distribution has fewer tokens gets them all.
+    """
+    token_ids: list[int] = []
+    parents: list[int] = []
+    distributions: list[DraftDistribution | None] = [None]
+    level: list[tuple[int, Path]] = [(ROOT, ())]
+    for width in widths:
+        below: list[tuple[int, Path]] = []
+        for (node, path), distribution in zip(level, predict([path for _, path in level]), strict=True):
+            distributions[node + 1] = distribution
+            for token in sample_children(distribution, width, chance, with_replacement=with_replacement):
+                below.append((len(token_ids), (*path, token)))
+                token_ids.append(token)
+                parents.append(node)
+                distributions.append(None)
+        level = below
+    return SampledTree(tuple(token_ids), tuple(parents), tuple(distributions), with_replacement)
+
+
+def sample_children(
+    distribution: DraftDistribution, count: int, chance: Chance, *, with_replacement: bool
+) -> tuple[int, ...]:
+    """Tokens drawn from a distribution one after another."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        token = distribution.token_ids[chance.choice(distribution.probabilities)]
+        tokens.append(token)
+        if with_replacement:
+            continue
+        if len(distribution) == 1:
+            break
+        distribution = distribution.without(token)
+    return tuple(tokens)
+
+
+# Most children of one node, levels and nodes. Larger shapes take long to plan, and hardly a draft reaches so deep.
+MAX_WIDTH = 4
+MAX_LEVELS = 12
+MAX_NODES = 64
+
+
+class _Plan(NamedTuple):
+    gain: float
+    widths: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def tree_widths(
+    max_nodes: int, max_levels: int, acceptance_by_rank: tuple[float, ...], node_cost: float, min_level_gain: float
+) -> tuple[int, ...]:
+    """The widths, one per level, whose expected accepted tokens less `node_cost` for each node are the most.
+
+    A node's w children are taken to hold the right token as often as the first w of `acceptance_by_rank` together. A
+    level below the first costs a forward pass, and has to be reached with probability `min_level_gain` at least.
+    """
+    rates = tuple(accumulate(acceptance_by_rank[:MAX_WIDTH]))
+
+    def best(parents: int, nodes_left: int, levels_left: int, reach: float) -> _Plan:
+        found = _Plan(0.0, ())
+        if levels_left == 0:
+            return found
+        for width, rate in enumerate(rates, start=1):
+            nodes = parents * width
+            if nodes > nodes_left:
+                break
+            reached = reach * min(rate, 1.0)
+            below = _Plan(0.0, ())
+            if reached >= min_level_gain:
+                below = best(nodes, nodes_left - nodes, levels_left - 1, reached)
+            gain = reached - node_cost * nodes + below.gain
+            if gain > found.gain:
+                found = _Plan(gain, (width, *below.widths))
+        return found
+
+    return best(1, min(max_nodes, MAX_NODES), min(max_levels, MAX_LEVELS), 1.0).widths
 
 
 class SampledLmSequence(ReadContext):

@@ -17,8 +17,8 @@ from orchestrator.api.validation import (
     max_request_bytes,
     request_sizes,
 )
-from verifier_svc.request_sizes import max_request_bytes as max_verify_bytes
-from verifier_svc.request_sizes import request_sizes as verify_sizes
+from verifier_svc.service import max_request_bytes as max_verify_bytes
+from verifier_svc.service import request_sizes as verify_sizes
 
 CONTEXTS = [16, 2048, 32_768, 1 << 20]
 LARGEST_ID = (1 << 32) - 1

@@ -18,7 +18,7 @@ from coppice.core.chance import Chance
 from coppice.core.draft_distribution import DraftDistribution, truncated
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from drafter_svc.drafters.small_lm.tree_sampler import sample_tree
+from drafter_svc.drafters.small_lm.sampled_lm import sample_tree
 from verifier_svc.verify.acceptance import Acceptance
 
 FloatArray = npt.NDArray[np.float64]

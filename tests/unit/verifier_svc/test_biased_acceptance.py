@@ -17,7 +17,7 @@ from coppice.core.chance import Chance, Purpose, UniformChance, seeded_chance
 from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT
-from drafter_svc.drafters.small_lm.tree_sampler import sample_children, sample_tree
+from drafter_svc.drafters.small_lm.sampled_lm import sample_children, sample_tree
 from tests.oracles.block import block_verification
 from tests.oracles.chain_rejection import chain_rejection
 from tests.oracles.multi_step import multi_step

@@ -11,7 +11,7 @@ from coppice.core.errors import UnsupportedError
 from coppice.core.grammar import Grammar, GrammarKind
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
-from drafter_svc.drafters.small_lm.tree_sampler import sample_tree
+from drafter_svc.drafters.small_lm.sampled_lm import sample_tree
 from tests.unit.verifier_svc.enumeration import every_outcome
 from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door, draw, raw_logits, some_tree
 from verifier_svc.engine.round_outcome import RoundOutcome

@@ -14,7 +14,7 @@ from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree
 from coppice.v1 import sampling_pb2, verifier_pb2
 from coppice.wire.convert import sampling_to_proto, stopping_to_proto, tree_to_proto
-from drafter_svc.drafters.small_lm.tree_sampler import Path, sample_tree
+from drafter_svc.drafters.small_lm.sampled_lm import Path, sample_tree
 from tests.unit.verifier_svc.byte_tokenizer import byte_level_tokenizer
 from tests.unit.verifier_svc.toy_pass import Language, ToyTarget, toy_info
 from verifier_svc.engine.engine import Engine

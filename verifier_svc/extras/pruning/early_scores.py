@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,9 +17,18 @@ from verifier_svc.model.output_layer import OutputLayer
 
 CAN_COMPILE = True
 try:
-    from verifier_svc.extras.pruning.compiled_scores import normed_parents, pair_scores
+    from coppice.kernels.cpu.compiler import compiled
 except ImportError:
     CAN_COMPILE = False
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+    def compiled(function: Function) -> Function:
+        """The function as it is, which is not called then."""
+        return function
+
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
 
 class EarlyScores:
@@ -60,5 +74,57 @@ class EarlyScores:
         products = pair_scores(rows, added, places, output.weight.numpy(), candidates.token_ids)
         return output.finish(torch.from_numpy(products), self._on_device(candidates.token_ids))
 
-    def _on_device(self, array: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+    def _on_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+@compiled
+def normed_parents(
+    hidden: FloatArray, parent_rows: IntArray, weight: FloatArray, bias: FloatArray, is_centred: bool, eps: float
+) -> tuple[FloatArray, IntArray]:
+    """LayerNorm where `is_centred`, else RMSNorm, of rows of `hidden` [N, hidden], each row once.
+
+    Returns what comes of them [P, hidden], and for each of `parent_rows` [C] its place there.
+    """
+    size = hidden.shape[1]
+    places = np.full(hidden.shape[0], -1, np.int64)
+    found = np.empty(len(parent_rows), np.int64)
+    num_parents = 0
+    for index, row in enumerate(parent_rows):
+        if places[row] < 0:
+            places[row] = num_parents
+            num_parents += 1
+        found[index] = places[row]
+    result = np.empty((num_parents, size), np.float32)
+    for row in range(hidden.shape[0]):
+        place = places[row]
+        if place < 0:
+            continue
+        mean = np.float32(0)
+        if is_centred:
+            for column in range(size):
+                mean += hidden[row, column]
+            mean /= np.float32(size)
+        square = np.float32(0)
+        for column in range(size):
+            value = hidden[row, column] - mean
+            square += value * value
+        factor = np.float32(1 / math.sqrt(square / size + eps))
+        for column in range(size):
+            result[place, column] = (hidden[row, column] - mean) * factor * weight[column] + bias[column]
+    return result, found
+
+
+@compiled
+def pair_scores(
+    rows: FloatArray, added: FloatArray, places: IntArray, table: FloatArray, token_ids: IntArray
+) -> FloatArray:
+    """Products of (rows + added) [P, hidden] at `places` [C] with the table's rows [V, hidden] of the tokens [C]."""
+    result = np.empty(len(places), np.float32)
+    for index in range(len(places)):
+        place, token = places[index], token_ids[index]
+        total = np.float32(0)
+        for column in range(rows.shape[1]):
+            total += (rows[place, column] + added[place, column]) * table[token, column]
+        result[index] = total
+    return result

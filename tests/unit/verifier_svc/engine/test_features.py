@@ -26,8 +26,8 @@ from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.extras.pruning.early_pruning import survivors_of
 from verifier_svc.extras.pruning.pace import ON, PruningSettings
+from verifier_svc.model.output_layer import RowStates
 from verifier_svc.model.pass_graphs import PassGraphs
-from verifier_svc.model.row_states import RowStates
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.draw_rule import DrawRule

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from coppice.core.chance import Purpose, seeded_chance
+from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from drafter_svc.drafters.base import SamplingDrafter
 from drafter_svc.drafters.small_lm.drafter import SmallLm
-from drafter_svc.drafters.small_lm.sampled_lm import MAX_TOKENS
+from drafter_svc.drafters.small_lm.sampled_lm import (
+    MAX_LEVELS,
+    MAX_NODES,
+    MAX_TOKENS,
+    MAX_WIDTH,
+    Path,
+    sample_children,
+    sample_tree,
+    tree_widths,
+)
 from tests.unit.drafter_svc.drafters.small_lm.test_small_lm import CONTEXT, PROMPT, VOCAB, make_drafter
+from tests.unit.verifier_svc.enumeration import Languages, every_outcome
 
 SAMPLING = {
     "T=1": SamplingParams(temperature=1.0, seed=7),
@@ -141,3 +155,120 @@ def test_trees_end_with_the_context_and_the_budget(llama: LlamaForCausalLM) -> N
 
 def test_the_small_lm_is_a_drafter_that_samples(llama: LlamaForCausalLM) -> None:
     assert isinstance(small(llama), SamplingDrafter)
+
+
+DRAFT = DraftDistribution((2, 5, 7, 9), (1.0, 2.0, 4.0, 1.0))
+SHARE = {token: weight / 8 for token, weight in zip(DRAFT.token_ids, DRAFT.weights, strict=True)}
+
+
+def law_of_children(count: int, *, with_replacement: bool) -> dict[tuple[int, ...], float]:
+    """From the definition: each draw's share among the tokens that are still there."""
+    law = {}
+    for tokens in itertools.product(DRAFT.token_ids, repeat=count):
+        if not with_replacement and len(set(tokens)) < count:
+            continue
+        probability = 1.0
+        for index, token in enumerate(tokens):
+            gone = 0.0 if with_replacement else sum(SHARE[elder] for elder in tokens[:index])
+            probability *= SHARE[token] / (1 - gone)
+        law[tokens] = probability
+    return law
+
+
+@pytest.mark.parametrize("with_replacement", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_children_have_the_law_of_successive_draws(count: int, with_replacement: bool) -> None:
+    law: Counter[tuple[int, ...]] = Counter()
+    for tokens, weight in every_outcome(
+        lambda chance: sample_children(DRAFT, count, chance, with_replacement=with_replacement)
+    ):
+        law[tokens] += weight
+    assert law == pytest.approx(law_of_children(count, with_replacement=with_replacement), abs=1e-12)
+
+
+def test_a_node_gets_no_more_children_than_its_distribution_has_tokens() -> None:
+    chance = seeded_chance(0, 0, Purpose.DRAFT)
+    assert sorted(sample_children(DRAFT, 6, chance, with_replacement=False)) == [2, 5, 7, 9]
+    assert len(sample_children(DRAFT, 6, chance, with_replacement=True)) == 6
+
+
+def test_a_level_is_predicted_in_one_call_and_every_node_carries_its_own_distribution() -> None:
+    pair = Languages(0, 5)
+    asked: list[list[Path]] = []
+
+    def predict(paths: Sequence[Path]) -> list[DraftDistribution]:
+        asked.append(list(paths))
+        return pair.predict(paths)
+
+    tree = sample_tree((3, 2, 1), predict, seeded_chance(1, 10, Purpose.DRAFT))
+    assert [len(paths) for paths in asked] == [1, 3, 6]
+    assert len(tree) == 3 + 6 + 6
+    for node in range(ROOT, len(tree)):
+        path = tuple(tree.token_ids[step] for step in tree.path(node))
+        assert tree.distributions[node + 1] == (pair.draft(path) if len(path) < 3 else None)
+
+
+def test_a_tree_is_a_function_of_seed_and_position() -> None:
+    pair = Languages(0, 5)
+
+    def draw(seed: int, position: int) -> tuple[int, ...]:
+        return sample_tree((3, 2), pair.predict, seeded_chance(seed, position, Purpose.DRAFT)).token_ids
+
+    assert draw(1, 10) == draw(1, 10)
+    others = {draw(seed, position) for seed, position in itertools.product(range(4), range(4))}
+    assert len(others) > 8
+
+
+def test_seeded_trees_have_the_law_of_successive_draws() -> None:
+    rounds = 4000
+    drawn = Counter(
+        sample_children(DRAFT, 2, seeded_chance(3, position, Purpose.DRAFT), with_replacement=False)
+        for position in range(rounds)
+    )
+    law = law_of_children(2, with_replacement=False)
+    assert set(drawn) == set(law)
+    expected = rounds * np.array(list(law.values()))
+    counts = np.array([drawn[tokens] for tokens in law])
+    # The 0.999 quantile of chi-square with 11 degrees of freedom.
+    assert ((counts - expected) ** 2 / expected).sum() < 31.3
+
+
+RATES = {"measured": (0.745, 0.133, 0.046, 0.024), "flat": (0.3, 0.3, 0.2, 0.1), "one": (0.9,)}
+
+
+def value(widths: Sequence[int], rates: Sequence[float], cost: float) -> float:
+    total, nodes, reach = 0.0, 1, 1.0
+    for width in widths:
+        nodes, reach = nodes * width, reach * sum(rates[:width])
+        total += reach - cost * nodes
+    return total
+
+
+def is_within(widths: Sequence[int], rates: Sequence[float], max_nodes: int, min_gain: float) -> bool:
+    sizes = list(itertools.accumulate(widths, lambda nodes, width: nodes * width))
+    reached = list(itertools.accumulate([sum(rates[:width]) for width in widths], lambda one, other: one * other))
+    return sum(sizes) <= max_nodes and all(reach >= min_gain for reach in reached[:-1])
+
+
+@pytest.mark.parametrize("rates", RATES.values(), ids=RATES)
+@pytest.mark.parametrize("cost", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(("max_nodes", "min_gain"), [(4, 0.0), (9, 0.3), (15, 0.1)])
+def test_no_other_shape_promises_more(rates: tuple[float, ...], cost: float, max_nodes: int, min_gain: float) -> None:
+    found = tree_widths(max_nodes, 4, rates, cost, min_gain)
+    assert is_within(found, rates, max_nodes, min_gain)
+    widths = range(1, len(rates) + 1)
+    others = [shape for levels in range(5) for shape in itertools.product(widths, repeat=levels)]
+    possible = [shape for shape in others if is_within(shape, rates, max_nodes, min_gain)]
+    assert value(found, rates, cost) == pytest.approx(max(value(shape, rates, cost) for shape in possible))
+
+
+def test_a_node_that_costs_more_than_it_brings_is_left_out() -> None:
+    assert tree_widths(15, 8, (0.745, 0.133), 0.8, 0.0) == ()
+    assert tree_widths(0, 8, (0.745, 0.133), 0.0, 0.0) == ()
+
+
+def test_shapes_are_bounded_whatever_is_asked_for() -> None:
+    widths = tree_widths(4096, 10**6, (0.4, 0.3, 0.2, 0.05, 0.04), 0.0, 0.0)
+    assert len(widths) <= MAX_LEVELS
+    assert max(widths) <= MAX_WIDTH
+    assert sum(itertools.accumulate(widths, lambda nodes, width: nodes * width)) <= MAX_NODES

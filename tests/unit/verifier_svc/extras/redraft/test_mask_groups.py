@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
-from verifier_svc.engine.pass_shares import RowAllotment
+from verifier_svc.engine.pass_shares import RowAllotment, deal_masks
 from verifier_svc.engine.sequence import SequenceKey
 from verifier_svc.extras.redraft.mask_choice import FURTHER, choose_groups, num_worth_verifying
 from verifier_svc.extras.redraft.mask_counts import MASK_PRICE, path_ends
 from verifier_svc.extras.redraft.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
-from verifier_svc.extras.redraft.mask_shares import deal_masks
 from verifier_svc.model.pass_curve import PassCurve
 
 SHAPE = MaskShape(num_masks=3, num_groups=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verifier_svc.model.hardware import hardware
+from verifier_svc.app import hardware
 
 
 def test_it_is_the_same_each_time_and_another_with_other_threads_or_processes() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from drafter_svc.model.cache_budget import CacheBudget
 from drafter_svc.model.model_thread import ModelThread
-from drafter_svc.search.joint_turns import JointTurns
+from drafter_svc.service import JointTurns
 from tests.integration.test_drafter_metrics import ChainDrafter
 
 LONG_S = 10.0

@@ -15,7 +15,7 @@ from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.sequence import Sequence, SequenceSpec
 from verifier_svc.extras.redraft.mask_groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings
-from verifier_svc.model.context_limit import context_that_fits
+from verifier_svc.model.loading import context_that_fits
 
 MASKS = replace(SETTINGS, shape=MaskShape(3, 4))
 
