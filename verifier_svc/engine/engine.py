@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from coppice.core.noise import gumbel
 from coppice.obs.timeline import Timeline
 from verifier_svc.engine.counts import EngineCounts
@@ -22,7 +20,6 @@ from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
 from verifier_svc.engine.sequence import Sequence as RunningSequence
-from verifier_svc.extras.redraft.redraft import redraft_tree
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import LoadEvent, OutcomeEvent
 from verifier_svc.stream.outbox import Outbox, Sink
@@ -95,8 +92,6 @@ class Engine:
         self._on_death = on_death
         # Compiled at its first use, which should not be a request's.
         gumbel(0, 0, 1, self._info.vocab_size)
-        if self._info.redraft is not None:
-            redraft_tree(np.zeros((1, self._info.vocab_size), np.float32), [0], 0, self._info.redraft, 0.0, 1)
         self._thread.start()
 
     def stop(self) -> None:

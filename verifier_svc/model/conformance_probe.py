@@ -32,7 +32,7 @@ _ROUNDS = 2
 # Tokens of the texts at both ends of the context; all but the first few are a chain.
 _END_TOKENS, _END_PENDING = 12, 4
 # Largest difference between logits that counts as rounding, relative to their spread.
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
+TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ConformanceProbe:
     def __init__(self, model: PreTrainedModel, vocab_size: int, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
         self._prefixes = [generator.integers(0, vocab_size, size).tolist() for size in _PREFIXES]
-        self._trees = [[_random_tree(generator, vocab_size) for _ in _PREFIXES] for _ in range(_ROUNDS)]
+        self._trees = [[random_tree(generator, vocab_size, _NODES) for _ in _PREFIXES] for _ in range(_ROUNDS)]
         self._expected = self._plain_logits(model)
         self._position_limit = position_limit(model)
         tokens = min(_END_TOKENS, self._position_limit)
@@ -66,7 +66,7 @@ class ConformanceProbe:
             IncompatibleError: the logits differ by more than rounding.
         """
         spread = torch.cat(self._expected[0]).std().item()
-        limit = _TOLERANCE[next(target.model.parameters()).dtype] * max(1.0, spread)
+        limit = TOLERANCES[next(target.model.parameters()).dtype] * max(1.0, spread)
         self._check_ends(target, limit)
         caches = [SequenceCache(target.cache, 256) for _ in self._prefixes]
         pending = [list(prefix) for prefix in self._prefixes]
@@ -147,10 +147,11 @@ def _logits_from(model: PreTrainedModel, text: list[int], start: int) -> Tensor:
     return logits
 
 
-def _random_tree(generator: np.random.Generator, vocab_size: int) -> TokenTree:
-    tokens = generator.choice(vocab_size, _NODES, replace=False)
-    parents = tuple(int(generator.integers(-1, node)) if node else -1 for node in range(_NODES))
-    return TokenTree(tuple(int(token) for token in tokens), parents, (0.0,) * _NODES)
+def random_tree(generator: np.random.Generator, vocab_size: int, num_nodes: int) -> TokenTree:
+    """A tree of so many nodes with different tokens, or of as many as there are tokens."""
+    tokens = generator.choice(vocab_size, min(num_nodes, vocab_size), replace=False).tolist()
+    parents = [int(generator.integers(-1, node)) if node else -1 for node in range(len(tokens))]
+    return TokenTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))
 
 
 def _deepest_path(tree: TokenTree) -> tuple[int, ...]:

@@ -45,6 +45,14 @@ def with_product(builder: Any, sums: Any, factors: Any, numbers: Any) -> Any:
     return builder.call(fused, [factors, numbers, sums])
 
 
+def unpacked(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
+    """What code that is being generated is given: three arrays, and the numbers behind them as 64 bits."""
+    pairs = list(zip(signature.args, arguments, strict=True))
+    arrays = [cgutils.create_struct_proxy(kind)(context, builder, value) for kind, value in pairs[:3]]
+    numbers = [context.cast(builder, value, kind, types.int64) for kind, value in pairs[3:]]
+    return arrays, numbers
+
+
 def unaligned(access: Any) -> Any:
     """The same load or store of a vector, which may begin at any number."""
     access.align = NUMBER_BYTES

@@ -35,7 +35,7 @@ from drafter_svc.drafters.features.heads import FeatureHeads, last_feature
 from drafter_svc.model.checkpoint import choose_device, choose_forward, load_fingerprint, load_model
 from drafter_svc.model.draft_context import DraftContext
 from drafter_svc.model.hf_forward import PlainForward
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixBlocks, PrefixKey
+from drafter_svc.model.prefix_blocks import PrefixBlocks, PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
 from drafter_svc.search.coupling import ChildChoice, Coupling
@@ -211,14 +211,13 @@ class BlockLmSequence(ReadContext):
         transition: TransitionScores | None = None,
         heads: FeatureHeads | None = None,
     ) -> None:
-        super().__init__(forward, context, beginning)
+        super().__init__(forward, context, coupling, beginning)
         self._heads = heads
         # What the heads say behind the last committed token [places, hidden]; None where it has no feature.
         self._head_rows: FloatArray | None = None
         self._transition = transition
         self._info = info
         self._block = block
-        self._coupling = coupling
         self._sigmas = sigmas
         self._max_children = max_children
         self._limits = limits
@@ -238,29 +237,20 @@ class BlockLmSequence(ReadContext):
             feature = last_feature(features, self._heads.feature_size, len(token_ids))
             if token_ids:
                 self._head_rows = None if feature is None else self._heads.say(feature, token_ids[-1])
-        self._coupling.commit(token_ids)
-        if self._context.extend(token_ids):
-            self._start_over()
+        super().extend(token_ids)
 
     def _start_over(self) -> None:
         super()._start_over()
         self._root = None
 
-    def read(self, max_pieces: int) -> int:
-        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._forward.max_positions:
-            return 0
-        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
-        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
-
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""
-        if max_nodes < 1 or self._context.size > self._forward.max_positions:
+        if max_nodes < 1 or self._context.size > self._max_positions:
             return EMPTY_TREE
         self.read(max_pieces=sys.maxsize)
         budget = min(max_nodes, self._limits.max_nodes)
         # The block's rows stand at the positions behind the last committed token.
-        num_masks = min(self._block.num_masks(budget), self._forward.max_positions - self._context.size)
+        num_masks = min(self._block.num_masks(budget), self._max_positions - self._context.size)
         if self._context.unread or len(self._marginals) != 1 + num_masks:
             self._marginals = self._block.predict(self._look, num_masks)
         limits = replace(self._limits, max_nodes=budget, row_multiple=row_multiple)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.errors import InvalidRequestError
+from coppice.kernels.cpu.half_tables import floats
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -78,9 +79,7 @@ def last_feature(features: bytes, size: int, num_tokens: int) -> FloatArray | No
         raise InvalidRequestError(
             "outcome.features", f"has {len(features)} bytes for {num_tokens} tokens of {num_bytes} bytes each"
         )
-    # The first half of single-precision numbers.
-    halves = np.frombuffer(features[-num_bytes:], "<u2").astype(np.uint32)
-    row = (halves << 16).view(np.float32)
+    row = floats(np.frombuffer(features[-num_bytes:], "<u2"))
     return _even(row) if row.any() and np.isfinite(row).all() else None
 
 

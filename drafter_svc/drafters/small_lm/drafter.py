@@ -184,10 +184,8 @@ class SmallLmSequence(ReadContext):
     ) -> None:
         """`rounds` are those of all sequences, which share them."""
         self._source = source
-        super().__init__(forward, context, beginning)
-        self._max_positions = forward.max_positions
+        super().__init__(forward, context, coupling, beginning)
         self._max_unread = forward.max_unread
-        self._coupling = coupling
         self._max_children = max_children
         self._max_nodes = limits.max_nodes
         # Those of the last draft: budgets seldom change.
@@ -203,21 +201,11 @@ class SmallLmSequence(ReadContext):
         if self._outcomes is not None:
             self._pace.outcome_came()
             self._outcomes = None
-        self._coupling.commit(token_ids)
-        if self._context.extend(token_ids):
-            self._start_over()
+        super().extend(token_ids)
 
     def _start_over(self) -> None:
         super()._start_over()
         self._root = self._outcomes = None
-
-    def read(self, max_pieces: int) -> int:
-        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._max_positions:
-            return 0
-        self._follow()
-        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
-        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """The best tree of at most `max_nodes` nodes behind the committed tokens; empty beyond the context."""

@@ -19,7 +19,7 @@ from coppice.core.sampling import SamplingParams
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from coppice.search.tree_limits import TreeLimits
 from drafter_svc.model.draft_context import DraftContext
-from drafter_svc.model.prefix_blocks import PIECE_ROWS, PrefixKey
+from drafter_svc.model.prefix_blocks import PrefixKey
 from drafter_svc.model.read_context import ReadContext
 from drafter_svc.model.tree_cache import FloatArray, Forward
 from drafter_svc.search.coupling import Coupling
@@ -133,10 +133,8 @@ class SampledLmSequence(ReadContext):
         context: DraftContext,
         beginning: PrefixKey | None = None,
     ) -> None:
-        super().__init__(forward, context, beginning)
-        self._max_positions = forward.max_positions
-        # Used for the request's parameters, never for its noise.
-        self._coupling = coupling
+        # The coupling is used for the request's parameters, never for its noise.
+        super().__init__(forward, context, coupling, beginning)
         self._sampling = sampling
         self._limits = limits
         self._acceptance_by_rank = tuple(acceptance_by_rank)
@@ -144,20 +142,6 @@ class SampledLmSequence(ReadContext):
         # Of paths behind the committed tokens: their rows, and what their children are drawn from.
         self._rows: dict[Path, int] = {}
         self._behind: dict[Path, DraftDistribution] = {}
-
-    def extend(self, token_ids: Sequence[int], features: bytes = b"") -> None:
-        """Take in committed tokens; features are not needed."""
-        self._coupling.commit(token_ids)
-        if self._context.extend(token_ids):
-            self._start_over()
-
-    def read(self, max_pieces: int) -> int:
-        """Read what costs nothing and at most `max_pieces` pieces; returns how many are left."""
-        if len(self._context.unread) <= PIECE_ROWS or self._context.size > self._max_positions:
-            return 0
-        del self._context.unread[: self._cache.follow(self._context.unread[:-1]).num_tokens]
-        del self._context.unread[: self._cache.read(self._context.unread, max_pieces)]
-        return max(0, len(self._context.unread) - 1) // PIECE_ROWS
 
     def draft(self, max_nodes: int, row_multiple: int = 1) -> TokenTree:
         """A tree of at most `max_nodes` nodes, drawn with the seed's own numbers for this committed length.
@@ -194,11 +178,14 @@ class SampledLmSequence(ReadContext):
     def _read(self) -> None:
         """Bring the cache up to the last committed token, which is always read anew for its logits."""
         if self._context.unread:
-            followed = self._cache.follow(self._context.unread[:-1])
-            logits = self._cache.extend(self._context.unread[followed.num_tokens :])
+            self._follow()
+            logits = self._cache.extend(self._context.unread)
             self._context.unread.clear()
             self._rows = {(): ROOT}
             self._behind = {(): self._distribution(logits)}
+
+    def _follow(self) -> None:
+        del self._context.unread[: self._cache.follow(self._context.unread[:-1]).num_tokens]
 
     def _predict(self, paths: Sequence[Path]) -> list[DraftDistribution]:
         """What the tokens behind paths are drawn from; one forward pass where a path was not read before."""

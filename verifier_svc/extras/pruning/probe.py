@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from coppice.core.errors import IncompatibleError
-from coppice.core.tree import TokenTree
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows
 from verifier_svc.extras.pruning.early_pruning import num_candidates, survivors_of
-from verifier_svc.model.output_layer import output_layer
+from verifier_svc.model.conformance_probe import TOLERANCES, random_tree
+from verifier_svc.model.output_layer import RowStates, output_layer
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.verify.draw_rule import DrawRule
 
 _PROMPT, _NODES, _ROUNDS = 40, 24, 4
 _SHARE_PRUNED = 0.3
 _RULE = DrawRule(0.0, 0, 0.0)
-# Largest difference that counts as rounding, relative to the logits' spread.
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: int = 0) -> None:
@@ -35,7 +33,7 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
     """
     generator = np.random.default_rng(seed)
     name = type(target.model).__name__
-    limit = _TOLERANCE[next(target.model.parameters()).dtype]
+    limit = TOLERANCES[next(target.model.parameters()).dtype]
     caches = [SequenceCache(target.cache, 256) for _ in range(2)]
     try:
         for _ in range(_ROUNDS):
@@ -43,7 +41,7 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
                 SequenceRows(
                     cache,
                     generator.integers(0, vocab_size, _PROMPT).tolist(),
-                    _tree(generator, vocab_size),
+                    random_tree(generator, vocab_size, _NODES),
                     True,
                     (),
                     rule,
@@ -51,7 +49,11 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
                 for cache, rule in zip(caches, (_RULE, None), strict=True)
             ]
             plan = target.plan(work)
-            whole, inputs = _with_inputs_of_output_layer(target, plan)
+            with RowStates(target.model) as states:
+                whole = target.forward(plan)
+            inputs = states.of(None)
+            if len(inputs) != len(whole):
+                inputs = inputs[torch.from_numpy(plan.logit_rows).to(inputs.device)]
             spread = max(1.0, whole.std().item())
             scores = _random_scores(generator, num_candidates(plan))
             left, forward = target.forward_pruned(plan, scores)
@@ -75,35 +77,12 @@ def check_pruning(target: TargetModel, vocab_size: int, *, exact: bool, seed: in
             cache.release()
 
 
-def _with_inputs_of_output_layer(target: TargetModel, plan: PassPlan) -> tuple[Tensor, Tensor]:
-    """Logits [K, vocab] of a whole pass, and what the output layer made them of [K, hidden]."""
-    seen: list[Tensor] = []
-    layer = target.model.get_output_embeddings()
-    handle = layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0][0].detach()))
-    try:
-        logits = target.forward(plan)
-    finally:
-        handle.remove()
-    if not seen:
-        raise IncompatibleError(f"{type(target.model).__name__} does not call its output layer as others do")
-    [inputs] = seen
-    if len(inputs) != len(logits):
-        inputs = inputs[torch.from_numpy(plan.logit_rows).to(inputs.device)]
-    return logits, inputs
-
-
 def _rows_left(whole: Tensor, plan: PassPlan, left: PassPlan) -> Tensor:
     """Of the logits of a whole pass, those of the rows that are left."""
     kept: list[int] = []
     for segment, (first, _) in zip(left.segments, plan.logit_ranges, strict=True):
         kept += [first, *(first + 1 + node for node in survivors_of(segment))]
     return whole[kept]
-
-
-def _tree(generator: np.random.Generator, vocab_size: int) -> TokenTree:
-    tokens = generator.choice(vocab_size, min(_NODES, vocab_size), replace=False).tolist()
-    parents = [int(generator.integers(-1, node)) if node else -1 for node in range(len(tokens))]
-    return TokenTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))
 
 
 def _random_scores(generator: np.random.Generator, count: int) -> Tensor:

@@ -27,6 +27,7 @@ from coppice.kernels.cpu.vector_code import (
     cgutils,
     in_every_lane,
     unaligned,
+    unpacked,
     with_product,
 )
 
@@ -57,15 +58,8 @@ def _tile(num_rows: int, num_vectors: int) -> Callable[..., None]:
         target: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            numbers = [
-                context.cast(builder, value, kind, types.int64)
-                for value, kind in zip(arguments[3:], signature.args[3:], strict=True)
-            ]
+            proxies, numbers = unpacked(context, builder, signature, arguments)
             first, first_factor, first_place, num_products, first_column, first_target = numbers
-            proxies = [
-                cgutils.create_struct_proxy(kind)(context, builder, value)
-                for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
-            ]
             begins = [(first, first_factor), (first_place, first_column), (first, first_target)]
             matrices = tuple(_Matrix(builder, *pair) for pair in zip(proxies, begins, strict=True))
             _generate_tile(builder, matrices, num_products, num_rows, num_vectors)

@@ -36,6 +36,7 @@ from coppice.kernels.cpu.vector_code import (
     cgutils,
     in_every_lane,
     unaligned,
+    unpacked,
     with_product,
 )
 from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
@@ -128,14 +129,7 @@ def _tile(num_rows: int) -> Callable[..., None]:
         _typing: Any, rows: Any, panels: Any, result: Any, row: Any, panel: Any, column: Any, begin: Any, end: Any
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            numbers = [
-                context.cast(builder, value, kind, types.int64)
-                for value, kind in zip(arguments[3:], signature.args[3:], strict=True)
-            ]
-            arrays = [
-                cgutils.create_struct_proxy(kind)(context, builder, value)
-                for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
-            ]
+            arrays, numbers = unpacked(context, builder, signature, arguments)
             _generate_tile(builder, arrays, numbers, num_rows)
             return context.get_dummy_value()
 
