@@ -69,8 +69,8 @@ class VerifierConfig(ServiceSettings):
         "0 takes what rounding can do in the model's precision.",
     )
 
-    # See space_adapter.py. Costs decide which masks and nodes are worth their rows; with a least probability of 0 all
-    # are.
+    # See extras/redraft/adapter.py. Costs decide which masks and nodes are worth their rows; with a least probability
+    # of 0 all are.
     space_adapter: str = Field(
         default="", description="Directory of an adapter with which the target drafts in its own passes; empty: none."
     )
@@ -87,7 +87,7 @@ class VerifierConfig(ServiceSettings):
     redraft_rows: Annotated[Rows, LAB] = Field(
         default=0, ge=0, description="Masks only in passes of at most so many rows; 0 takes what fits the device."
     )
-    # See early_head.py.
+    # See extras/pruning/head.py.
     early_head: str = Field(
         default="", description="Directory of a head that prunes nodes after an early layer; empty: none are pruned."
     )

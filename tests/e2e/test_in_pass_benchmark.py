@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny_checkpoint import write_tiny_llama
 from tests.unit.verifier_svc.adapters import random_adapter
-from verifier_svc.extras.redraft.space_adapter import save_adapter
+from verifier_svc.extras.redraft.adapter import save_adapter
 
 TIMEOUT_S = 460
 

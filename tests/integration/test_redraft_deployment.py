@@ -16,7 +16,7 @@ from coppice.colocated.config import ColocatedConfig
 from coppice.core.errors import IncompatibleError
 from tests.unit.verifier_svc.adapters import random_adapter
 from verifier_svc.config import VerifierConfig
-from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, Transition, load_adapter, save_adapter
+from verifier_svc.extras.redraft.adapter import SpaceAdapter, Transition, load_adapter, save_adapter
 from verifier_svc.model.loading import load_probed_target
 
 pytestmark = pytest.mark.timeout(480)

@@ -14,11 +14,11 @@ import os
 from coppice.kernels.cpu.transition_search import search_behind_token
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from tests.unit.verifier_svc.engine_harness import Harness
-from verifier_svc.extras.redraft.low_rank_products import add_low_rank, put_inputs
+from verifier_svc.extras.redraft.low_rank import add_low_rank, put_inputs
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.engine import Engine
 from verifier_svc.model.loading import load_probed_target
-from verifier_svc.extras.redraft.mask_counts import count_masks
+from verifier_svc.extras.redraft.choice import count_masks
 from verifier_svc.engine.scheduler import SchedulerLimits
 
 def compiled():

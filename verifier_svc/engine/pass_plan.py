@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.engine.kv_cache import IntArray, SequenceCache, slot_list, slots_of
-from verifier_svc.extras.redraft.mask_groups import MaskGroup, mask_depths, mask_parents
+from verifier_svc.extras.redraft.groups import MaskGroup, mask_depths, mask_parents
 from verifier_svc.verify.draw_rule import DrawRule
 
 # In strict mode passes have a multiple of this many rows, since matrix kernels treat fewer rows differently; or a

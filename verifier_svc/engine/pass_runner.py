@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from verifier_svc.engine.kv_cache import HalfArray
 from verifier_svc.engine.pass_plan import PassPlan
-from verifier_svc.extras.pruning.early_pruning import num_candidates, survivors_of
 from verifier_svc.extras.pruning.pace import PassTimes, PruningPace, PruningSettings
+from verifier_svc.extras.pruning.rows import num_candidates, survivors_of
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.verify.token_choice import Logits
 

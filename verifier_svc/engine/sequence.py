@@ -18,8 +18,8 @@ from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
-from verifier_svc.extras.pruning.early_pruning import surviving_part
-from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.pruning.rows import surviving_part
+from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import Redrafter
 from verifier_svc.model.target_model import TargetInfo
 from verifier_svc.verify.acceptance import Acceptance

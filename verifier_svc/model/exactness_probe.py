@@ -15,7 +15,7 @@ from torch import Tensor
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree, chain
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, moved
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.model.rope_regimes import position_limit
 from verifier_svc.model.target_model import TargetModel
 

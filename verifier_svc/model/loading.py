@@ -24,12 +24,12 @@ from coppice.search.transition_scores import TransitionScores
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import feature_size
 from verifier_svc.engine.kv_cache import BLOCK_SIZE
-from verifier_svc.extras.pruning.early_head import load_head
+from verifier_svc.extras.pruning.head import load_head
 from verifier_svc.extras.pruning.pace import PruningSettings
 from verifier_svc.extras.pruning.probe import check_pruning
-from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.redraft.adapter import Transition, load_adapter
+from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
-from verifier_svc.extras.redraft.space_adapter import Transition, load_adapter
 from verifier_svc.kernels.base import AttentionKernel, KernelLimitError, StaticKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels

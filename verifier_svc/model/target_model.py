@@ -15,13 +15,13 @@ from coppice.core.errors import IncompatibleError
 from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, HalfArray, IntArray, KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import ROW_MULTIPLE, PassPlan, SequenceRows, padded_sizes, plan_pass
-from verifier_svc.extras.pruning.early_head import EarlyHead
+from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.pruning.layers import PrunedForward, PrunedLayers
 from verifier_svc.extras.pruning.pace import PruningSettings
-from verifier_svc.extras.pruning.pruned_layers import PrunedForward, PrunedLayers
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
-from verifier_svc.extras.redraft.mask_rows import MaskRows
+from verifier_svc.extras.redraft.adapter import SpaceAdapter
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.extras.redraft.redraft import RedraftSettings
-from verifier_svc.extras.redraft.space_adapter import SpaceAdapter
+from verifier_svc.extras.redraft.rows import MaskRows
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.model.cpu_threads import CpuThreads

@@ -22,9 +22,9 @@ from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
 from coppice.training.state import open_state, weights_digest
 from coppice.training.token_store import TokenStore
-from verifier_svc.extras.pruning.early_head import EarlyHead, predicted_norm, save_head
-from verifier_svc.extras.pruning.pruned_layers import decoder_layers
-from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.extras.pruning.head import EarlyHead, predicted_norm, save_head
+from verifier_svc.extras.pruning.layers import decoder_layers
+from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.model.made_for import write_target
 from verifier_svc.model.output_layer import OutputLayer, output_layer
 from verifier_svc.training.early_exit_report import calibrate, collect, measure, write_card

@@ -22,7 +22,7 @@ from coppice.training.state import open_state, weights_digest
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_terms
 from coppice.training.token_store import TokenStore
-from verifier_svc.extras.redraft.space_adapter import save_adapter
+from verifier_svc.extras.redraft.adapter import save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks
 

@@ -26,7 +26,7 @@ from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
 from coppice.training.state import open_state, weights_digest
 from coppice.training.target_samples import SampleShape
 from coppice.training.token_store import TokenStore
-from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.extras.redraft.adapter import SpaceAdapter, save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks
 from verifier_svc.training.space_masks import first_masks

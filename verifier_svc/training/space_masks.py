@@ -23,7 +23,7 @@ from coppice.core.errors import IncompatibleError
 from coppice.search.error_scales import ErrorScales
 from coppice.training.block_layout import BlockLayout
 from coppice.training.transition import TrainedTransition
-from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, Transition
+from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter, Transition
 
 # Masks begin as the mean of all embeddings, told apart by a little noise: this share of the embeddings' own spread.
 _MASK_SPREAD = 0.1

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter
+from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter
 
 RANK = 4
 SIGMAS = ((0.0, (1.0, 1.0)), (1.0, (1.0, 1.5)))

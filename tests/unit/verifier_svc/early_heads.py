@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from verifier_svc.extras.pruning.early_head import EarlyHead
-from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 # Early scores of tiny targets are spread around 0.

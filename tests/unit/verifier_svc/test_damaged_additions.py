@@ -16,9 +16,9 @@ from coppice.checkpoints.bundled import MODELS
 from coppice.core.errors import IncompatibleError
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.adapters import random_adapter
-from verifier_svc.extras.pruning.early_head import load_head
-from verifier_svc.extras.redraft.mask_rows import MaskRows
-from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, load_adapter
+from verifier_svc.extras.pruning.head import load_head
+from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter, load_adapter
+from verifier_svc.extras.redraft.rows import MaskRows
 
 LOADERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "space": (load_adapter, "space", "masks"),

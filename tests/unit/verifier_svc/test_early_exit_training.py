@@ -17,7 +17,7 @@ from coppice.training.state import ForeignStateError
 from coppice.training.tokenizer import train_tokenizer
 from tests.tiny_checkpoint import tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES
-from verifier_svc.extras.pruning.early_head import EarlyHead, load_head, save_head
+from verifier_svc.extras.pruning.head import EarlyHead, load_head, save_head
 from verifier_svc.extras.pruning.probe import check_pruning
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.output_layer import output_layer

@@ -20,8 +20,8 @@ from tests.unit.verifier_svc.model.test_pass_graphs import CPUKernel, Repeating
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.engine.kv_cache import KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, plan_pass, visibility
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
-from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
 from verifier_svc.model.exactness_probe import masks_leave_rows_alone

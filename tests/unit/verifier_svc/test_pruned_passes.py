@@ -20,11 +20,11 @@ from tests.unit.verifier_svc.test_mask_passes import BUNDLED, KERNELS, new_targe
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.extras.pruning.early_head import save_head
-from verifier_svc.extras.pruning.early_pruning import survivors_of
+from verifier_svc.extras.pruning.head import save_head
+from verifier_svc.extras.pruning.layers import decoder_layers
 from verifier_svc.extras.pruning.pace import ON, PruningSettings
 from verifier_svc.extras.pruning.probe import check_pruning
-from verifier_svc.extras.pruning.pruned_layers import decoder_layers
+from verifier_svc.extras.pruning.rows import survivors_of
 from verifier_svc.model.loading import with_early_head
 from verifier_svc.model.pass_graphs import PassGraphs
 from verifier_svc.model.target_model import TargetModel

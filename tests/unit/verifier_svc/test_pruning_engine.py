@@ -31,9 +31,9 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.kv_cache import KVCache
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
-from verifier_svc.extras.pruning.early_pruning import candidates_of
+from verifier_svc.extras.pruning.layers import PrunedForward
 from verifier_svc.extras.pruning.pace import COMPARE, ON, PruningSettings
-from verifier_svc.extras.pruning.pruned_layers import PrunedForward
+from verifier_svc.extras.pruning.rows import candidates_of
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.stream.events import Event, OutcomeEvent
 

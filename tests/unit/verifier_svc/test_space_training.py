@@ -26,8 +26,8 @@ from tests.tiny_checkpoint import ONE_LAYER, tiny_llama
 from tests.unit.verifier_svc.conftest import FAMILIES, VOCAB
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
-from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.extras.redraft.adapter import SpaceAdapter, load_adapter, save_adapter
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.training import space, space_full
 from verifier_svc.training.space_full import FullSpaceRecipe, TunedTarget

@@ -13,7 +13,7 @@ from torch import Tensor
 from coppice.core.errors import IncompatibleError
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows
-from verifier_svc.extras.pruning.early_pruning import num_candidates, survivors_of
+from verifier_svc.extras.pruning.rows import num_candidates, survivors_of
 from verifier_svc.model.conformance_probe import TOLERANCES, random_tree
 from verifier_svc.model.output_layer import RowStates, output_layer
 from verifier_svc.model.target_model import TargetModel

@@ -23,8 +23,8 @@ from coppice.search.transition_scores import TransitionScores
 from coppice.search.transition_tree import transition_tree
 from coppice.search.tree_limits import TreeLimits
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.extras.redraft.mask_choice import choose_groups, num_worth_verifying
-from verifier_svc.extras.redraft.mask_groups import MaskGroup, MaskShape, masks_for
+from verifier_svc.extras.redraft.choice import choose_groups, num_worth_verifying
+from verifier_svc.extras.redraft.groups import MaskGroup, MaskShape, masks_for
 from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.token_choice import Logits, TokenChooser

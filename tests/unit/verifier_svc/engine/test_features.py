@@ -24,8 +24,8 @@ from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.features import committed_features, feature_size
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
-from verifier_svc.extras.pruning.early_pruning import survivors_of
 from verifier_svc.extras.pruning.pace import ON, PruningSettings
+from verifier_svc.extras.pruning.rows import survivors_of
 from verifier_svc.model.output_layer import RowStates
 from verifier_svc.model.pass_graphs import PassGraphs
 from verifier_svc.model.target_model import TargetModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.verifier_svc.attention_passes import NO_MOVES, Heads, RandomPass, Share
-from verifier_svc.extras.pruning.early_pruning import candidates_of, surviving_rows, without_pruned
+from verifier_svc.extras.pruning.rows import candidates_of, surviving_rows, without_pruned
 from verifier_svc.kernels.base import AttentionRule, KernelLimitError
 from verifier_svc.kernels.triton.attention import TritonKernel
 from verifier_svc.verify.draw_rule import DrawRule

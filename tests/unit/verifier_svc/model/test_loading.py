@@ -13,7 +13,7 @@ from tests.unit.verifier_svc.extras.redraft.test_redraft import SETTINGS
 from tests.unit.verifier_svc.tiny_engine import tiny_info
 from verifier_svc.engine.kv_cache import BLOCK_SIZE
 from verifier_svc.engine.sequence import Sequence, SequenceSpec
-from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings
 from verifier_svc.model.loading import context_that_fits
 

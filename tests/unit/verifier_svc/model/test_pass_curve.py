@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.unit.verifier_svc.tiny_engine import CONTEXT, tiny_target
 from verifier_svc.engine.pass_plan import PassPlan
-from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings
 from verifier_svc.model.loading import with_costs
 from verifier_svc.model.pass_curve import PassCurve, measure_curve

@@ -31,7 +31,7 @@ from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.engine import Engine
 from verifier_svc.engine.mailbox import Mailbox
 from verifier_svc.engine.pass_plan import PassPlan, Segment
-from verifier_svc.extras.redraft.mask_groups import MaskShape
+from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import SOURCE, Redrafter, RedraftPace, RedraftSettings, redraft_tree
 from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.model.target_model import TargetModel

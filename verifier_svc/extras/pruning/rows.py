@@ -17,7 +17,7 @@ from coppice.core.noise import gumbel_of
 from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan, Segment, SequenceRows, padded_size
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.verify.draw_rule import DrawRule
 
 BoolArray = npt.NDArray[np.bool_]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coppice.kernels.cpu.half_tables import floats, halves
-from verifier_svc.extras.redraft.low_rank_products import add_low_rank
+from verifier_svc.extras.redraft.low_rank import add_low_rank
 
 F = np.float32
 

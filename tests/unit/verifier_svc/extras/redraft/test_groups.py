@@ -15,9 +15,8 @@ import pytest
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.engine.pass_shares import RowAllotment, deal_masks
 from verifier_svc.engine.sequence import SequenceKey
-from verifier_svc.extras.redraft.mask_choice import FURTHER, choose_groups, num_worth_verifying
-from verifier_svc.extras.redraft.mask_counts import MASK_PRICE, path_ends
-from verifier_svc.extras.redraft.mask_groups import MaskGroup, MaskShape, mask_parents, masks_for
+from verifier_svc.extras.redraft.choice import FURTHER, MASK_PRICE, choose_groups, num_worth_verifying, path_ends
+from verifier_svc.extras.redraft.groups import MaskGroup, MaskShape, mask_parents, masks_for
 from verifier_svc.model.pass_curve import PassCurve
 
 SHAPE = MaskShape(num_masks=3, num_groups=2)
@@ -124,7 +123,7 @@ def test_without_a_compiler_the_choice_is_the_same() -> None:
     code = """
 import sys
 sys.modules["numba"] = None
-from tests.unit.verifier_svc.extras.redraft.test_mask_groups import ROOT, SHAPE, chosen, tree
+from tests.unit.verifier_svc.extras.redraft.test_groups import ROOT, SHAPE, chosen, tree
 groups = chosen(tree((ROOT, 0.9), (0, 0.9), (1, 0.1)), SHAPE, 99, 99, 0.9)
 print("coppice.kernels.cpu.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
 """

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from coppice.core.errors import IncompatibleError
 from verifier_svc.engine.kv_cache import IntArray
 from verifier_svc.engine.pass_plan import PassPlan
-from verifier_svc.extras.pruning.early_head import EarlyHead
-from verifier_svc.extras.pruning.early_pruning import Candidates, candidates_of, surviving_rows, without_pruned
-from verifier_svc.extras.pruning.early_scores import EarlyScores
+from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.pruning.rows import Candidates, candidates_of, surviving_rows, without_pruned
+from verifier_svc.extras.pruning.scores import EarlyScores
 from verifier_svc.model.output_layer import output_layer
 
 # Told of the pass that goes on, and which of the rows before [N] its rows are [M].

@@ -19,8 +19,8 @@ from tests.unit.verifier_svc.kernels.triton.test_triton_plan import SCRATCH, key
 from tests.unit.verifier_svc.oracles import random_tree
 from verifier_svc.engine.kv_cache import KVCache, SequenceCache
 from verifier_svc.engine.pass_plan import PassPlan, SequenceRows, plan_pass
-from verifier_svc.extras.pruning.early_head import EarlyHead, load_head, save_head
-from verifier_svc.extras.pruning.early_pruning import (
+from verifier_svc.extras.pruning.head import EarlyHead, load_head, save_head
+from verifier_svc.extras.pruning.rows import (
     candidates_of,
     num_candidates,
     surviving_part,
@@ -28,7 +28,7 @@ from verifier_svc.extras.pruning.early_pruning import (
     survivors_of,
     without_pruned,
 )
-from verifier_svc.extras.redraft.mask_groups import MaskGroup
+from verifier_svc.extras.redraft.groups import MaskGroup
 from verifier_svc.kernels.cpu.attention import ragged_rows
 from verifier_svc.kernels.triton.plan import Layout, PassBuffers
 from verifier_svc.verify.draw_rule import DrawRule, Threshold, draw_rule, threshold_at

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from verifier_svc.extras.pruning import early_scores
-from verifier_svc.extras.pruning.early_head import EarlyHead
-from verifier_svc.extras.pruning.early_pruning import Candidates
-from verifier_svc.extras.pruning.early_scores import EarlyScores
-from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.extras.pruning import scores as scores_module
+from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.pruning.rows import Candidates
+from verifier_svc.extras.pruning.scores import EarlyScores
+from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.model.output_layer import OutputLayer
 from verifier_svc.verify.draw_rule import Threshold
 
@@ -52,7 +52,7 @@ def test_scores_are_products_of_predicted_rows_with_the_output_layer(
     candidates = some_candidates(count)
     whole = scores._output.all_scores(scores._head.predict(hidden))
     expected = whole[torch.from_numpy(candidates.parent_rows), torch.from_numpy(candidates.token_ids)]
-    monkeypatch.setattr(early_scores, "CAN_COMPILE", False)
+    monkeypatch.setattr(scores_module, "CAN_COMPILE", False)
     by_torch = parts(is_centred=is_centred, has_addition=has_addition, has_bias=has_bias, softcap=softcap)
     assert scores._is_compiled
     assert not by_torch._is_compiled

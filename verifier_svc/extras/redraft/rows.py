@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
 from coppice.kernels.cpu.half_tables import halves
-from verifier_svc.extras.redraft.space_adapter import LowRank, SpaceAdapter
+from verifier_svc.extras.redraft.adapter import LowRank, SpaceAdapter
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
 
 FloatArray = npt.NDArray[np.float32]
@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 
 CAN_COMPILE = True
 try:
-    from verifier_svc.extras.redraft.low_rank_products import add_low_rank, put_inputs
+    from verifier_svc.extras.redraft.low_rank import add_low_rank, put_inputs
 except ImportError:
     CAN_COMPILE = False
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from coppice.checkpoints.loaded_weights import refuse_not_finite, refuse_other_names
 from coppice.core.errors import IncompatibleError
-from verifier_svc.extras.redraft.space_adapter import LowRank
+from verifier_svc.extras.redraft.adapter import LowRank
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
 DESCRIPTION_FILE = "early_head.json"

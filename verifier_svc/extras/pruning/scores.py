@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from verifier_svc.extras.pruning.early_head import EarlyHead
-from verifier_svc.extras.pruning.early_pruning import Candidates
+from verifier_svc.extras.pruning.head import EarlyHead
+from verifier_svc.extras.pruning.rows import Candidates
 from verifier_svc.model.output_layer import OutputLayer
 
 CAN_COMPILE = True
