@@ -20,12 +20,8 @@ class PassCost:
         self._weight = 0.0
         self._rows = self._seconds = 0.0
         self._rows_squared = self._rows_seconds = 0.0
+        # Seconds of a pass by itself and of a row, once known.
         self._line: tuple[float, float] | None = None
-
-    @property
-    def line(self) -> tuple[float, float] | None:
-        """Seconds of a pass by itself and of a row, once known."""
-        return self._line
 
     @property
     def own_rows(self) -> float:

@@ -10,7 +10,6 @@ beginning of the context is tried beside one at its end, which costs no more tha
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,14 +34,6 @@ _END_TOKENS, _END_PENDING = 12, 4
 TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """Largest difference of any logit, and the spread (standard deviation) of the plain logits."""
-
-    max_difference: float
-    spread: float
-
-
 class ConformanceProbe:
     """Compares tree passes with plain forwards. Built before tree attention is installed: it needs both."""
 
@@ -59,8 +50,8 @@ class ConformanceProbe:
             _logits_from(model, text, start) for text, start in zip(self._ends, self._starts, strict=True)
         ]
 
-    def check(self, target: TargetModel) -> ProbeResult:
-        """Run the same tokens as trees.
+    def check(self, target: TargetModel) -> float:
+        """Run the same tokens as trees; returns the largest difference of any logit.
 
         Raises:
             IncompatibleError: the logits differ by more than rounding.
@@ -85,14 +76,13 @@ class ConformanceProbe:
                 pending[index] = [trees[index].token_ids[path[-1]]]
         for cache in caches:
             cache.release()
-        result = ProbeResult(largest, spread)
         if not largest <= limit:
             raise IncompatibleError(
                 f"{type(target.model).__name__} gives other logits over token trees (difference {largest:.3g}, "
                 f"allowed {limit:.3g}): this architecture is not supported"
             )
         logger.info("probe passed: largest logit difference %.2e", largest)
-        return result
+        return largest
 
     def _check_ends(self, target: TargetModel, limit: float) -> None:
         """Run a text at the beginning of the context beside one at its end."""
