@@ -19,15 +19,12 @@ LANES = 16
 
 @compiled_exactly
 def lane_sum(numbers: FloatArray) -> np.float32:
-    """The sum of `numbers` [n]: one partial sum per lane, then these pairwise."""
+    """The sum of `numbers` [a multiple of LANES]: one partial sum per lane, then these pairwise."""
     lanes = np.zeros(LANES, np.float32)
-    whole = len(numbers) // LANES * LANES
-    for start in range(0, whole, LANES):
+    for start in range(0, len(numbers), LANES):
         some = numbers[start : start + LANES]
         for lane in range(LANES):
             lanes[lane] += some[lane]
-    for place in range(whole, len(numbers)):
-        lanes[place - whole] += numbers[place]
     width = LANES // 2
     while width > 0:
         for lane in range(width):

@@ -1,19 +1,19 @@
 """RMS norms of rows, compiled: as tensor operations they are eight, a tenth of a small pass.
 
-Each row is added up by itself and in an order that is written down (`lane_sums.lane_sum`), so that its bits do not
-depend on the rows beside it.
+There are two of them, as of exponentials: one that may add up in any order, for drafts, and a slower one whose order is
+written down, for the verifier.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from coppice.kernels.cpu.compiler import compiled_exactly
+from coppice.kernels.cpu.compiler import compiled, compiled_exactly
 from coppice.kernels.cpu.half_tables import FloatArray
 from coppice.kernels.cpu.lane_sums import lane_sum
 
 
-@compiled_exactly
+@compiled
 def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: FloatArray) -> None:
     """Every row over the root of its mean square, times `weight`.
 
@@ -21,7 +21,23 @@ def rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: Float
         rows: [N, width].
         weight: [width].
         epsilon: added to the mean square.
-        result: [N, width], written; another array than `rows`.
+        result: [N, width], written.
+    """
+    num_rows, width = rows.shape
+    for row in range(num_rows):
+        total = np.float32(0)
+        for column in range(width):
+            total += rows[row, column] * rows[row, column]
+        factor = np.float32(1 / np.sqrt(total / width + epsilon))
+        for column in range(width):
+            result[row, column] = rows[row, column] * factor * weight[column]
+
+
+@compiled_exactly
+def exact_rms_norm(rows: FloatArray, weight: FloatArray, epsilon: float, result: FloatArray) -> None:
+    """As `rms_norm`, each row added up by itself and in order: its bits do not depend on the rows beside it.
+
+    The width has to be a multiple of `lane_sums.LANES`, and `result` another array than `rows`.
     """
     width = len(weight)
     for index in range(len(rows)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from coppice.kernels.cpu.norms import rms_norm
+from coppice.kernels.cpu.lane_sums import LANES
+from coppice.kernels.cpu.norms import exact_rms_norm
 
 # Largest difference to the model's own norm that still counts as rounding, beside numbers of about 1.
 _TOLERANCE = 1e-5
@@ -25,7 +26,7 @@ class CompiledNorm(nn.Module):
         """`values` [..., width] to the same shape."""
         result = torch.empty(values.shape)
         rows, width = values.contiguous().numpy(), len(self._weight)
-        rms_norm(rows.reshape(-1, width), self._weight, self._epsilon, result.numpy().reshape(-1, width))
+        exact_rms_norm(rows.reshape(-1, width), self._weight, self._epsilon, result.numpy().reshape(-1, width))
         return result
 
 
@@ -52,7 +53,7 @@ def _compiled(module: nn.Module) -> CompiledNorm | None:
         return None
     if not isinstance(weight, Tensor) or not isinstance(epsilon, float) or weight.dim() != 1:
         return None
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or len(weight) % LANES:
         return None
     norm = CompiledNorm(weight, epsilon)
     rows = torch.randn(_TRIED_ROWS, len(weight), generator=torch.Generator().manual_seed(len(weight)))

@@ -34,7 +34,7 @@ class RecordedEngine(Engine):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._times = _PassTimes()
-        super().__init__(*arguments, counts=self._times, **options)
+        super().__init__(*arguments, **{**options, "counts": self._times})
         self._names: dict[SequenceKey, str] = {}
 
     def open(self, key: SequenceKey, spec: SequenceSpec) -> None:

@@ -67,6 +67,7 @@ def in_half_precision() -> nn.Module:
         lambda: GemmaRMSNorm(WIDTH),
         lambda: OtherRMSNorm(WIDTH),
         lambda: nn.LayerNorm(WIDTH),
+        lambda: norm_of(WIDTH + 8),
         in_half_precision,
     ],
 )
