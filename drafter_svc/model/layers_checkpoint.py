@@ -27,7 +27,7 @@ from coppice.core.errors import IncompatibleError
 from drafter_svc.kernels.cpu.int8_weights import quantise
 
 LAYERS_FILE = "layers.safetensors"
-# What a checkpoint may have beside its model, see `block_transition.py`.
+# What a checkpoint may have beside its model, see `drafters/block/transition.py`.
 TRANSITION = ("transition.before", "transition.behind")
 _DESCRIPTION_FILE = "drafter.json"
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")

@@ -1,7 +1,7 @@
 """Compiling grammars on threads of their own, so that neither the event loop nor a pass waits for one.
 
 Short grammars that are known to be cheap have a thread to themselves. All others are compiled in another process first
-(`grammar_trial.py`), and here only once they have proved affordable there.
+(`trial.py`), and here only once they have proved affordable there.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def _compared(
 def _space(directory: Path | None) -> tuple[str, int]:
     """The adapter's directory and its number of masks; nothing where none was asked for and none is bundled."""
     from coppice.core.errors import IncompatibleError
-    from verifier_svc.extras.redraft.space_adapter import DESCRIPTION_FILE, load_adapter
+    from verifier_svc.extras.redraft.adapter import DESCRIPTION_FILE, load_adapter
 
     chosen = directory or MODELS / "space"
     if directory is None and not (chosen / DESCRIPTION_FILE).is_file():

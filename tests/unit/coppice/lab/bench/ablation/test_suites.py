@@ -27,7 +27,7 @@ from coppice.obs.metrics import Prefix
 from tests.integration.test_orchestrator_metrics import free_port
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from tests.unit.coppice.lab.bench.test_bench_command import serve_at
-from verifier_svc.extras.redraft.space_adapter import SpaceAdapter, save_adapter
+from verifier_svc.extras.redraft.adapter import SpaceAdapter, save_adapter
 
 SMALL_LM = DrafterSpec("small-lm", "models/small-lm")
 WHAT = InPass(SMALL_LM, "/a", 2, "/h", (1, 2), (1,), (4,), (1, 2))
