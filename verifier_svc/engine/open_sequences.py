@@ -96,7 +96,7 @@ class OpenSequences:
         """Do what concerns one sequence: where that fails, the sequence ends, and no other."""
         try:
             return action()
-        except Exception as error:
+        except Exception as error:  # whatever it is, others go on
             # Trees are checked when they come: one that is wrong by now is no mistake of the client's.
             if isinstance(error, InvalidTreeError) or not isinstance(error, InvalidRequestError):
                 logger.exception("sequence %d of stream %d cannot go on", key.sequence_id, key.stream)
