@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from coppice.checkpoints.catalogue import local_model
 from coppice.checkpoints.files import refuse_unsuitable
 from coppice.core.errors import IncompatibleError
 from coppice.core.tokenizer import fingerprint
+from coppice.core.tree import chain
 from coppice.search.transition_scores import TransitionScores
 from verifier_svc.config import VerifierConfig
 from verifier_svc.engine.features import feature_size
-from verifier_svc.engine.kv_cache import BLOCK_SIZE
+from verifier_svc.engine.kv_cache import BLOCK_SIZE, SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows, padded_sizes
 from verifier_svc.extras.pruning.head import load_head
 from verifier_svc.extras.pruning.pace import PruningSettings
 from verifier_svc.extras.pruning.probe import check_pruning
@@ -40,7 +43,7 @@ from verifier_svc.model.cpu_threads import CpuThreads
 from verifier_svc.model.exactness_probe import masks_leave_rows_alone, rows_stand_alone
 from verifier_svc.model.made_for import is_made_for
 from verifier_svc.model.parallel.sharded_target import Ranks, ShardedTarget
-from verifier_svc.model.pass_curve import PassCurve, measure_curve
+from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.model.pass_graphs import Capture, CudaCapture, PassGraphs
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
@@ -66,6 +69,13 @@ _FREE_ROWS = {"cpu": 16, "cuda": 64}
 # the share of their free rows.
 _ROW_COSTS = {"cpu": 0.06, "cuda": 0.015}
 _CURVE_LIMIT_S = 2.0
+# Rows of the largest pass of the curve that is measured, and tokens before it, as a request may have.
+_CURVE_ROWS = 24
+_CURVE_CONTEXT = 256
+# Passes of each size; of fewer nothing is believed. Of these the quartile counts: slower ones were held up, and the
+# very quickest are too few to be much the same when measured again.
+_MOST_CURVE_TURNS = 24
+_FEWEST_CURVE_TURNS = 4
 
 
 def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tuple[TargetModel, TargetInfo]:
@@ -248,6 +258,43 @@ def with_costs(redraft: RedraftSettings, target: TargetModel, max_tokens: int) -
         return redraft
     logger.info("passes of 4, 8 and 16 rows take %s of the smallest", [round(curve.at(rows), 2) for rows in (4, 8, 16)])
     return replace(redraft, curve=curve)
+
+
+def measure_curve(
+    target: TargetModel, max_tokens: int, limit_s: float, clock: Callable[[], float] = time.perf_counter
+) -> PassCurve | None:
+    """The curve of a target's passes over one sequence of at most `max_tokens` tokens.
+
+    All sizes take turns. The sequence's keys and values are whatever is there. None where passes take too long to be
+    measured in `limit_s`, and where there is no room for such a sequence.
+    """
+    sizes = padded_sizes(_CURVE_ROWS, target.row_multiple)
+    context = min(_CURVE_CONTEXT, max_tokens - sizes[-1])
+    cache = SequenceCache(target.cache, max(1, context + sizes[-1]))
+    if context < 1 or cache.num_missing(context + sizes[-1]) > target.cache.num_free_blocks:
+        return None
+    cache.reserve(context)
+    cache.keep(range(context))
+    taken_s: list[list[float]] = [[] for _ in sizes]
+    started_s = clock()
+    turns = 0
+    while turns < _MOST_CURVE_TURNS and clock() - started_s < limit_s:
+        for at, size in enumerate(sizes):
+            plan = target.plan([SequenceRows(cache, [0], chain([0] * (size - 1)))])
+            before_s = clock()
+            target.forward(plan)
+            took_s = clock() - before_s
+            # The first turn meets every size's machine code.
+            if turns:
+                taken_s[at].append(took_s)
+            elif took_s * len(sizes) * _FEWEST_CURVE_TURNS > limit_s:
+                cache.release()
+                return None
+        turns += 1
+    cache.release()
+    if turns < _FEWEST_CURVE_TURNS:
+        return None
+    return PassCurve.of_sizes(sizes, [sorted(taken)[len(taken) // 4] for taken in taken_s])
 
 
 def _transition(pair: Transition, model: PreTrainedModel, vocab_size: int) -> TransitionScores:

@@ -13,8 +13,8 @@ from tests.unit.verifier_svc.tiny_engine import CONTEXT, tiny_target
 from verifier_svc.engine.pass_plan import PassPlan
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings
-from verifier_svc.model.loading import with_costs
-from verifier_svc.model.pass_curve import PassCurve, measure_curve
+from verifier_svc.model.loading import measure_curve, with_costs
+from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.model.target_model import TargetModel
 
 
