@@ -1,4 +1,4 @@
-"""What operators see of a verifier; `docs/metrics.md` lists it."""
+"""Metrics of a verifier; `docs/metrics.md` lists them."""
 
 from __future__ import annotations
 

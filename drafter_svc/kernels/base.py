@@ -1,4 +1,4 @@
-"""What a forward pass that can search for a whole tree on its own is asked, and what it answers."""
+"""Request and result of a search for a whole tree in one forward call."""
 
 from __future__ import annotations
 

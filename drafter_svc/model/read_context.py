@@ -1,4 +1,4 @@
-"""What sequences of all kinds share that read their context with a model: its cache, reading, and beginning it anew."""
+"""The base of sequences that read their context with a model: the cache, reading, and starting over."""
 
 from __future__ import annotations
 

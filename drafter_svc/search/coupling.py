@@ -1,4 +1,4 @@
-"""Which tokens the target is likely to draw, given the drafter's logits and the request's own noise. No torch.
+"""The tokens that the target is likely to draw, given the drafter's logits and the request's noise. No torch.
 
     score_v        = logit_v + T * G(seed, position, v)
     P(v is right)  = softmax(score / sigma)_v

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("coppice", "orchestrator", "verifier_svc", "drafter_svc")
+# A docstring that begins with one of these is a clause about a thing: the thing's name says it sooner.
+CLAUSES = {"What", "How", "Which", "Where", "When", "Who", "Whose", "Whether"}
 WORDS = (
     "nobody",
     "anybody",
@@ -44,3 +48,11 @@ def test_a_page_of_an_algorithm_says_where_it_comes_from_where_it_is_and_what_it
         return
     assert re.findall(r"^\| (source|files|default|status) \|", text, re.M) == ["source", "files", "default", "status"]
     assert "## What it gains" in text or "## What it costs" in text
+
+
+def test_docstrings_of_modules_begin_with_a_noun() -> None:
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts]
+    assert len(modules) > 300
+    docstrings = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules}
+    found = [path.relative_to(ROOT) for path, text in docstrings.items() if CLAUSES & set(text.split(maxsplit=1)[:1])]
+    assert not found

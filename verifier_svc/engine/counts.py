@@ -1,4 +1,4 @@
-"""What the engine counts for operators, beside what it needs itself: one thread writes it, any may read."""
+"""The engine's counts for operators: one thread writes them, any may read."""
 
 from __future__ import annotations
 

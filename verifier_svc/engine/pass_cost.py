@@ -1,4 +1,4 @@
-"""What a pass costs by itself, in rows: learned from the passes that ran."""
+"""The fixed cost of a pass in rows, learned from the passes that ran."""
 
 from __future__ import annotations
 

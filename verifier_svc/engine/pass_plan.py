@@ -1,4 +1,4 @@
-"""What one pass computes: the rows of many sequences packed into one, with who may see whom.
+"""The plan of one pass: the rows of many sequences packed into one, and the visibility among them.
 
 A sequence's rows are its pending tokens (committed, not yet in the cache; the last of them is the root), then its
 tree, then its masks. Plain decoding is the same thing with an empty tree, a prompt is the same thing with many pending

@@ -1,4 +1,4 @@
-"""How the rows and the free blocks of one pass are shared among the sequences that are ready for it."""
+"""The sharing of one pass's rows and free blocks among the sequences that are ready for it."""
 
 from __future__ import annotations
 

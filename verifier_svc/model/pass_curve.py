@@ -1,4 +1,4 @@
-"""How much longer small passes take with more rows. Pure; `loading.measure_curve` measures it.
+"""The relative time of small passes by their rows. Pure; `loading.measure_curve` measures it.
 
 Kernels compute rows in blocks of their own (six on one of our machines), so that some of the next rows are nearly free
 and others cost a whole block. Nothing of this decides on a token.

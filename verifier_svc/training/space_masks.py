@@ -1,4 +1,4 @@
-"""What `coppice train space` trains: masks' embeddings and low-rank additions, on a target that stays as it is.
+"""The trained part of `coppice train space`: masks' embeddings and low-rank additions on a frozen target.
 
 Text is read once, without gradients, by the target alone; groups of masks then read its keys and values, with the
 additions in place. So every row of text computes what it does in service, bit for bit the same model, and gradients

@@ -1,4 +1,4 @@
-"""What one sequence's rounds commit: the acceptance rule on a pass's logits, cut where the output ends."""
+"""The tokens that one sequence's rounds commit: the acceptance rule on a pass's logits, cut where the output ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long torch's threads spin before they sleep while they wait for each other. To be set before torch is imported.
+"""The spin time of torch's waiting threads before they sleep. To be set before torch is imported.
 
 By default they spin for ever: a second process on the same cores then turns a 4 ms pass into hundreds of
 milliseconds, since every barrier waits for a thread that has lost its core. Threads that never spin cost 4 ms more per

@@ -1,4 +1,4 @@
-"""What compiled products share: vectors, and a multiply-add in single precision, fused where processors have that.
+"""Shared code of compiled products: vectors, and a multiply-add in single precision, fused where possible.
 
 Fused, the product is added exactly and the sum is rounded once. Either way each operation is written down, and no
 compiler may take another one.

@@ -1,4 +1,4 @@
-"""What an early layer's hidden states say of the tokens behind them: a small head, loaded beside the target.
+"""A small head that scores next tokens from an early layer's hidden states, loaded with the target.
 
 A directory with `early_head.json` and, in bfloat16, `early_head.safetensors`. The head is a norm and a low-rank
 addition; its output is scored against the rows of the target's own output layer, for the tokens that somebody drafted

@@ -1,4 +1,4 @@
-"""What makes a target draft for itself: embeddings of masks, and low-rank additions to its layers for them alone.
+"""The adapter for re-drafts: embeddings of masks, and low-rank additions to the target's layers for them alone.
 
 A directory with `space.json` and `space.safetensors`. The tensors are `masks` [K, hidden], an embedding for each place
 behind the last token, and for layers of the target, by their names, `NAME.down` [rank, in] and `NAME.up` [out, rank].

@@ -1,4 +1,4 @@
-"""Which ends of a round get masks, and how many: those that promise the next round most accepted tokens. Pure.
+"""The choice of ends that get masks: those that promise the next round most accepted tokens. Pure.
 
 Every round chooses, so what takes longest is compiled where there is a compiler. There the root's place is after those
 of all nodes.

@@ -1,4 +1,4 @@
-"""What masks need of a handful of rows, compiled: a library takes longer to be handed them than to carry them out."""
+"""Low-rank products of a few mask rows, compiled: a library call takes longer than the product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which products of a few rows are taken from weights in bfloat16 panels, instead of oneDNN's: those that are faster.
+"""The choice between bfloat16 panels and oneDNN for products of a few rows: the faster one.
 
 Both give the same bits, or panels are not used at all: a row's bits may not depend on how many rows share its pass.
 What is faster depends on the processor, on how many threads a pass has (panels have one) and on the shape of the
