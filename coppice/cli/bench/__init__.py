@@ -1,4 +1,4 @@
-"""`coppice bench`: how fast this is, and beside what. One file per suite."""
+"""`coppice bench`: how fast this is, compared with what. One file per suite."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from coppice.cli.bench import (
     timeline,
 )
 
+# In the order in which --help shows them.
+COMMANDS = (
+    *(prompts.prompts, latency.latency, passes.passes, throughput.throughput, load.load, overload.overload),
+    *(overhead.overhead, profile.profile, cache.cache, timeline.timeline, ablation.ablation, report.report),
+)
+
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
-app.command()(prompts.prompts)
-app.command()(latency.latency)
-app.command()(passes.passes)
-app.command()(throughput.throughput)
-app.command()(load.load)
-app.command()(overload.overload)
-app.command()(overhead.overhead)
-app.command()(profile.profile)
-app.command()(cache.cache)
-app.command()(timeline.timeline)
-app.command()(ablation.ablation)
-app.command()(report.report)
+for command in COMMANDS:
+    app.command()(command)

@@ -88,12 +88,8 @@ def work_of(one: PassRecord) -> PassWork:
     return PassWork(len(one.rounds), round_rows, max(0, one.rows - round_rows), context_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
-    """Of one load: what times depend on, [N, F], and the times, [N] in seconds."""
-
-    features: Floats
-    seconds: Floats
+# Of one load: what times depend on, [N, F], and the times, [N] in seconds.
+Observations: TypeAlias = tuple[Floats, Floats]
 
 
 def fit(groups: Sequence[Observations]) -> Floats:
@@ -101,16 +97,19 @@ def fit(groups: Sequence[Observations]) -> Floats:
 
     Within a load all passes weigh the same, so that times add up to what was measured; medians would not.
     """
-    known = [group for group in groups if len(group.seconds) and group.seconds.mean() > 0]
-    weights = [1 / (group.seconds.mean() * len(group.seconds) ** 0.5) for group in known]
-    features = np.concatenate([weight * group.features for weight, group in zip(weights, known, strict=True)])
-    seconds = np.concatenate([weight * group.seconds for weight, group in zip(weights, known, strict=True)])
+    known = [group for group in groups if len(group[1]) and group[1].mean() > 0]
+    weights = [1 / (seconds.mean() * len(seconds) ** 0.5) for _, seconds in known]
+    features, seconds = (
+        np.concatenate([weight * group[part] for weight, group in zip(weights, known, strict=True)]) for part in (0, 1)
+    )
     return nonnegative(features, seconds)
 
 
-def observations(features: Sequence[Sequence[float]], seconds: Sequence[float], num_features: int) -> Observations:
-    """From lists, which may be empty."""
-    return Observations(np.array(features, float).reshape(len(seconds), num_features), np.array(seconds, float))
+def observations(pairs: Iterable[tuple[Sequence[float], float]], num_features: int) -> Observations:
+    """From features and seconds, of which there may be none."""
+    known = list(pairs)
+    features = np.array([some for some, _ in known], float).reshape(len(known), num_features)
+    return features, np.array([seconds for _, seconds in known], float)
 
 
 # Where the straight lines of a pass's time by its rows meet, as far as passes had so many.
@@ -164,17 +163,18 @@ def fit_passes(loads: Sequence[Calibration], row_multiple: int, max_nodes: int) 
         row_multiple=row_multiple,
         max_nodes=max_nodes,
     )
-    errors = np.concatenate([np.abs(np.log(one.seconds / (one.features @ found))) for one in observed])
+    errors = np.concatenate([np.abs(np.log(seconds / (features @ found))) for features, seconds in observed])
     return PassFit(costs, round(min(pass_per_draft, MOST_LOST), 4), round(_NORMAL * float(np.median(errors)), 4))
 
 
 def _observed_passes(load: Calibration, knees: Sequence[int], row_multiple: int) -> Observations:
     drafting = Timeline((one.started_s, one.ended_s) for one in load.records.drafts)
     passes = load.records.passes
-    features = [
-        [drafting.within(one.started_s, one.ended_s), *_features(work_of(one), knees, row_multiple)] for one in passes
-    ]
-    return observations(features, [one.pass_s for one in passes], 6 + len(knees))
+    pairs = (
+        ([drafting.within(one.started_s, one.ended_s), *_features(work_of(one), knees, row_multiple)], one.pass_s)
+        for one in passes
+    )
+    return observations(pairs, 6 + len(knees))
 
 
 def _features(work: PassWork, knees: Sequence[int], row_multiple: int) -> list[float]:
@@ -187,31 +187,25 @@ def _features(work: PassWork, knees: Sequence[int], row_multiple: int) -> list[f
 
 def _after(loads: Sequence[Calibration]) -> Sequence[float]:
     """From the end of a pass to when its outcomes are on their way, by rounds and tokens."""
-    groups = []
-    for load in loads:
-        passes = [one for one in load.records.passes if one.rounds]
-        groups.append(
-            observations(
-                [[1.0, len(one.rounds), sum(each.num_committed for each in one.rounds)] for one in passes],
-                [one.delivered_s - one.ended_s for one in passes],
-                3,
-            )
-        )
-    return list(fit(groups))
+    return list(fit([observations(_outcomes(load), 3) for load in loads]))
+
+
+def _outcomes(load: Calibration) -> Iterator[tuple[Sequence[float], float]]:
+    for one in load.records.passes:
+        if one.rounds:
+            tokens = sum(each.num_committed for each in one.rounds)
+            yield [1.0, len(one.rounds), tokens], one.delivered_s - one.ended_s
 
 
 def _before(loads: Sequence[Calibration]) -> Sequence[float]:
     """From there to the next pass where nothing waits for drafts, by sequences."""
-    groups = []
-    for load in loads:
-        pairs = [] if load.speculates else list(load.next_passes)
-        groups.append(
-            observations(
-                [[1.0, len(second.rounds)] for _, second in pairs],
-                [second.started_s - first.delivered_s for first, second in pairs],
-                2,
-            )
+    groups = [
+        observations(
+            (([1.0, len(second.rounds)], second.started_s - first.delivered_s) for first, second in load.next_passes), 2
         )
+        for load in loads
+        if not load.speculates
+    ]
     return list(fit(groups))
 
 
@@ -267,15 +261,8 @@ def fit_drafts(loads: Sequence[Calibration]) -> DraftFit:
 
 def _curve(loads: Sequence[Sequence[DraftRecord]]) -> Curve:
     """A straight line: budgets that nothing was fitted to lie beyond those that were."""
-    base_s, node_s = map(
-        float,
-        fit(
-            [
-                observations([[1.0, draft.num_nodes] for draft in drafts], [_seconds(draft) for draft in drafts], 2)
-                for drafts in loads
-            ]
-        ),
-    )
+    groups = [observations((([1.0, draft.num_nodes], _seconds(draft)) for draft in drafts), 2) for drafts in loads]
+    base_s, node_s = map(float, fit(groups))
     most = max(draft.num_nodes for drafts in loads for draft in drafts)
     return Curve((0, max(1, most)), (base_s, base_s + node_s * max(1, most)))
 
@@ -340,11 +327,11 @@ def _factor(loads: Sequence[Calibration], outcome_s: float, ask_s: float) -> flo
 
 def _observed_cpu(load: Calibration) -> Observations:
     if len(load.records.cpu) < 2:
-        return observations([], [], 2)
+        return observations([], 2)
     first, last = load.records.cpu[0], load.records.cpu[-1]
     between = load.records.within(first.at_s, last.at_s)
     outcomes = sum(len(one.rounds) for one in between.passes)
-    return observations([[outcomes, len(between.trees)]], [last.cpu_s - first.cpu_s], 2)
+    return observations([([outcomes, len(between.trees)], last.cpu_s - first.cpu_s)], 2)
 
 
 @dataclass(frozen=True, slots=True)
