@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
-from coppice.core.tree import TokenTree, chain
+from coppice.core.tree import ROOT, TokenTree, chain
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows, moved
 from verifier_svc.model.rope_regimes import position_limit
@@ -109,22 +109,30 @@ class ConformanceProbe:
 
     @torch.inference_mode()
     def _plain_logits(self, model: PreTrainedModel) -> list[list[Tensor]]:
-        """Per round and sequence: logits of the root and of every node, each path run on its own."""
-        device = next(model.parameters()).device
+        """Per round and sequence: logits of the root and of every node, each path to a leaf run on its own."""
         contexts = [list(prefix) for prefix in self._prefixes]
         rounds: list[list[Tensor]] = []
         for trees in self._trees:
             results = []
             for context, tree in zip(contexts, trees, strict=True):
-                paths: list[tuple[int, ...]] = [(), *tree.paths()]
-                rows = [
-                    model(input_ids=torch.tensor([[*context, *path]], device=device), use_cache=False).logits[0, -1]
-                    for path in paths
-                ]
-                results.append(torch.stack(rows).float().cpu())
+                results.append(_path_logits(model, context, tree))
                 context += [tree.token_ids[node] for node in _deepest_path(tree)]
             rounds.append(results)
         return rounds
+
+
+def _path_logits(model: PreTrainedModel, context: list[int], tree: TokenTree) -> Tensor:
+    """Plain logits of the root and of every node [1 + nodes, vocab]: those of a path to a leaf, run on its own."""
+    device = next(model.parameters()).device
+    rows: dict[int, Tensor] = {}
+    for leaf in set(range(len(tree))) - set(tree.parents):
+        path = tree.path(leaf)
+        ids = [*context, *(tree.token_ids[node] for node in path)]
+        logits = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float().cpu()
+        # A copy, so that the logits of the context need not be kept.
+        for node, row in zip((ROOT, *path), logits[len(context) - 1 :].clone(), strict=True):
+            rows[node] = row
+    return torch.stack([rows[node] for node in range(ROOT, len(tree))])
 
 
 @torch.inference_mode()
