@@ -17,7 +17,7 @@ _OWN = Prefix("coppice_drafter_")
 def drafter_metrics(service: DrafterService, certificates: Certificates | None = None) -> Iterator[Metric]:
     """The drafter's metrics now. Safe on any thread: they are numbers that are read once."""
     counts = service.counts
-    yield _OWN.gauge("info", "1 beside the kind of the drafter.", 1, kind=service.drafter.info.kind)
+    yield _OWN.gauge("info", "1 for the kind of the drafter.", 1, kind=service.drafter.info.kind)
     yield _OWN.gauge("sequences", "Sequences that are open.", service.num_sequences)
     yield _OWN.counter("opened_sequences", "Sequences opened.", counts.num_opened)
     yield _OWN.counters(
@@ -41,7 +41,7 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
     yield _OWN.counter("joint_passes", "Passes of the model that were made for drafts of several sequences.", joint)
     expected = {"drafted_for": counts.num_expected, "dropped": counts.num_dropped + counts.num_gone}
     yield _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
-    yield _OWN.counter("ahead_drafts", "Trees sent behind likely outcomes.", counts.num_ahead)
+    yield _OWN.counter("ahead_drafts", "Trees sent for likely outcomes.", counts.num_ahead)
     yield from _acceptance_metrics(service.acceptance)
     yield from _OWN.certificates(server=certificates)
 

@@ -20,7 +20,7 @@ def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificate
     Near-ties are left out where nobody counts them, rather than shown as 0.
     """
     mode = "strict" if info.exact else "fast"
-    yield _OWN.gauge("exactness", "1 beside the mode that the server runs in, strict or fast.", 1, mode=mode)
+    yield _OWN.gauge("exactness", "1 for the mode that the server runs in, strict or fast.", 1, mode=mode)
     yield _OWN.gauge("bit_exact", "Whether rows had the same bits alone and in company at start.", info.bit_exact)
     if info.near_tie_gap:
         yield _OWN.gauge("near_tie_gap", "Scores less than this apart, as logits, are near-ties.", info.near_tie_gap)
@@ -55,7 +55,7 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
     yield _OWN.counter("masks", "Rows of masks computed for re-drafts.", counts.num_masks)
     yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
-    text = "Passes that left nodes out behind the layer of the early head."
+    text = "Passes that left nodes out after the layer of the early head."
     yield _OWN.counter("early_pruned_passes", text, counts.num_pruned_passes)
     yield _OWN.counter("early_pruned_nodes", "Draft nodes that these passes left out.", counts.num_pruned_nodes)
     yield from _pruning_times(engine)

@@ -26,7 +26,7 @@ class Latencies:
         )
         self.per_token = histogram(
             "coppice_orchestrator_request_time_per_output_token_seconds",
-            "Mean time per token behind an output's first.",
+            "Mean time per token after an output's first.",
             GAPS,
         )
         self.to_end = histogram(
