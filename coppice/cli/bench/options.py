@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coppice.checkpoints.bundled import MODELS
+from coppice.cli.options import here
 from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
@@ -24,7 +25,19 @@ OUT = Path("results")
 # Of arrivals; far above it, a client measures how fast it opens streams.
 MAX_RATE = 10
 
-Target = Annotated[Path, typer.Option(help="The target's checkpoint directory.")]
+
+def _directory(model: str) -> Path:
+    return Path(here(str(model), "--target"))
+
+
+Target = Annotated[
+    Path,
+    typer.Option(
+        parser=_directory,
+        metavar="NAME|DIR|FILE.gguf",
+        help="The target: a short name of `coppice models`, a checkpoint directory or a GGUF file.",
+    ),
+]
 Drafter = Annotated[str, typer.Option(metavar="KIND=DIR", help="The drafter's checkpoint directory.")]
 Out = Annotated[Path, typer.Option(help="Directory for SUITE.json and the suite's picture.")]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Tokens of each completion, EOS or not.")]
