@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def describe_command() -> str:
 
 
 def describe_run(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What ends every report: `machine`, described before anything was measured, versions, command and commit."""
+    """What ends every report: `machine`, described before anything was measured, versions, command, commit and day."""
     commit = describe_commit()
     return {
         "machine": dict(machine),
@@ -53,6 +54,7 @@ def describe_run(machine: Mapping[str, Any]) -> dict[str, Any]:
         "command": describe_command(),
         "commit": commit["revision"],
         "dirty": commit["dirty"],
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, date, datetime
 from pathlib import Path
 
-from coppice.lab.bench.environment import describe_commit
+from coppice.lab.bench.environment import describe_commit, describe_run
+
+
+def test_a_report_says_on_which_day_it_was_made() -> None:
+    before = datetime.now(UTC).date()
+    report = describe_run({"cpu": "some"})
+    assert before <= date.fromisoformat(report["date"]) <= datetime.now(UTC).date()
+    assert report["machine"] == {"cpu": "some"}
 
 
 def test_outside_of_a_repository_the_commit_is_unknown(tmp_path: Path) -> None:
