@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Protocol
 
+import grpc
 import typer
 
 from coppice.checkpoints.catalogue import CATALOGUE
@@ -111,11 +112,9 @@ def demo(
         target = known.name if known.is_here() else DEFAULT_TARGET
         if target == DEFAULT_TARGET:
             typer.echo(f"{known.what} is not installed: the bundled model of Python code takes its place", err=True)
-    chosen = (PROMPTS if target == DEFAULT_TARGET else QUESTIONS)[:prompts]
     spec = topology_spec(target, drafter, device=device, threads=threads)
-    tokens = max_tokens or (ANSWER_TOKENS if chosen[0].is_question else CODE_TOKENS)
     try:
-        comparisons = asyncio.run(_run(spec, chosen, tokens))
+        comparisons = asyncio.run(_run(spec, prompts, max_tokens))
     except (ChildError, RequestFailedError) as error:
         typer.echo(f"coppice: {error}", err=True)
         raise typer.Exit(1) from error
@@ -123,12 +122,30 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _run(spec: TopologySpec, prompts: Sequence[DemoPrompt], max_tokens: int) -> list[Comparison]:
+async def _run(spec: TopologySpec, num_prompts: int, max_tokens: int) -> list[Comparison]:
     typer.echo("starting verifier, drafter and orchestrator ...")
     async with running(spec) as topology, Client(topology.address) as client:
-        comparisons = await compare_all(client, prompts, max_tokens, typer.echo, partial(typer.echo, nl=False))
+        is_chat = await has_chat_template(client)
+        prompts = (QUESTIONS if is_chat else PROMPTS)[:num_prompts]
+        tokens = max_tokens or (ANSWER_TOKENS if is_chat else CODE_TOKENS)
+        comparisons = await compare_all(client, prompts, tokens, typer.echo, partial(typer.echo, nl=False))
     typer.echo("stopped the services")
     return comparisons
+
+
+async def has_chat_template(client: Client) -> bool:
+    """Whether the target answers conversations.
+
+    Raises:
+        RequestFailedError: the server failed for another reason.
+    """
+    try:
+        await client.chat([{"role": "user", "content": "Hello"}], Options(max_tokens=1), TIMEOUT_S)
+    except RequestFailedError as error:
+        if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return False
+    return True
 
 
 async def compare_all(
