@@ -161,7 +161,7 @@ async def test_it_says_that_a_model_thread_has_ended(models: LoadedModels, monke
     async with deployed(models) as (client, deployment):
         await client.generate(PROMPT, replace(GREEDY, max_tokens=2))
         assert not deployment.lost.is_set()
-        monkeypatch.setattr(Engine, "_step", end)
+        monkeypatch.setattr(Engine, "step", end)
         waits = asyncio.create_task(client.generate(PROMPT, GREEDY, timeout_s=20.0))
         async with asyncio.timeout(10):
             await deployment.lost.wait()

@@ -101,11 +101,11 @@ async def test_outputs_are_those_of_the_undisturbed_run(
         assert counts == [NUM_TOKENS * len(PROMPTS) // 2] * 2
 
         again = asyncio.create_task(outputs(client, temperature))
-        while dying.num_tokens < counts[0] + 60:  # noqa: ASYNC110 - the engine sets no event of ours
+        while dying.counts.num_tokens < counts[0] + 60:  # noqa: ASYNC110 - the engine sets no event of ours
             await asyncio.sleep(0)
         await mortal.aclose()
         assert await again == undisturbed
         # It went in the middle, and what it had not done was done by the other.
-        assert dying.num_tokens < 2 * counts[0]
-        assert surviving.num_tokens > 2 * counts[1]
+        assert dying.counts.num_tokens < 2 * counts[0]
+        assert surviving.counts.num_tokens > 2 * counts[1]
         assert orchestrator.verifiers.num_sequences == 0

@@ -69,10 +69,18 @@ def offences_of_call(call: ast.Call) -> Iterator[str]:
         yield "use_safetensors is left to the library"
 
 
+def parsed(text: str) -> ast.Module:
+    """The tree of a source. CPython 3.11 counts the depth for all threads together, and may find it miscounted."""
+    try:
+        return ast.parse(text)
+    except SystemError:
+        return ast.parse(text)
+
+
 def offences(text: str) -> list[str]:
     """What in a source could run what it reads."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.partition(".")[0] in PICKLES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PICKLES:

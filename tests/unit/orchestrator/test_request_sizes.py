@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from coppice.core.chat import MAX_MESSAGES, MAX_ROLE_BYTES
 from coppice.core.errors import InvalidRequestError
 from coppice.core.grammar import MAX_GRAMMAR_BYTES
 from coppice.core.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
@@ -66,14 +67,26 @@ def largest(max_context: int) -> Request:
     )
 
 
+def longest_conversation(max_context: int) -> inference_pb2.ChatMessages:
+    """As many messages as there may be, and as much text in all; each has some, in one of the longest forms."""
+    contents = ["x"] * (MAX_MESSAGES - 1)
+    contents.append("x" * (max_prompt_bytes(max_context) - len(contents)))
+    role = "r" * MAX_ROLE_BYTES
+    return inference_pb2.ChatMessages(
+        messages=[inference_pb2.ChatMessage(role=role, content=content) for content in contents]
+    )
+
+
 @pytest.mark.parametrize("max_context", CONTEXTS)
-@pytest.mark.parametrize("of", ["text", "ids"])
+@pytest.mark.parametrize("of", ["text", "ids", "messages"])
 def test_the_largest_request_that_is_valid_fits(max_context: int, of: str) -> None:
     request = largest(max_context)
     if of == "text":
         request.prompt = "x" * max_prompt_bytes(max_context)
-    else:
+    elif of == "ids":
         request.token_ids.ids.extend([LARGEST_ID] * max_context)
+    else:
+        request.messages.CopyFrom(longest_conversation(max_context))
     data = request.SerializeToString()
     assert len(data) <= max_request_bytes(max_context)
     request_sizes(max_context).check(data)
@@ -81,7 +94,7 @@ def test_the_largest_request_that_is_valid_fits(max_context: int, of: str) -> No
 
 def test_a_message_has_room_for_little_more() -> None:
     request = largest(2048)
-    request.prompt = "x" * max_prompt_bytes(2048)
+    request.messages.CopyFrom(longest_conversation(2048))
     assert max_request_bytes(2048) < 1.05 * request.ByteSize()
 
 

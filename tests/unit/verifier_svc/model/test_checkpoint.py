@@ -117,5 +117,5 @@ def test_tokens_that_were_added_to_a_tokenizer_and_not_to_the_model_are_warned_o
     content["added_tokens"].append({**token, **flags})
     path.write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING):
-        refuse_larger_tokenizer(str(tmp_path), read_tokenizer(str(tmp_path)), VOCAB)
+        refuse_larger_tokenizer(str(tmp_path), read_tokenizer(str(tmp_path)).json, VOCAB)
     assert f"has added tokens that the model does not know: [{VOCAB}]" in caplog.text
