@@ -27,6 +27,8 @@ _SWEEP_S = 1.0
 _CLOSE_S = 0.5
 _LAST_TURNS = 3
 _HANDSHAKE_S = 10.0
+# A handshake has so long before another one of its host can take its place.
+_LEAST_HANDSHAKE_S = 0.5
 # Where no connection can be accepted for a moment, as without file descriptors.
 _RETRY_S = 0.05
 
@@ -116,9 +118,10 @@ class Guard:
                 logger.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            # Whoever means well is through in a moment.
-            if len(self._handshakes) >= self._limits.max_handshakes and (oldest := _oldest_idle(self._handshakes)):
-                self._break_off(oldest)
+            if not self._has_place(address[0]):
+                client.close()
+                await asyncio.sleep(0)
+                continue
             connection = Connection(
                 f"{address[0]}:{address[1]}",
                 self._limits,
@@ -131,6 +134,23 @@ class Guard:
             self._handshakes[connection] = self._start(self._begin(client, connection))
             # Connects that come faster than they are accepted may not keep the loop from anything else.
             await asyncio.sleep(0)
+
+    def _has_place(self, host: str) -> bool:
+        """Whether a host may begin a handshake; of too many, the oldest of the host with most is broken off for it.
+
+        That has had its time: one that means well is through in a moment. A host that begins them faster than that gets
+        no more of them, which costs much less than to begin each and break it off.
+        """
+        if len(self._handshakes) < self._limits.max_handshakes:
+            return True
+        oldest = _oldest_idle(self._handshakes)
+        if oldest is None:
+            return True
+        is_young = asyncio.get_running_loop().time() - oldest.opened_s < _LEAST_HANDSHAKE_S
+        if is_young and oldest.account.host == host:
+            return False
+        self._break_off(oldest)
+        return True
 
     def _break_off(self, connection: Connection) -> None:
         """Close a connection that has shown no preface, whether or not its TLS handshake is over."""

@@ -497,6 +497,7 @@ async def test_of_too_many_tls_handshakes_the_oldest_of_the_host_with_most_is_br
             reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
             stack.callback(writer.close)
             silent.append(reader)
+            await asyncio.sleep(0.2)
         other = silent.pop(0)
         # Much less than a handshake may take.
         with contextlib.suppress(ConnectionResetError):
@@ -506,6 +507,23 @@ async def test_of_too_many_tls_handshakes_the_oldest_of_the_host_with_most_is_br
             assert await one.unary_unary(SAY)(b"hello", timeout=TIMEOUT_S) == b"hello"
         assert not silent[-1].at_eof()
         assert not other.at_eof()
+
+
+async def test_a_host_that_floods_with_connections_gets_no_more_handshakes() -> None:
+    limits = GuardLimits(1 << 20, 64, unary=frozenset({SAY.encode()}), max_handshakes=4)
+    async with serving(limits) as (_, address), contextlib.AsyncExitStack() as stack:
+        host, _, port = address.rpartition(":")
+        silent = []
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+            stack.callback(writer.close)
+            silent.append(reader)
+        for refused in silent[4:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(refused.read(), 2.0) == b""
+        # Another host takes a place of theirs.
+        assert await say(address) == b"hello"
+        assert sum(reader.at_eof() for reader in silent[:4]) == 1
 
 
 async def test_calls_that_run_when_the_server_stops_go_on_to_their_end() -> None:
