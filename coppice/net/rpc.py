@@ -91,8 +91,8 @@ _SERVER_OPTIONS = (
 _MAX_HEALTH_MESSAGE_BYTES = 4096
 _MAX_HEALTH_STREAMS = 4
 _MAX_HEALTH_CONNECTIONS = 128
-# A connection with TLS holds up to 1.2 MiB while its bytes wait for their turn; one without TLS a tenth of that.
-_MAX_TLS_CONNECTIONS = 256
+# A connection with TLS holds up to 2 MiB while its bytes wait for their turn; one without TLS a tenth of that.
+_MAX_TLS_CONNECTIONS = 192
 _MAX_TLS_HANDSHAKES = 64
 _HEALTH_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_HEALTH_MESSAGE_BYTES),
