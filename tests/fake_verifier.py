@@ -38,6 +38,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     tokenizer_fingerprint: str = FINGERPRINT
     exactness: sampling_pb2.Exactness = sampling_pb2.EXACTNESS_STRICT
     pass_s: float = 0.001
+    # What it says of its passes, whatever they take.
+    pass_us: int = 1000
     drops: int = 0
     drop_after: int = 3
     max_context_tokens: int = CONTEXT
@@ -235,7 +237,7 @@ class _VerifierStream:
                 draft_nodes=len(tree),
                 draft_depth=tree.depth,
                 pass_rows=1 + len(tree),
-                pass_us=1000,
+                pass_us=self._fake.pass_us,
                 linger_us=round(waited_s * 1e6),
                 stale_drafts=sequence.stale,
                 near_ties=self._fake.near_ties,
