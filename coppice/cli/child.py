@@ -64,11 +64,7 @@ class Child:
         ]
 
     async def ready(self, timeout_s: float) -> str:
-        """The address that it serves on.
-
-        Raises:
-            ChildError: it ended first, or took longer than `timeout_s`.
-        """
+        """The address that it serves on. Raises ChildError if it ended first, or took longer than `timeout_s`."""
         ended = asyncio.create_task(self.ended())
         try:
             waits: set[asyncio.Future[Any]] = {self._ready, ended}

@@ -134,11 +134,7 @@ async def _run(spec: TopologySpec, num_prompts: int, max_tokens: int) -> list[Co
 
 
 async def has_chat_template(client: Client) -> bool:
-    """Whether the target answers conversations.
-
-    Raises:
-        RequestFailedError: the server failed for another reason.
-    """
+    """Whether the target answers conversations. Raises RequestFailedError if the server failed for another reason."""
     try:
         await client.chat([{"role": "user", "content": "Hello"}], Options(max_tokens=1), TIMEOUT_S)
     except RequestFailedError as error:

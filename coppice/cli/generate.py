@@ -128,8 +128,7 @@ def generate(
 def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | None) -> Prompt:
     """The prompt that the options give.
 
-    Raises:
-        typer.BadParameter: not exactly one was given, or it cannot be read.
+    Raises typer.BadParameter if not exactly one was given, or it cannot be read.
     """
     if sum(given is not None for given in (prompt, prompt_file, token_ids)) != 1:
         raise typer.BadParameter("give exactly one of --prompt, --prompt-file and --token-ids")
@@ -149,8 +148,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, token_ids: str | N
 def read_schema(file_or_text: str) -> str:
     """The text of a schema that is given itself, or as the name of its file.
 
-    Raises:
-        typer.BadParameter: the file cannot be read.
+    Raises typer.BadParameter if the file cannot be read.
     """
     if file_or_text.lstrip().startswith("{"):
         return file_or_text

@@ -86,8 +86,7 @@ def bundled(directory: Path) -> list[ListedModel]:
 def checked(model: str) -> dict[str, Any]:
     """What a target is, once it has been loaded and tried as the verifier does.
 
-    Raises:
-        CoppiceError, OSError, ValueError: it cannot be a target, and why.
+    Raises CoppiceError, OSError or ValueError if it cannot be a target.
     """
     from verifier_svc.config import VerifierConfig
     from verifier_svc.model.loading import load_probed_target

@@ -68,11 +68,7 @@ AUTO, OFF = "auto", "off"
 def topology_spec(
     target: str, drafters: list[str] | None, port: int = 0, device: str = "", threads: int = 0, space: str = AUTO
 ) -> TopologySpec:
-    """What the options describe.
-
-    Raises:
-        typer.BadParameter: they describe nothing that can be run.
-    """
+    """What the options describe. Raises typer.BadParameter if they describe nothing that can be run."""
     try:
         parsed = parse_drafters(drafters if drafters or target == DEFAULT_TARGET else [NO_DRAFTER])
     except ValueError as error:
@@ -87,8 +83,7 @@ def topology_spec(
 def here(model: str, option: str) -> str:
     """The directory of a model's checkpoint, which is converted, or installed with the user's consent, where needed.
 
-    Raises:
-        typer.BadParameter: it is not to be had.
+    Raises typer.BadParameter if it is not to be had.
     """
     tell = partial(typer.echo, err=True)
     try:
@@ -120,8 +115,7 @@ def _installed(known: CatalogueModel, option: str, tell: Callable[[str], None]) 
 def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
     """The adapter that verifiers get, empty for none; None leaves it to their environment.
 
-    Raises:
-        typer.BadParameter: the directory that `space` names has none.
+    Raises typer.BadParameter if the directory that `space` names has none.
     """
     if space == OFF:
         return ""
@@ -137,8 +131,7 @@ def space_adapter(space: str, target: str, *, has_drafter: bool) -> str | None:
 def channel_tls(address: str, tls: bool, ca: str, cert: str, key: str, name: str) -> ChannelTls | None:
     """What the options of TLS describe, their files being read to see that they can be; None for plaintext.
 
-    Raises:
-        typer.BadParameter: they do not fit together, a file cannot be used, or there is no address to speak to.
+    Raises typer.BadParameter if they do not fit together, a file cannot be used, or there is no address to speak to.
     """
     if not (tls or ca or cert or key or name):
         return None

@@ -36,8 +36,7 @@ class DrafterSpec:
     def parse(cls, text: str) -> DrafterSpec:
         """From KIND or KIND=PATH_OR_HUB_ID; without a checkpoint, the bundled one of that kind.
 
-        Raises:
-            ValueError: there is no kind.
+        Raises ValueError if there is no kind.
         """
         kind, _, model = text.partition("=")
         if not kind:
@@ -48,8 +47,7 @@ class DrafterSpec:
 def parse_drafters(texts: Sequence[str] | None) -> tuple[DrafterSpec, ...]:
     """Drafters as the command line names them: none given means the bundled one, "none" means no drafter.
 
-    Raises:
-        ValueError: one of them is not a drafter.
+    Raises ValueError if one of them is not a drafter.
     """
     named = list(texts or [DEFAULT_KIND])
     if NO_DRAFTER in named:
@@ -132,8 +130,7 @@ class Topology:
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start every service and wait until the orchestrator serves.
 
-        Raises:
-            ChildError: one of them did not start; the message has its last words. Or a bundled model is not there.
+        Raises ChildError if one of them did not start (the message has its last words), or a bundled model is missing.
         """
         for model in (self._spec.target, *(drafter.model for drafter in self._spec.drafters)):
             if missing := missing_model(model):
@@ -162,8 +159,7 @@ class Topology:
     ) -> str:
         """Start one more orchestrator in front of the running back ends; returns the address that it serves on.
 
-        Raises:
-            ChildError: it did not start.
+        Raises ChildError if it did not start.
         """
         own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
         return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
@@ -171,8 +167,7 @@ class Topology:
     async def add_verifier(self, name: str, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> str:
         """Start one more verifier, which no orchestrator knows yet; returns the address that it serves on.
 
-        Raises:
-            ChildError: it did not start.
+        Raises ChildError if it did not start.
         """
         child = await self._launch(name, self._spec.verifier_module, {**self._verifier_env(), **env})
         return await child.ready(timeout_s)
@@ -182,8 +177,7 @@ class Topology:
     ) -> str:
         """Start one more drafter, which no orchestrator knows yet; returns the address that it serves on.
 
-        Raises:
-            ChildError: it did not start.
+        Raises ChildError if it did not start.
         """
         child = await self._launch(name, self._spec.drafter_module, {**self._drafter_env(drafter), **env})
         return await child.ready(timeout_s)
@@ -292,11 +286,7 @@ async def _all_ready(children: Sequence[Child], timeout_s: float) -> None:
 
 @contextlib.asynccontextmanager
 async def running(spec: TopologySpec, echo: Echo | None = None) -> AsyncIterator[Topology]:
-    """A topology that runs while the context is open.
-
-    Raises:
-        ChildError: a service did not start.
-    """
+    """A topology that runs while the context is open. Raises ChildError if a service did not start."""
     topology = Topology(spec, echo)
     try:
         await topology.start()

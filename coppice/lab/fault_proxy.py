@@ -35,8 +35,7 @@ class Greeting(enum.Enum):
 class Link:
     """What one direction of every connection is like. Bytes keep their order whatever it is.
 
-    Raises:
-        ValueError: a value is out of range.
+    Raises ValueError if a value is out of range.
     """
 
     delay_s: float = 0.0

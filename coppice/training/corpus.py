@@ -59,8 +59,7 @@ def default_roots() -> list[Path]:
 def read_corpus(roots: Sequence[Path]) -> list[SourceFile]:
     """All usable files under `roots`, without exact duplicates, in an order that machines agree on.
 
-    Raises:
-        FileNotFoundError: a root is not a directory, or no root holds a usable file.
+    Raises FileNotFoundError if a root is not a directory, or no root holds a usable file.
     """
     files: dict[str, SourceFile] = {}
     for root in roots:

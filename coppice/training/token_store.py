@@ -37,8 +37,7 @@ class TokenStore:
     def build(cls, files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase, cache: Path) -> Self:
         """Tokenize `files`, or read what an earlier run cached under `cache`.
 
-        Raises:
-            IncompatibleError: all files are of one split, or the vocabulary is too large for what ids are kept in.
+        Raises IncompatibleError if all files are of one split, or the vocabulary is too large for what ids are kept in.
         """
         path = cache / "tokens.npz"
         if not path.exists():
@@ -59,8 +58,7 @@ class TokenStore:
     def training_batch(self, seed: int, step: int, rows: int, length: int) -> torch.Tensor:
         """Random windows [rows, length]; a function of (seed, step), so that a resumed run repeats none.
 
-        Raises:
-            IncompatibleError: there is too little text for a row.
+        Raises IncompatibleError if there is too little text for a row.
         """
         _check_room("training", self.train, length)
         generator = np.random.default_rng([seed, step])
@@ -70,8 +68,7 @@ class TokenStore:
     def held_out_batches(self, windows: int, rows: int, length: int) -> list[torch.Tensor]:
         """The same evenly spaced held-out windows every time, as batches [rows, length].
 
-        Raises:
-            IncompatibleError: there is too little text for a row.
+        Raises IncompatibleError if there is too little text for a row.
         """
         _check_room("held-out", self.held_out, length)
         starts = np.linspace(0, len(self.held_out) - length - 1, windows).astype(int)

@@ -88,8 +88,7 @@ def train_block_drafter(
 ) -> None:
     """Train, measure, and write the checkpoint with its card and `drafter.json`. `story` is what the card says of it.
 
-    Raises:
-        IncompatibleError: the model to start from is not the target's, or the state there is another run's.
+    Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
     tokenizer, target, start = load_models(target_dir, start_dir)
     files = read_corpus(roots)

@@ -59,8 +59,7 @@ def train_boost(
 ) -> None:
     """Train one model after another and write them to `out`/boost-1, …, of layers alone, with cards and `drafter.json`.
 
-    Raises:
-        IncompatibleError: the model to start from is not the target's, or the state there is another run's.
+    Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
     tokenizer, target, start = load_models(target_dir, start_dir)
     files = read_corpus(roots)

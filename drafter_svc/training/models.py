@@ -25,8 +25,8 @@ class TrainingModels(NamedTuple):
 def load_models(target_dir: Path, start_dir: Path) -> TrainingModels:
     """Load all of them.
 
-    Raises:
-        IncompatibleError: one cannot be read, or the model to start from is no Llama or not of the target's vocabulary.
+    Raises IncompatibleError if one cannot be read, or the model to start from is no Llama or not of the target's
+    vocabulary.
     """
     tokenizer, target = load_target(target_dir)
     start = load_start(start_dir)
@@ -38,11 +38,7 @@ def load_models(target_dir: Path, start_dir: Path) -> TrainingModels:
 
 
 def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """The target in the precision of training, and its tokenizer.
-
-    Raises:
-        IncompatibleError: one cannot be read.
-    """
+    """The target in the precision of training, and its tokenizer. Raises IncompatibleError if one cannot be read."""
     with _named(directory):
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         target = AutoModelForCausalLM.from_pretrained(
@@ -52,11 +48,7 @@ def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedMod
 
 
 def load_start(directory: Path) -> LlamaForCausalLM:
-    """The Llama to start from, in float32.
-
-    Raises:
-        IncompatibleError: it is no Llama, or cannot be read.
-    """
+    """The Llama to start from, in float32. Raises IncompatibleError if it is no Llama, or cannot be read."""
     with _named(directory):
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False

@@ -41,8 +41,7 @@ def semi_ar_recipe(steps: int, samples: int, corpus_rows: int, seed: int, *, lay
 def train_semi_ar(roots: Sequence[Path], target_dir: Path, start_dir: Path, out: Path, recipe: BlockRecipe) -> None:
     """Train, measure, and write the checkpoint with its card and `drafter.json`.
 
-    Raises:
-        IncompatibleError: the model to start from is not the target's, or the state there is another run's.
+    Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
     train_block_drafter(roots, target_dir, start_dir, out, recipe, SemiArObjective(recipe), STORY)
 

@@ -62,8 +62,7 @@ def train_semi_ar_features(
 ) -> None:
     """Train, measure beside the trunk alone, and write the checkpoint with its card and `drafter.json`.
 
-    Raises:
-        IncompatibleError: the trunk is not one for the target, or the state there is another run's.
+    Raises IncompatibleError if the trunk is not one for the target, or the state there is another run's.
     """
     tokenizer, target = load_target(target_dir)
     trunk = load_trunk(trunk_dir, target.config.get_text_config().vocab_size)

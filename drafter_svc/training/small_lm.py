@@ -94,8 +94,7 @@ def new_small_lm(target: PreTrainedModel, seed: int) -> LlamaForCausalLM:
 def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: SmallLmRecipe) -> None:
     """Sample the target, distil, calibrate, and write the checkpoint with its card and `drafter.json`.
 
-    Raises:
-        IncompatibleError: the target cannot be read, or the state there is another run's.
+    Raises IncompatibleError if the target cannot be read, or the state there is another run's.
     """
     tokenizer, target = load_target(target_dir)
     files = read_corpus(roots)

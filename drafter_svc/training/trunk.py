@@ -83,9 +83,8 @@ class _Rows(nn.Module):
 def load_trunk(directory: Path, vocab_size: int) -> Trunk:
     """Load one for a target with this vocabulary.
 
-    Raises:
-        IncompatibleError: it is no semi-ar drafter, or one for another vocabulary.
-        OSError, ValueError: it cannot be read.
+    Raises IncompatibleError if it is no semi-ar drafter, or one for another vocabulary. Raises OSError or ValueError if
+    it cannot be read.
     """
     calibration = load_block_calibration(str(directory), KIND)
     model = load_model(str(directory), torch.device("cpu"))

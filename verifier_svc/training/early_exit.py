@@ -94,8 +94,7 @@ class FinalNorm:
 def final_norm(model: PreTrainedModel) -> FinalNorm:
     """Read off what the norm before the output layer does to rows whose norm is known.
 
-    Raises:
-        IncompatibleError: there is no such norm.
+    Raises IncompatibleError if there is no such norm.
     """
     inside = {id(module) for module in decoder_layers(model).modules()}
     outside = [module for module in model.base_model.modules() if id(module) not in inside]

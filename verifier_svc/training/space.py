@@ -62,10 +62,8 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     A mask learns what the target says at its place in the target's own text and in the corpus (2402.11809, the layout
     that keeps whole samples, with many groups). The target knows the tokens in between and the mask does not: on
     average over text, what it is asked for are the target's marginals. The last of these tokens is known when the draft
-    is made, and what it says of the next one is learned beside.
-
-    Raises:
-        IncompatibleError: no additions can be put on the target, or the state there is another run's.
+    is made, and what it says of the next one is learned beside. Raises IncompatibleError if no additions can be put on
+    the target, or the state there is another run's.
     """
     tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
     target = AutoModelForCausalLM.from_pretrained(

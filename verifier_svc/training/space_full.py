@@ -77,8 +77,7 @@ class TunedTarget(nn.Module):
 def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe: FullSpaceRecipe) -> None:
     """Tune, measure, and write the tuned target with its card, and the masks' adapter beside it.
 
-    Raises:
-        IncompatibleError: the state there is another run's.
+    Raises IncompatibleError if the state there is another run's.
     """
     tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
     target = AutoModelForCausalLM.from_pretrained(

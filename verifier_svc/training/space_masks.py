@@ -46,10 +46,8 @@ class SpaceMasks(nn.Module):
         """Additions begin at zero, so that masks say at first what the target says of a strange token.
 
         With a `transition_rank`, what a mask says also depends on the token before the one that it predicts. `modules`
-        are the linear layers with additions, by the last part of their names; all without any.
-
-        Raises:
-            IncompatibleError: the target has no layer that additions could be put on, or none of such a name.
+        are the linear layers with additions, by the last part of their names; all without any. Raises IncompatibleError
+        if the target has no layer that additions could be put on, or none of such a name.
         """
         super().__init__()
         for parameter in target.parameters():

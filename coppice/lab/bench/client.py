@@ -279,11 +279,7 @@ class Contender(Protocol):
         ...
 
     async def complete(self, tasks: Sequence[Task]) -> Batch:
-        """Complete tasks that arrive at the same time.
-
-        Raises:
-            BenchmarkError: it cannot.
-        """
+        """Complete tasks that arrive at the same time. Raises BenchmarkError if it cannot."""
         ...
 
 
@@ -301,11 +297,7 @@ class Meter:
     decoding_only: bool = False
 
     async def read(self) -> Counters:
-        """What they have counted until now.
-
-        Raises:
-            BenchmarkError: the metrics cannot be had.
-        """
+        """What they have counted until now. Raises BenchmarkError if the metrics cannot be had."""
         total = Counters()
         for url in self.urls:
             total = total.plus(Counters(await asyncio.to_thread(read_counters, url, self.names, self.whose)))
@@ -357,11 +349,7 @@ class Server:
         self._client, self._policy, self._meter, self._salt = client, policy, meter, salt
 
     async def complete(self, tasks: Sequence[Task]) -> Batch:
-        """Complete tasks, all at once.
-
-        Raises:
-            BenchmarkError: a call failed, or the metrics cannot be had.
-        """
+        """Complete tasks, all at once. Raises BenchmarkError if a call failed, or the metrics cannot be had."""
         reading = _Reading(self._meter, len(tasks))
         await reading.begin()
         window = Window(self._client, self._policy, reading.one_began, reading.one_ended)
@@ -375,8 +363,7 @@ class Server:
 async def connected(stack: contextlib.AsyncExitStack, address: str) -> Client:
     """A client that is closed with the stack; connecting is no part of what is measured later.
 
-    Raises:
-        BenchmarkError: there is no server.
+    Raises BenchmarkError if there is no server.
     """
     client = await stack.enter_async_context(Client(address))
     await model_info(client)
@@ -384,11 +371,7 @@ async def connected(stack: contextlib.AsyncExitStack, address: str) -> Client:
 
 
 async def model_info(client: Client) -> inference_pb2.GetModelInfoResponse:
-    """What a server serves.
-
-    Raises:
-        BenchmarkError: the call failed.
-    """
+    """What a server serves. Raises BenchmarkError if the call failed."""
     try:
         return await client.model_info()
     except RequestFailedError as error:

@@ -67,8 +67,7 @@ class Setup:
     def encoded(self, max_context_tokens: int) -> tuple[list[list[int]], int]:
         """The prompts in the target's tokens, and how many lost their beginning, for which there is no room.
 
-        Raises:
-            BenchmarkError: the output alone fills the context, or a prompt has no token.
+        Raises BenchmarkError if the output alone fills the context, or a prompt has no token.
         """
         return encoded_prompts(self.target, self.prompts, self.plan.max_tokens, max_context_tokens)
 
@@ -120,10 +119,8 @@ async def measure(
 ) -> Samples[Sample]:
     """Every batch of task numbers by every contender in turn, `num_runs` times at every temperature.
 
-    Before, all complete the first batches, or with `meet_all` every batch, so that its prompts are known.
-
-    Raises:
-        BenchmarkError: a contender failed, or did not produce the length asked for.
+    Before, all complete the first batches, or with `meet_all` every batch, so that its prompts are known. Raises
+    BenchmarkError if a contender failed, or did not produce the length asked for.
     """
     for temperature in plan.temperatures:
         knows = meet_all and temperature == plan.temperatures[0]
@@ -146,11 +143,7 @@ async def warm_up(contenders: Iterable[Contender], tasks: Sequence[Task], most: 
 
 
 async def take(contender: Contender, tasks: Sequence[Task], run: int) -> Sample:
-    """One batch.
-
-    Raises:
-        BenchmarkError: the contender failed, or did not produce the length asked for.
-    """
+    """One batch. Raises BenchmarkError if the contender failed, or did not produce the length asked for."""
     batch = await contender.complete(tasks)
     for answer in batch.answers:
         if (given := len(answer.token_ids)) != answer.task.max_tokens:

@@ -48,8 +48,7 @@ def parse_counters(text: str, names: Collection[str]) -> dict[Series, float]:
 def read_counters(url: str, names: Collection[str], whose: str) -> dict[Series, float]:
     """The series of these names on the metrics page of one of our own services on this machine.
 
-    Raises:
-        BenchmarkError: they cannot be had; the message says whose they are.
+    Raises BenchmarkError if they cannot be had; the message says whose they are.
     """
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:

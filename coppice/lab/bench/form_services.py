@@ -22,9 +22,7 @@ AHEAD = {"DRAFT_AHEAD": "on"}
 async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Sequence[Form]) -> dict[str, Any]:
     """Start a topology and what the forms need besides, measure, and stop everything.
 
-    Raises:
-        BenchmarkError: the measurement cannot go on.
-        ChildError: a process did not start, or ended.
+    Raises BenchmarkError if the measurement cannot go on. Raises ChildError if a process did not start, or ended.
     """
     async with contextlib.AsyncExitStack() as stack:
         topology = Topology(spec)

@@ -57,8 +57,7 @@ class Kind(enum.Enum):
 class Form:
     """One contender's deployment; `delay_ms` is added to each message between orchestrator and drafter, each way.
 
-    Raises:
-        BenchmarkError: the delay is out of range, or there is no wire that it could be on.
+    Raises BenchmarkError if the delay is out of range, or there is no wire that it could be on.
     """
 
     kind: Kind
@@ -91,8 +90,7 @@ class Form:
 def parse_forms(names: str, delays: str) -> tuple[Form, ...]:
     """The forms that are named, each but the co-located one with every delay in milliseconds; commas between.
 
-    Raises:
-        BenchmarkError: a name is none, or a delay is no number in range.
+    Raises BenchmarkError if a name is none, or a delay is no number in range.
     """
     try:
         kinds = list(dict.fromkeys(Kind(name.strip()) for name in names.split(",") if name.strip()))

@@ -119,11 +119,7 @@ class LatencySuite:
     forms: Mapping[Form, str] = field(default_factory=dict)
 
     async def run(self, address: str) -> Report:
-        """Measure and return the report.
-
-        Raises:
-            BenchmarkError: a contender failed.
-        """
+        """Measure and return the report. Raises BenchmarkError if a contender failed."""
         machine, plan, threads = describe_machine(), self.setup.plan, self.setup.threads
         quiet_transformers()
         torch.set_num_threads(threads)

@@ -86,8 +86,7 @@ WAITING = "coppice_orchestrator_num_requests_waiting"
 async def watching(url: str | None) -> AsyncIterator[list[tuple[int, int]]]:
     """Outputs that run and that wait, seen every 200 ms while the context is open; without a URL nothing is.
 
-    Raises:
-        BenchmarkError: the metrics cannot be had, or are those of something else.
+    Raises BenchmarkError if the metrics cannot be had, or are those of something else.
     """
     seen: list[tuple[int, int]] = []
 
@@ -359,8 +358,7 @@ class OverloadSuite:
     async def alone(self, address: str) -> float:
         """The median milliseconds per token of one request at a time, for half a window after the first.
 
-        Raises:
-            BenchmarkError: the server failed, or no request ended.
+        Raises BenchmarkError if the server failed, or no request ended.
         """
         async with Client(address) as client:
             workload, _ = await self._workload(client)
@@ -375,11 +373,7 @@ class OverloadSuite:
         return round(1000 * token_s, 3)
 
     async def run(self, address: str) -> Report:
-        """Measure and return the report.
-
-        Raises:
-            BenchmarkError: the server failed.
-        """
+        """Measure and return the report. Raises BenchmarkError if the server failed."""
         machine, plan, num_runs, taken = describe_machine(), self.plan, self.setup.plan.num_runs, []
         # The generator must not be late because it looks for garbage.
         with frozen_heap():

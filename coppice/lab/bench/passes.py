@@ -92,8 +92,7 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
     after `context` tokens, and median ratios of two in turn: `coppice_ms` is the mode that a server takes by itself,
     `ratio` that mode's time over transformers'. Where it is strict mode, `fast_ms` and `strict_over_fast` are there.
 
-    Raises:
-        BenchmarkError: the checkpoint cannot be used, or its context or vocabulary is too small for the plan.
+    Raises BenchmarkError if the checkpoint cannot be used, or its context or vocabulary is too small for the plan.
     """
     machine = describe_machine()
     quiet_transformers()

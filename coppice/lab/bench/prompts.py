@@ -41,8 +41,7 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a JSON-lines file, gzipped or not: `prompt`, or the first of Spec-Bench's `turns`.
 
-    Raises:
-        PromptsError: the file cannot be read, a line is not of these shapes, or there is none.
+    Raises PromptsError if the file cannot be read, a line is not of these shapes, or there is none.
     """
     try:
         with _open_text(path) as lines:
@@ -66,10 +65,8 @@ def held_out_prompts(
 ) -> list[Prompt]:
     """Prompts cut from held-out files, by default of the standard library: the same wherever Python is the same.
 
-    They have between two thirds of `max_chars` characters and all of them, give or take a line.
-
-    Raises:
-        PromptsError: the held-out files have no room for that many different cuts.
+    They have between two thirds of `max_chars` characters and all of them, give or take a line. Raises PromptsError if
+    the held-out files have no room for that many different cuts.
     """
     files = read_corpus([standard_library()]) if files is None else files
     held_out = [file for file in files if file.is_held_out]
@@ -90,8 +87,7 @@ def encoded_prompts(
 ) -> tuple[list[list[int]], int]:
     """The prompts in a target's tokens, too long ones without their beginning, and how many were cut.
 
-    Raises:
-        BenchmarkError: the output alone fills the context, or a prompt has no token.
+    Raises BenchmarkError if the output alone fills the context, or a prompt has no token.
     """
     tokenizer = TargetTokenizer(load_tokenizer_json(target))
     encoded = [tokenizer.encode(prompt.text) for prompt in prompts]

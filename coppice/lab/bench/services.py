@@ -36,9 +36,7 @@ async def measure_on(
 ) -> Result:
     """Start services, measure, and stop everything; a service that dies ends the measurement.
 
-    Raises:
-        BenchmarkError: the measurement cannot go on.
-        ChildError: a service did not start, or ended.
+    Raises BenchmarkError if the measurement cannot go on. Raises ChildError if a service did not start, or ended.
     """
     topology = Topology(spec)
     try:
@@ -59,8 +57,7 @@ async def unless_one_fails(
 ) -> Result:
     """The result of a measurement, unless a service of the topology, or one of `children`, ends before.
 
-    Raises:
-        ChildError: of the first that ended.
+    Raises the ChildError of the first that ended.
     """
     measured = asyncio.create_task(measuring)
     failed: list[asyncio.Task[ChildError]] = [asyncio.create_task(topology.failed())]

@@ -66,8 +66,7 @@ async def measure_batches(
 ) -> Samples[Sample]:
     """So many greedy requests at once by every contender in turn, after a warm-up; runs begin at different prompts.
 
-    Raises:
-        BenchmarkError: a contender failed or did not produce the length asked for.
+    Raises BenchmarkError if a contender failed or did not produce the length asked for.
     """
     taken: list[Sample] = []
     for run in runs:
@@ -88,11 +87,7 @@ class ThroughputSuite:
     concurrency: tuple[int, ...] = (1, 4, 16, 64)
 
     async def run(self, address: str) -> Report:
-        """Measure and return the report.
-
-        Raises:
-            BenchmarkError: a contender failed.
-        """
+        """Measure and return the report. Raises BenchmarkError if a contender failed."""
         machine, plan, threads = describe_machine(), self.setup.plan, self.setup.threads
         quiet_transformers()
         target = load_model(self.setup.target)

@@ -37,8 +37,7 @@ _COMPUTING = ThreadPoolExecutor(1, "transformers")
 def load_model(model_dir: Path) -> PreTrainedModel:
     """A checkpoint in float32, which is what the verifier computes in on a CPU.
 
-    Raises:
-        BenchmarkError: there is no usable checkpoint.
+    Raises BenchmarkError if there is no usable checkpoint.
     """
     try:
         model: PreTrainedModel = _library.AutoModelForCausalLM.from_pretrained(
@@ -65,11 +64,7 @@ class Library(ABC):
         target.generation_config = _library.GenerationConfig()
 
     async def complete(self, tasks: Sequence[Task]) -> Batch:
-        """Complete tasks of the same length, all at once.
-
-        Raises:
-            BenchmarkError: the library lost a request.
-        """
+        """Complete tasks of the same length, all at once. Raises BenchmarkError if the library lost a request."""
         return await asyncio.get_running_loop().run_in_executor(_COMPUTING, self._run, tasks)
 
     def _run(self, tasks: Sequence[Task]) -> Batch:

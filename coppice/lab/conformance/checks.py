@@ -147,9 +147,7 @@ async def _drafted_and_same(deployment: Deployment, requests: Sequence[GenerateR
 async def together(deployment: Deployment, requests: Sequence[GenerateRequest]) -> list[Completion]:
     """The answers to requests that are sent at once.
 
-    Raises:
-        SkippedError: the deployment has no place for so many.
-        FailureError: one of them failed.
+    Raises SkippedError if the deployment has no place for so many. Raises FailureError if one of them failed.
     """
     calls = [deployment.client.send(request, deployment.timeout_s) for request in requests]
     answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -171,11 +169,7 @@ async def each_as_alone(deployment: Deployment, requests: Sequence[GenerateReque
 
 
 async def refusal(deployment: Deployment, request: GenerateRequest) -> RequestFailedError:
-    """The error that a request gets.
-
-    Raises:
-        FailureError: it gets an answer.
-    """
+    """The error that a request gets. Raises FailureError if it gets an answer."""
     stream = deployment.start(request)
     try:
         async for _ in stream:

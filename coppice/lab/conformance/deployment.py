@@ -69,22 +69,14 @@ class Deployment:
         return self.requests(**knobs)[0]
 
     async def ask(self, request: GenerateRequest) -> Completion:
-        """The answer to a request.
-
-        Raises:
-            FailureError: it was refused or failed.
-        """
+        """The answer to a request. Raises FailureError if it was refused or failed."""
         try:
             return await self.client.send(request, self.timeout_s)
         except RequestFailedError as error:
             raise FailureError(str(error), request) from error
 
     async def outputs(self, request: GenerateRequest) -> tuple[Completion, ...]:
-        """Every output of a request.
-
-        Raises:
-            FailureError: it was refused or failed.
-        """
+        """Every output of a request. Raises FailureError if it was refused or failed."""
         stream = self.start(request)
         try:
             async for _ in stream:
@@ -108,8 +100,7 @@ class Deployment:
     async def messages(self, request: GenerateRequest) -> list[GenerateResponse]:
         """The messages of an answer as they come, which the client joins.
 
-        Raises:
-            FailureError: it was refused or failed.
+        Raises FailureError if it was refused or failed.
         """
         try:
             call = self._stub.Generate(request, timeout=self.timeout_s, metadata=self._metadata)
@@ -124,10 +115,8 @@ async def connected(
 ) -> AsyncIterator[Deployment]:
     """The deployment that serves at an address; each of its requests may take `timeout_s`.
 
-    Raises:
-        RequestFailedError: it does not answer.
-        UnsuitableError: no case could run.
-        TlsError: a file of `tls` cannot be used.
+    Raises RequestFailedError if it does not answer. Raises UnsuitableError if no case could run. Raises TlsError if a
+    file of `tls` cannot be used.
     """
     certificates = None if tls is None else Certificates(tls)
     async with (

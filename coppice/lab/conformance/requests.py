@@ -30,8 +30,7 @@ def build(prompt: Prompt, **knobs: Any) -> GenerateRequest:
 def varied(request: GenerateRequest, **knobs: Any) -> GenerateRequest:
     """A copy with other values of some fields: of the request itself or of one of its parts.
 
-    Raises:
-        ValueError: no part has a field of that name.
+    Raises ValueError if no part has a field of that name.
     """
     copy = GenerateRequest()
     copy.CopyFrom(request)

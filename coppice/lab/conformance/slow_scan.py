@@ -35,11 +35,7 @@ class Known:
 
 
 def spread(pieces: list[str], most: int) -> list[str]:
-    """At most so many of the pieces, from beginning to end.
-
-    Raises:
-        SkippedError: there are none.
-    """
+    """At most so many of the pieces, from beginning to end. Raises SkippedError if there are none."""
     if not pieces:
         raise SkippedError("the known output has too little text that is complete")
     return pieces[:: -(-len(pieces) // most)]

@@ -23,8 +23,7 @@ MakePlanner = Callable[[Callable[[], float]], Planner]
 class Fleet:
     """How many there are of each. Where no more than one machine's worth of each is there, they may share one.
 
-    Raises:
-        ValueError: there is no verifier, or less than no drafter.
+    Raises ValueError if there is no verifier, or less than no drafter.
     """
 
     verifiers: int = 1

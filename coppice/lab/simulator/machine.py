@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 class Curve:
     """Seconds by a number of things: straight lines between points, on beyond the last as before it.
 
-    Raises:
-        ValueError: there is no point, sizes do not rise, or seconds are negative, not finite or fall.
+    Raises ValueError if there is no point, sizes do not rise, or seconds are negative, not finite or fall.
     """
 
     sizes: tuple[int, ...]

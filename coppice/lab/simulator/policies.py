@@ -17,8 +17,7 @@ MAX_NODES, LINGER_US = 15, 40_000
 class Policy:
     """A policy by its name: off, planner, or fixed with the most draft nodes of a round.
 
-    Raises:
-        ValueError: there is no such policy.
+    Raises ValueError if there is no such policy.
     """
 
     kind: str
@@ -32,11 +31,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """From off, planner or fixed=N.
-
-        Raises:
-            ValueError: it is none of these.
-        """
+        """From off, planner or fixed=N. Raises ValueError if it is none of these."""
         kind, has_nodes, nodes = text.partition("=")
         if not has_nodes:
             return cls(kind)

@@ -48,11 +48,7 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a file.
-
-    Raises:
-        ProfileError: it cannot be read, or is no profile.
-    """
+    """The profile in a file. Raises ProfileError if it cannot be read, or is no profile."""
     try:
         return profile_from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -76,8 +72,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
 def profile_from_json(record: Mapping[str, Any]) -> Profile:
     """The other way round; what else the file holds is not looked at.
 
-    Raises:
-        ProfileError: something is missing or is not what it should be.
+    Raises ProfileError if something is missing or is not what it should be.
     """
     try:
         verifier, drafter = dict(record["verifier"]), dict(record["drafter"])

@@ -31,10 +31,8 @@ class Text(Protocol):
 class Trace:
     """A greedy output that was recorded: its tokens, and behind the first n of them the drafter's tree, for each n.
 
-    `prompt`: the tokens before it, or none where they were not recorded.
-
-    Raises:
-        ValueError: there is no token, or not one tree for each, or the prompt has another length.
+    `prompt`: the tokens before it, or none where they were not recorded. Raises ValueError if there is no token, or not
+    one tree for each, or the prompt has another length.
     """
 
     num_prompt: int

@@ -23,8 +23,7 @@ class ValidationError(ValueError):
 def read_load_report(path: Path) -> dict[str, Any]:
     """The report of `coppice bench load` in a file.
 
-    Raises:
-        ValidationError: it cannot be read, or lacks what a simulation needs.
+    Raises ValidationError if it cannot be read, or lacks what a simulation needs.
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -230,8 +230,7 @@ class AblationSuite:
     async def run(self, services: Services) -> Report:
         """Measure and return the report.
 
-        Raises:
-            BenchmarkError: the services failed, or a prompt does not fit the model.
+        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
         """
         machine = describe_machine()
 

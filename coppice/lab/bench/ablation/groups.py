@@ -138,8 +138,7 @@ async def measure_groups(
 ) -> tuple[list[Measured], Row]:
     """Every group on `num_prompts` prompts, or on a full batch of them if that is more; also settings for the report.
 
-    Raises:
-        BenchmarkError: a completion failed or had another length, or a service's metrics were not there.
+    Raises BenchmarkError if a completion failed or had another length, or a service's metrics were not there.
     """
     async with contextlib.AsyncExitStack() as stack:
         clients = {front: await connected(stack, address) for front, address in services.fronts.items()}

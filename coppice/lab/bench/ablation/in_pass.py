@@ -345,8 +345,7 @@ class InPassSuite:
     async def run(self, services: Services) -> Report:
         """Measure and return the report.
 
-        Raises:
-            BenchmarkError: the services failed, or a prompt does not fit the model.
+        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
         """
         machine, what = describe_machine(), self.what
 

@@ -24,8 +24,7 @@ PORT_VARIABLE = "COUNTS_PORT"
 async def read_counts(port: int) -> CacheCounts:
     """What an orchestrator has counted since it started, all that it has to remember being written.
 
-    Raises:
-        OSError: there is none.
+    Raises OSError if there is none.
     """
     reader, writer = await asyncio.open_connection(LOCAL, port)
     try:

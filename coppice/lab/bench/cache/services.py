@@ -44,11 +44,7 @@ class RedisServer:
         return f"redis://{LOCAL}:{self._port}/0"
 
     async def start(self) -> None:
-        """Start it, and return when it answers.
-
-        Raises:
-            BenchmarkError: it did not within `START_S`.
-        """
+        """Start it, and return when it answers. Raises BenchmarkError if it did not within `START_S`."""
         self._process = await asyncio.create_subprocess_exec(
             self._program,
             *("--port", str(self._port), "--bind", LOCAL, "--dir", str(self._directory)),
@@ -83,11 +79,7 @@ class RedisServer:
 
 @contextlib.asynccontextmanager
 async def redis_server(program: str) -> AsyncIterator[RedisServer]:
-    """A running server.
-
-    Raises:
-        BenchmarkError: it does not start.
-    """
+    """A running server. Raises BenchmarkError if it does not start."""
     with tempfile.TemporaryDirectory() as directory:
         server = RedisServer(program, Path(directory), await free_port())
         try:
@@ -131,9 +123,8 @@ async def measure_on_services(
 ) -> dict[str, Any]:
     """Start everything, measure, and stop everything; a service that dies ends the measurement.
 
-    Raises:
-        BenchmarkError: the measurement cannot go on, or Redis does not start.
-        ChildError: a service did not start, or ended.
+    Raises BenchmarkError if the measurement cannot go on, or Redis does not start. Raises ChildError if a service did
+    not start, or ended.
     """
     async with contextlib.AsyncExitStack() as stack:
         topology = Topology(spec)

@@ -114,8 +114,7 @@ async def measure(
 ) -> Samples[Sample]:
     """Speculation off once, and then every phase in order under every setting, whose turns rotate, in every run.
 
-    Raises:
-        BenchmarkError: a request without speculation failed, or all of a phase did.
+    Raises BenchmarkError if a request without speculation failed, or all of a phase did.
     """
     async with AsyncExitStack() as stack:
         plain = await connected(stack, services.plain)
@@ -399,8 +398,7 @@ class CacheSuite:
     async def run(self, services: Services) -> Report:
         """Measure and return the report.
 
-        Raises:
-            BenchmarkError: the services failed, or a prompt does not fit the model.
+        Raises BenchmarkError if the services failed, or a prompt does not fit the model.
         """
         machine, plan, prompts = describe_machine(), self.setup.plan, self.workload.prompts
         async with Client(services.plain) as client:

@@ -56,10 +56,8 @@ def make_workload(prompts: Sequence[Prompt], num_systems: int, num_endings: int)
     """`num_endings` prompts behind each of `num_systems` system prompts; and shifted ones, three behind each.
 
     A shifted prompt has the system prompt with an ending that nobody has sent, with one that was sent behind another
-    system prompt, and with one that was sent behind this one but has another name in it.
-
-    Raises:
-        BenchmarkError: there are fewer prompts than `num_pieces` says.
+    system prompt, and with one that was sent behind this one but has another name in it. Raises BenchmarkError if there
+    are fewer prompts than `num_pieces` says.
     """
     if len(prompts) < (needed := num_pieces(num_systems, num_endings)):
         raise BenchmarkError(f"{num_systems} system prompts x {num_endings} endings need {needed} prompts")

@@ -104,10 +104,8 @@ def poisson_arrivals(rate_per_s: float, duration_s: float, seed: str) -> list[Ar
 def read_trace(path: Path) -> list[Arrival]:
     """The arrivals of a CSV file with the columns TIMESTAMP (ISO 8601) and GeneratedTokens, the earliest at 0.
 
-    Others, such as the ContextTokens of Azure's traces, are not read.
-
-    Raises:
-        TraceError: the file cannot be read, a column is missing, a line is broken, or there is none.
+    Others, such as the ContextTokens of Azure's traces, are not read. Raises TraceError if the file cannot be read, a
+    column is missing, a line is broken, or there is none.
     """
     try:
         with path.open(encoding="utf-8", newline="") as lines:

@@ -115,8 +115,7 @@ class Sample:
 async def reference_outputs(client: Client, workload: Workload, off: Policy) -> References:
     """Every prompt's longest output with speculation off, which all outputs of the benchmark begin.
 
-    Raises:
-        BenchmarkError: a request failed.
+    Raises BenchmarkError if a request failed.
     """
     window = Window(client, off)
     room = asyncio.Semaphore(REFERENCE_CONCURRENCY)
@@ -154,10 +153,8 @@ async def measure_loads(
 ) -> Samples[Sample]:
     """Every load under every policy, `num_runs` times, in a seeded order.
 
-    In each run `baselines` have their turn before.
-
-    Raises:
-        BenchmarkError: in some window requests failed, and none was completed.
+    In each run `baselines` have their turn before. Raises BenchmarkError if requests failed in
+    some window, and none was completed.
     """
     taken = []
     for number, turn in enumerate(Experiment(contenders, loads, num_runs, seed, by_load=True).turns()):
@@ -213,8 +210,7 @@ def late_remarks(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def require_completed(answers: Iterable[Answer], name: str) -> None:
     """A server that is gone must end the benchmark, not fill it with failures.
 
-    Raises:
-        BenchmarkError: requests failed, and none was completed.
+    Raises BenchmarkError if requests failed, and none was completed.
     """
     errors = {answer.fate: answer.error for answer in answers}
     if Fate.FAILED in errors and Fate.COMPLETED not in errors:
@@ -270,8 +266,7 @@ class Baselines:
     async def measure(self, load: Load, run: int) -> None:
         """One batch by each contender, while the services rest; nothing with other loads than closed ones.
 
-        Raises:
-            BenchmarkError: a contender failed.
+        Raises BenchmarkError if a contender failed.
         """
         if self._contenders and isinstance(load, ClosedLoad):
             arms = in_turn(self._contenders, run)
@@ -574,11 +569,7 @@ class LoadSuite:
     min_tokens: int = 32
 
     async def run(self, address: str) -> Report:
-        """Measure and return the report.
-
-        Raises:
-            BenchmarkError: the server failed.
-        """
+        """Measure and return the report. Raises BenchmarkError if the server failed."""
         machine, common, plan = describe_machine(), self.setup.plan, self.plan
         # The generator must not be late because it looks for garbage.
         with frozen_heap():

@@ -91,11 +91,7 @@ class Peers:
         await self._process.stdin.drain()
 
     async def hear(self) -> dict[str, Any]:
-        """The next line.
-
-        Raises:
-            BenchmarkError: the process has ended, or says nothing.
-        """
+        """The next line. Raises BenchmarkError if the process has ended, or says nothing."""
         assert self._process.stdout is not None, "it was made with pipes"
         try:
             async with asyncio.timeout(RUN_S):

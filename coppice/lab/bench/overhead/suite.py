@@ -83,11 +83,7 @@ class OverheadPlan:
 
 
 def measure_overhead(plan: OverheadPlan) -> Report:
-    """Measure and return the report.
-
-    Raises:
-        BenchmarkError: the process of the scripted peers failed.
-    """
+    """Measure and return the report. Raises BenchmarkError if the process of the scripted peers failed."""
     machine = describe_machine()
     rows = [_planner_row(plan, num_requests, mixed) for num_requests in plan.requests for mixed in (False, True)]
     run(lambda: _add_round_rows(plan, rows))

@@ -132,8 +132,7 @@ class PassFit:
 def fit_passes(loads: Sequence[Calibration], row_multiple: int, max_nodes: int) -> PassFit:
     """All passes tell together what passes cost by themselves and what drafting beside them adds.
 
-    Raises:
-        BenchmarkError: there are too few passes to tell anything.
+    Raises BenchmarkError if there are too few passes to tell anything.
     """
     most = max((one.rows for load in loads for one in load.records.passes), default=0)
     if not most:
@@ -230,8 +229,7 @@ class DraftFit:
 def fit_drafts(loads: Sequence[Calibration]) -> DraftFit:
     """By nodes where no pass ran beside; what the others took longer, was lost to passes.
 
-    Raises:
-        BenchmarkError: there are too few drafts to tell anything.
+    Raises BenchmarkError if there are too few drafts to tell anything.
     """
     alone: list[list[DraftRecord]] = []
     beside: list[tuple[DraftRecord, float]] = []

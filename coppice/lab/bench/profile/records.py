@@ -122,8 +122,7 @@ def write_records(path: Path, **kinds: Iterable[Any]) -> None:
 def read_records(directory: Path) -> Records:
     """What verifier, drafter and orchestrator have left in a directory.
 
-    Raises:
-        BenchmarkError: one of them has left nothing.
+    Raises BenchmarkError if one of them has left nothing.
     """
     try:
         verifier, drafter, orchestrator = (

@@ -90,8 +90,7 @@ async def every_position(
 ) -> list[TokenTree]:
     """A drafter's tree after the first n tokens of a greedy output, for each n but its length.
 
-    Raises:
-        BenchmarkError: the drafter failed.
+    Raises BenchmarkError if the drafter failed.
     """
     stub = drafter_pb2_grpc.DrafterServiceStub(channel)
     call = stub.Draft(timeout=TIMEOUT_S)
@@ -177,11 +176,7 @@ class ProfileSuite:
     seed: int = 0
 
     async def run(self, addresses: Addresses) -> Measured:
-        """Measure.
-
-        Raises:
-            BenchmarkError: a service failed, or not even one run was done in the plan's time.
-        """
+        """Measure. Raises BenchmarkError if a service failed, or not even one run was done in the plan's time."""
         machine = describe_machine()
         try:
             async with Client(addresses.orchestrator) as client, _channel(addresses.verifier) as verifier:
@@ -231,8 +226,7 @@ class ProfileSuite:
     def reports(self, measured: Measured, records: Records) -> tuple[Report, Report | None]:
         """The profile, and the loads that are to be predicted as `coppice bench load` reports them, if there are any.
 
-        Raises:
-            BenchmarkError: there is too little to fit a machine to.
+        Raises BenchmarkError if there is too little to fit a machine to.
         """
         by_policy = {taken.turn.policy.name: taken.turn.policy.simulated for taken in measured.taken}
         settings = {"target": shown_path(self.target), "threads": self.threads, **asdict(self.plan), "seed": self.seed}
@@ -262,11 +256,7 @@ class ProfileSuite:
 
 
 def fit_machine(measured: Measured, records: Records) -> Machine:
-    """From the loads that calibrate alone.
-
-    Raises:
-        BenchmarkError: they are too few.
-    """
+    """From the loads that calibrate alone. Raises BenchmarkError if they are too few."""
     loads = [
         Calibration(one.turn.policy.name != OFF, one.turn.load.concurrency, records.within(one.start_s, one.end_s))
         for one in measured.taken
@@ -284,8 +274,7 @@ def fit_machine(measured: Measured, records: Records) -> Machine:
 async def _take(client: Client, workload: Workload, run: int, turn: Turn) -> Taken:
     """One window, or the first of a few in which a token came: a machine may be busy with other things.
 
-    Raises:
-        BenchmarkError: requests failed, or no token came in any.
+    Raises BenchmarkError if requests failed, or no token came in any.
     """
     error = ""
     for _ in range(ATTEMPTS):

@@ -62,8 +62,7 @@ class TimelineSuite:
     async def run(self, address: str) -> Report:
         """Send the requests and return what the report says of the run; the services' events come when they stop.
 
-        Raises:
-            BenchmarkError: a request failed.
+        Raises BenchmarkError if a request failed.
         """
         machine, policy = describe_machine(), Policy("timeline", Mode.MODE_FORCED)
         async with Client(address) as client:
@@ -84,8 +83,7 @@ class TimelineSuite:
     def read_events(self) -> Watched:
         """What the services have written, which have stopped by now.
 
-        Raises:
-            BenchmarkError: one of them has written nothing.
+        Raises BenchmarkError if one of them has written nothing.
         """
         found = {}
         for service in ("orchestrator", "drafter", "verifier"):
@@ -104,8 +102,7 @@ def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:
 def add_rounds(report: dict[str, Any], watched: Watched) -> list[Any]:
     """Complete the report with what the events say; returns the rounds of each request that counts.
 
-    Raises:
-        BenchmarkError: they have no rounds.
+    Raises BenchmarkError if they have no rounds.
     """
     requests = [rounds for rounds in rounds_of(watched)[NUM_WARM_UP_REQUESTS:] if len(rounds) > 1]
     if not requests:

@@ -49,8 +49,7 @@ async def leave_some(deployment: Deployment) -> None:
 async def company(deployment: Deployment) -> int:
     """Rows of the smallest pass that a plain request takes part in: more than 1 means that it was never alone.
 
-    Raises:
-        SkippedError: the deployment does not say.
+    Raises SkippedError if the deployment does not say.
     """
     passes = (await deployment.ask(deployment.request(max_tokens=TOKENS, mode=OFF))).timing.passes
     if not passes:
@@ -116,8 +115,7 @@ async def at_once(deployment: Deployment) -> None:
 async def cut_short(deployment: Deployment, request: GenerateRequest) -> tuple[list[int], grpc.StatusCode]:
     """What comes of a request whose deadline is too short, and its status.
 
-    Raises:
-        SkippedError: the whole output comes within any deadline.
+    Raises SkippedError if the whole output comes within any deadline.
     """
     for deadline_s in DEADLINES_S:
         tokens: list[int] = []

@@ -135,11 +135,7 @@ GROUP.add("log-probs-are-those-of-plain-decoding", greedy_with, top_log_probs=3)
 
 
 async def sampled(deployment: Deployment, **knobs: Any) -> list[tuple[GenerateRequest, Completion]]:
-    """Answers at temperature 1, each with its request.
-
-    Raises:
-        SkippedError: none of them was drafted for.
-    """
+    """Answers at temperature 1, each with its request. Raises SkippedError if none of them was drafted for."""
     requests = [
         traversed(request, temperature=1.0, seed=seed) for seed in (145, 146) for request in greedy(deployment, **knobs)
     ]
