@@ -147,6 +147,9 @@ def cache_metrics(counts: CacheCounts) -> Iterator[Metric]:
     yield _OWN.counter("prefix_cache_errors", "Calls of the store that failed or took too long.", counts.errors)
     yield _OWN.counter("prefix_cache_skipped", "Calls not made since others had just failed.", counts.skipped)
     yield _OWN.counter("prefix_cache_dropped_outputs", "Outputs that were not remembered.", counts.dropped_outputs)
+    yield _OWN.gauge("prefix_cache_unwritten_outputs", "Ended outputs still to remember.", counts.unwritten_outputs)
+    yield _OWN.counter("prefix_cache_conflicts", "Values that others had changed meanwhile.", counts.conflicts)
+    yield _OWN.counter("prefix_cache_lost_changes", "Those of them that were given up.", counts.lost_changes)
 
 
 def authentication_metrics(authentication: Authentication) -> Iterator[Metric]:

@@ -127,7 +127,7 @@ class Topology:
         self.verifier_addresses: tuple[str, ...] = ()
         self.drafter_addresses: tuple[str, ...] = ()
 
-    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    async def start(self) -> None:
         """Start every service and wait until the orchestrator serves.
 
         Raises ChildError if one of them did not start (the message has its last words), or a bundled model is missing.
@@ -137,7 +137,9 @@ class Topology:
                 raise ChildError(missing)
         if self._spec.colocated:
             name = "coppice"
-            self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(timeout_s)
+            self.address = await (await self._launch(name, "coppice.colocated", self._colocated_env())).ready(
+                START_TIMEOUT_S
+            )
             return
         metrics = self._metrics_env()
         count = self._spec.verifiers
@@ -147,40 +149,27 @@ class Topology:
             await self._launch(f"drafter {drafter.kind}", self._spec.drafter_module, self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
-        await _all_ready([*verifiers, *drafters], timeout_s)
+        await _all_ready([*verifiers, *drafters])
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
         env = {**self._spec.env, **metrics, **self._front_tls_env(), **self._orchestrator_env()}
         module = self._spec.orchestrator_module
-        self.address = await self._launch_orchestrator("orchestrator", module, env, timeout_s)
+        self.address = await self._launch_orchestrator("orchestrator", module, env)
 
-    async def add_orchestrator(
-        self, name: str, env: Mapping[str, str], module: str = "orchestrator", timeout_s: float = START_TIMEOUT_S
-    ) -> str:
-        """Start one more orchestrator in front of the running back ends; returns the address that it serves on.
-
-        Raises ChildError if it did not start.
-        """
+    async def add_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
+        """Start one more orchestrator for the running back ends; returns its address. Raises ChildError if it fails."""
         own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
-        return await self._launch_orchestrator(name, module, {**own, **env}, timeout_s)
+        return await self._launch_orchestrator(name, "orchestrator", {**own, **env})
 
-    async def add_verifier(self, name: str, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> str:
-        """Start one more verifier, which no orchestrator knows yet; returns the address that it serves on.
-
-        Raises ChildError if it did not start.
-        """
+    async def add_verifier(self, name: str, env: Mapping[str, str]) -> str:
+        """Start one more verifier, unknown to orchestrators; returns its address. Raises ChildError if it fails."""
         child = await self._launch(name, self._spec.verifier_module, {**self._verifier_env(), **env})
-        return await child.ready(timeout_s)
+        return await child.ready(START_TIMEOUT_S)
 
-    async def add_drafter(
-        self, name: str, drafter: DrafterSpec, env: Mapping[str, str], timeout_s: float = START_TIMEOUT_S
-    ) -> str:
-        """Start one more drafter, which no orchestrator knows yet; returns the address that it serves on.
-
-        Raises ChildError if it did not start.
-        """
+    async def add_drafter(self, name: str, drafter: DrafterSpec, env: Mapping[str, str]) -> str:
+        """Start one more drafter, unknown to orchestrators; returns its address. Raises ChildError if it fails."""
         child = await self._launch(name, self._spec.drafter_module, {**self._drafter_env(drafter), **env})
-        return await child.ready(timeout_s)
+        return await child.ready(START_TIMEOUT_S)
 
     async def failed(self) -> ChildError:
         """Wait until a service ends by itself; returns what there is to say about it."""
@@ -197,7 +186,7 @@ class Topology:
         while self._children:
             await self._children.pop().stop(STOP_TIMEOUT_S)
 
-    async def _launch_orchestrator(self, name: str, module: str, env: Mapping[str, str], timeout_s: float) -> str:
+    async def _launch_orchestrator(self, name: str, module: str, env: Mapping[str, str]) -> str:
         back_ends = {
             "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
             "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
@@ -205,7 +194,7 @@ class Topology:
             "GRACE_S": f"{GRACE_S:g}",
         }
         orchestrator = await self._launch(name, module, {**back_ends, **env})
-        return await orchestrator.ready(timeout_s)
+        return await orchestrator.ready(START_TIMEOUT_S)
 
     async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:
         child = Child(name, module, lab_moved(env), self._echo)
@@ -273,9 +262,9 @@ class Topology:
         return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
 
 
-async def _all_ready(children: Sequence[Child], timeout_s: float) -> None:
+async def _all_ready(children: Sequence[Child]) -> None:
     """Wait for every child; raises ChildError as soon as one of them fails."""
-    waits = [asyncio.create_task(child.ready(timeout_s)) for child in children]
+    waits = [asyncio.create_task(child.ready(START_TIMEOUT_S)) for child in children]
     try:
         await asyncio.gather(*waits)
     finally:

@@ -26,6 +26,8 @@ class CacheCounts:
     skipped: int = 0
     # Finished outputs that came faster than they could be written.
     dropped_outputs: int = 0
+    # Finished outputs that are not written yet.
+    unwritten_outputs: int = 0
     # Changes of a value that others had changed meanwhile, and of these the ones that were given up.
     conflicts: int = 0
     lost_changes: int = 0

@@ -61,7 +61,9 @@ class WriteBehind:
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft()
             self._counts.dropped_outputs += 1
+            self._counts.unwritten_outputs -= 1
         self._waiting.append(finished)
+        self._counts.unwritten_outputs += 1
         self._idle.clear()
         self._news.set()
 
@@ -91,6 +93,7 @@ class WriteBehind:
                 except Exception:
                     # A bug of ours must not be the end of all remembering.
                     logger.exception("outputs could not be remembered")
+                self._counts.unwritten_outputs -= len(batch)
             self._idle.set()
 
     async def _write(self, batch: Sequence[Finished]) -> None:

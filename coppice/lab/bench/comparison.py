@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from coppice.lab.bench import figures
-from coppice.lab.bench.client import OFF, ON, TRANSFORMERS, Answer, Batch, Contender, Task
+from coppice.lab.bench.client import OFF, ON, TRANSFORMERS, Answer, Batch, Contender, Fate, Task
 from coppice.lab.bench.figures import LOOPING_SHARE, Figure
 from coppice.lab.bench.harness.experiment import BenchmarkError, Experiment, Samples, over, quotient, rounded, spread
 from coppice.lab.bench.harness.report import Row, shown_path
@@ -185,6 +185,11 @@ def outputs(samples: Iterable[Sample], contender: str = OFF) -> dict[Task, tuple
         for answer in sample.answers if sample.contender == contender else ():
             found.setdefault(answer.task, answer.token_ids)
     return found
+
+
+def is_identical(answer: Answer, expected: tuple[int, ...]) -> bool:
+    """Whether an answer is what is expected; of a request that was not completed, its beginning."""
+    return answer.token_ids == (expected if answer.fate is Fate.COMPLETED else expected[: len(answer.token_ids)])
 
 
 def differing(answers: Iterable[Answer], expected: Outputs) -> list[Answer]:

@@ -11,11 +11,11 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from coppice.client import Client
-from coppice.lab.bench.cache.services import Instance, Redis, Services
+from coppice.lab.bench.cache.services import COUNTERS, Instance, RedisServer, Services
 from coppice.lab.bench.cache.workload import (
     AGAIN,
     COLD,
@@ -34,7 +34,7 @@ from coppice.lab.bench.cache.workload import (
     phases,
 )
 from coppice.lab.bench.client import Answer, Mode, Policy, Window, connected, model_info
-from coppice.lab.bench.comparison import Plan, Setup
+from coppice.lab.bench.comparison import Plan, Setup, is_identical
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.figures import (
     LOOPING_SHARE,
@@ -136,7 +136,7 @@ class _Bench:
     plain: Client
     # Those that have a cache.
     instances: Sequence[tuple[Instance, Client]]
-    redis: Redis | None
+    redis: RedisServer | None
 
     async def ask(self, client: Client, policy: Policy, prompt: int, temperature: float, salt: str) -> Answer:
         [task] = self.plan.tasks(self.prompts, [prompt], temperature)
@@ -181,8 +181,8 @@ class _Bench:
             await redis.start()
         if not any(answer.completion for answer in answers):
             raise BenchmarkError(f"{policy.name} {phase.name}: no request was completed: {answers[0].error}")
-        after = asdict(await instance.counts())
-        counts = CacheCounts(**{name: value - getattr(before, name) for name, value in after.items()})
+        after = await instance.counts()
+        counts = CacheCounts(**{name: getattr(after, name) - getattr(before, name) for name in COUNTERS})
         return Sample(policy.name, temperature, run, phase.name, tuple(answers), counts)
 
 
@@ -264,7 +264,7 @@ def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str,
     answers = [answer for sample in group for answer in sample.answers]
     [plain] = of(samples, OFF, temperature, OFF)
     reference = {answer.task.prompt: answer.token_ids for answer in plain.answers}
-    num_identical = sum(_is_identical(answer, reference[answer.task.prompt]) for answer in answers)
+    num_identical = sum(is_identical(answer, reference[answer.task.prompt]) for answer in answers)
     ttfts_s = [answer.ttft_s for answer in answers]
     return {
         "name": f"{setting} T={temperature:g}" + ("" if phase == OFF else f" {phase}"),
@@ -293,22 +293,16 @@ def _row(samples: Samples[Sample], prompts: Sequence[CachePrompt], setting: str,
     }
 
 
-def _is_identical(answer: Answer, expected: tuple[int, ...]) -> bool:
-    """Of a request that failed, what came of it."""
-    return answer.token_ids == (expected if answer.completion else expected[: len(answer.token_ids)])
-
-
 def _cache_counts(group: Sequence[Sample], answers: Sequence[Answer]) -> Row:
     """Nodes of the cache's, what it read, and what of the prompts the verifier had computed before."""
     ended = completions(answers)
     sources = [one.speculation.sources[SOURCE] for one in ended if SOURCE in one.speculation.sources]
     cached = sum(one.usage.cached_prompt_tokens for one in ended)
     prompt_tokens = sum(one.usage.prompt_tokens for one in ended)
-    counts = [asdict(sample.counts) for sample in group]
     return {
         "cache_proposed": sum(one.proposed for one in sources),
         "cache_accepted": sum(one.accepted for one in sources),
-        **{f"cache_{name}": sum(one[name] for one in counts) for name in counts[0]},
+        **{f"cache_{name}": sum(getattr(sample.counts, name) for sample in group) for name in COUNTERS},
         "cached_prompt_share": rounded(quotient(cached, prompt_tokens)),
     }
 

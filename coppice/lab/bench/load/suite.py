@@ -22,7 +22,7 @@ from coppice.client import Client
 from coppice.frozen_heap import frozen_heap
 from coppice.lab.bench import comparison
 from coppice.lab.bench.client import Answer, Contender, Fate, Mode, Policy, Window, model_info
-from coppice.lab.bench.comparison import Setup, answers_of
+from coppice.lab.bench.comparison import Setup, answers_of, is_identical
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.figures import mean_acceptance_length, nodes_per_round, rows_per_pass
 from coppice.lab.bench.harness.experiment import (
@@ -169,19 +169,13 @@ async def measure_loads(
     return Samples(taken)
 
 
-def is_identical(answer: Answer, references: References) -> bool:
-    """Whether what came is what speculation off gives, and all of it where the request was completed."""
-    expected = references[answer.task.prompt][: answer.task.max_tokens]
-    if answer.fate is Fate.COMPLETED:
-        return answer.token_ids == expected
-    return answer.token_ids == expected[: len(answer.token_ids)]
-
-
 def counts(answers: Sequence[Answer], references: References) -> Row:
     """What became of requests, and how many outputs are those of speculation off."""
     fates = Counter(answer.fate for answer in answers)
     compared = [answer for answer in answers if answer.token_ids or answer.fate is Fate.COMPLETED]
-    num_identical = sum(is_identical(answer, references) for answer in compared)
+    num_identical = sum(
+        is_identical(answer, references[answer.task.prompt][: answer.task.max_tokens]) for answer in compared
+    )
     return {
         "num_requests": len(answers),
         **{f"num_{fate.value}": fates[fate] for fate in Fate},
