@@ -37,7 +37,8 @@ def tiny_llama(*, vocab_size: int, max_context_tokens: int, seed: int = 0, **cha
             **changes,
         },
     )
-    return LlamaForCausalLM(config).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).eval()
+    return model
 
 
 def write_tiny_llama(directory: Path, *, vocab_size: int, max_context_tokens: int, **changes: Any) -> None:

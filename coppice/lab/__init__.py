@@ -1,4 +1,4 @@
-"""Measurements and proofs, none of it for serving: benchmarks, simulator, conformance, a faulty network.
+"""Measurements and proofs, none of it for serving: benchmarks, simulator, conformance.
 
 It may import services; no service imports it.
 """

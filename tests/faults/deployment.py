@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coppice.cli.child import Child
-from coppice.lab.fault_proxy import FaultProxy
 from orchestrator.app import running
 from orchestrator.config import Config
 from tests.fakes import FakeDrafter, FakeVerifier, serving
 from tests.faults.alarms import Alarms
 from tests.faults.doors import write_checkpoint
+from tests.faults.proxy import FaultProxy
 from tests.redis_server import RedisServer, redis_server
 
 LOCAL = "127.0.0.1"
@@ -155,8 +155,9 @@ async def deployed_here(seed: int) -> AsyncIterator[Deployment]:
         verifiers = [FakeVerifier(instance_id=str(number), reroots=True) for number in (1, 2)]
         drafters = [FakeDrafter(), FakeDrafter()]
         names = ("verifier 1", "verifier 2", "drafter 1", "drafter 2")
+        fakes: list[FakeVerifier | FakeDrafter] = [*verifiers, *drafters]
         proxies = {}
-        for name, fake in zip(names, (*verifiers, *drafters), strict=True):
+        for name, fake in zip(names, fakes, strict=True):
             proxies[name] = await _proxy(stack, await stack.enter_async_context(serving(fake)), seed)
         config = Config(
             verifier_address=f"{proxies['verifier 1'].address},{proxies['verifier 2'].address}",

@@ -99,7 +99,7 @@ class PublicDoor:
             counts["unreadable"] += 1
             return
         counts["messages"] += 1
-        context = Context()
+        context: Any = Context()
         # Clients leave when they have had enough.
         most = chance.choice((1, 3, _MAX_RESPONSES))
         await self._call(request, context, most)
@@ -113,7 +113,7 @@ class PublicDoor:
         request.token_ids.ids.extend(PROMPT)
         request.sampling.temperature, request.sampling.seed = 1.0, 3
         request.stopping.max_tokens = 12
-        context = Context()
+        context: Any = Context()
         messages = await self._call(request, context, _ALL)
         return [token for message in messages for token in message.token_ids]
 
@@ -122,7 +122,7 @@ class PublicDoor:
 
     async def _call(self, request: inference_pb2.GenerateRequest, context: Context, most: int) -> list[Any]:
         messages: list[Any] = []
-        responses = self._service.Generate(request, context)
+        responses: Any = self._service.Generate(request, context)
         async with contextlib.aclosing(responses):
             with contextlib.suppress(grpc.aio.AbortError):
                 async for message in responses:
@@ -144,7 +144,7 @@ class VerifierDoor:
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
         messages = stream_of(verifier_pb2.VerifyRequest, chance, counts)
-        context = Context()
+        context: Any = Context()
         await _aborted_or_over(self._servicer.Verify(_taking_turns(messages, chance), context))
         for response in context.sent:
             kind = response.WhichOneof("event")
@@ -158,7 +158,7 @@ class VerifierDoor:
             sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=3),
             stopping=sampling_pb2.StoppingOptions(max_tokens=12, ignore_eos=True),
         )
-        context = Context()
+        context: Any = Context()
         over = asyncio.Event()
         context.on_write = lambda response: over.set() if response.HasField("finished") else None
 
@@ -190,7 +190,7 @@ class DrafterDoor:
 
     async def converse(self, chance: random.Random, counts: Counter[str]) -> None:
         messages = stream_of(drafter_pb2.DraftRequest, chance, counts)
-        context = Context()
+        context: Any = Context()
         await _aborted_or_over(self._service.Draft(_taking_turns(messages, chance), context))
         for response in context.sent:
             kind = response.WhichOneof("event")
@@ -205,7 +205,7 @@ class DrafterDoor:
             )
             yield drafter_pb2.DraftRequest(sequence_id=7, open=opening)
 
-        context = Context()
+        context: Any = Context()
         await self._service.Draft(requests(), context)
         return list(context.sent[0].tree.tree.token_ids)
 

@@ -8,15 +8,16 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from coppice.client import Client, Options, RequestFailedError
-from coppice.lab.fault_proxy import Greeting, Link
 from coppice.net.rpc import MAX_MESSAGE_BYTES, open_channel
 from coppice.v1 import inference_pb2
 from tests.faults.deployment import Deployment
 from tests.faults.messages import mangled_bytes, valid_message
+from tests.faults.proxy import Greeting, Link
 
 HOPS = ("client", "verifier 1", "verifier 2", "drafter 1", "drafter 2", "redis")
 # Hops where any byte may be another one: what crosses them is a hint, or signed. Elsewhere a changed byte can be a
@@ -206,9 +207,8 @@ async def invalid(fault: Fault, deployment: Deployment) -> None:
 
 async def _send(deployment: Deployment, data: bytes) -> None:
     async with open_channel(deployment.address) as channel:
-        call = channel.unary_stream(GENERATE, request_serializer=None, response_deserializer=None)(
-            data, timeout=_CLIENTS_TIMEOUT_S
-        )
+        generate: Any = channel.unary_stream(GENERATE, request_serializer=None, response_deserializer=None)
+        call = generate(data, timeout=_CLIENTS_TIMEOUT_S)
         try:
             async for _ in call:
                 break

@@ -115,7 +115,8 @@ def hostile(kind: type[Wire], chance: random.Random) -> Wire | None:
 
 def valid_message(kind: type[Wire], chance: random.Random) -> Wire:
     """One that a peer of ours may send, more or less where it belongs."""
-    return _VALID[kind](chance)
+    message: Wire = _VALID[kind](chance)
+    return message
 
 
 def _fill(message: Message, chance: random.Random, depth: int) -> None:
@@ -124,7 +125,7 @@ def _fill(message: Message, chance: random.Random, depth: int) -> None:
             _set(message, field, chance, depth)
 
 
-def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth: int) -> None:
+def _set(message: Message, field: Any, chance: random.Random, depth: int) -> None:
     """Give a field a value, or several."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         for _ in range(_count(chance)):
@@ -143,7 +144,7 @@ def _set(message: Message, field: FieldDescriptor, chance: random.Random, depth:
         _fill(child, chance, depth - 1)
 
 
-def _value(field: FieldDescriptor, chance: random.Random) -> Any:
+def _value(field: Any, chance: random.Random) -> Any:
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         if field.type == FieldDescriptor.TYPE_BYTES:
             return chance.randbytes(chance.choice((0, 1, 64, 4096)))
@@ -165,7 +166,7 @@ def _edit(message: Message, chance: random.Random) -> None:
     if not message.DESCRIPTOR.fields:
         return
     set_ones = [field for field, _ in message.ListFields()]
-    field = chance.choice(set_ones if set_ones and chance.random() < 0.7 else message.DESCRIPTOR.fields)
+    field: Any = chance.choice(set_ones if set_ones and chance.random() < 0.7 else message.DESCRIPTOR.fields)
     if field.is_repeated and len(getattr(message, field.name)) and not field.message_type:
         _edit_list(getattr(message, field.name), field, chance)
     elif chance.random() < 0.25:
@@ -174,7 +175,7 @@ def _edit(message: Message, chance: random.Random) -> None:
         _set(message, field, chance, _DEPTH)
 
 
-def _edit_list(values: Any, field: FieldDescriptor, chance: random.Random) -> None:
+def _edit_list(values: Any, field: Any, chance: random.Random) -> None:
     """Parents become cycles, ids leave the vocabulary, lengths no longer fit."""
     choice = chance.randrange(5)
     at = chance.randrange(len(values))
@@ -229,18 +230,18 @@ def _stopping(chance: random.Random) -> sampling_pb2.StoppingOptions:
     return sampling_pb2.StoppingOptions(max_tokens=chance.randint(1, 12), stop_strings=stop)
 
 
-def _acceptance(chance: random.Random) -> sampling_pb2.AcceptanceRule:
-    rule: sampling_pb2.AcceptanceRule = chance.choice(sampling_pb2.AcceptanceRule.values())
-    return rule
+def _acceptance(chance: random.Random) -> Any:
+    return chance.choice(sampling_pb2.AcceptanceRule.values())
 
 
 def _generate(chance: random.Random) -> inference_pb2.GenerateRequest:
+    mode: Any = chance.randrange(4)
     request = inference_pb2.GenerateRequest(
         request_id=f"fuzz-{chance.randrange(1000)}",
         sampling=_sampling(chance),
         stopping=_stopping(chance),
         response=inference_pb2.ResponseOptions(text=True, token_ids=True, top_log_probs=2),
-        speculation=inference_pb2.SpeculationPolicy(mode=chance.randrange(4), acceptance=_acceptance(chance)),
+        speculation=inference_pb2.SpeculationPolicy(mode=mode, acceptance=_acceptance(chance)),
         resume_token_ids=[5] if chance.random() < 0.2 else [],
         priority=0,
         cache_salt="salt",

@@ -56,10 +56,9 @@ def latency(
     chosen_forms = _forms(forms, delays)
 
     from coppice.lab.bench.comparison import Plan
-    from coppice.lab.bench.form_services import measure_with_forms
     from coppice.lab.bench.forms import PANEL
     from coppice.lab.bench.harness.plots import draw
-    from coppice.lab.bench.latency import SHOWN, LatencySuite
+    from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_with_forms
 
     spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
     setup = opt.setup(target, chosen, Plan(runs, max_tokens, temperatures, seed), threads)

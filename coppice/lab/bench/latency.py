@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from coppice.cli.topology import TopologySpec, running
 from coppice.lab.bench import comparison, figures
 from coppice.lab.bench.client import (
     ASSISTED,
@@ -25,17 +26,21 @@ from coppice.lab.bench.client import (
     model_info,
 )
 from coppice.lab.bench.comparison import Sample, Setup, by_run, outputs, speed_ratios
+from coppice.lab.bench.delay import delayed
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.forms import TABLE, Form, add_forms, form_ratios, form_remarks
+from coppice.lab.bench.forms import TABLE, Form, Kind, add_forms, form_ratios, form_remarks
 from coppice.lab.bench.harness.experiment import ByRun, Ratios, Samples, at_temperature, known, progress
 from coppice.lab.bench.harness.plots import Panel, bars, depths
 from coppice.lab.bench.harness.report import Report, Row, Shown, document, shown_path
 from coppice.lab.bench.harness.tables import Table
+from coppice.lab.bench.services import unless_one_fails
 from coppice.lab.bench.transformers_baseline import Generate, load_model, quiet_transformers, top_two_gap
 
 # Float32 logits of one row computed in two ways differ by less than this; a smaller gap is a tie to both.
 NEAR_TIE = 1e-4
 MAX_PASS_SIZES_SHOWN = 6
+# Forms have no prefix cache: its drafts need no drafter, and would hide how far away that is.
+NO_CACHE = {"CACHE_DRAFTER": "false"}
 
 SPEED_RATIOS = {
     "on/off": (ON, OFF),
@@ -158,6 +163,33 @@ class LatencySuite:
         divergences = [one.record() for one in apart]
         wrong = comparison.mismatches(samples)
         return document("latency", machine, settings, found, ratios, RATIO_NOTE, notes, wrong, divergences=divergences)
+
+
+async def measure_with_forms(suite: LatencySuite, spec: TopologySpec, forms: Sequence[Form]) -> Report:
+    """Start a topology and what the forms need besides, measure, and stop everything.
+
+    Raises BenchmarkError if the measurement cannot go on, ChildError if a process did not start, or ended.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        topology = await stack.enter_async_context(running(spec))
+        # One more drafter of each kind, which drafts ahead, where a form asks for it.
+        asked = spec.drafters if any(form.kind is Kind.DRAFT_AHEAD for form in forms) else ()
+        ahead = [await topology.add_drafter(f"{one.kind} ahead", one, {"DRAFT_AHEAD": "on"}) for one in asked]
+        addresses, topologies = {}, [topology]
+        for form in forms:
+            if form.kind is Kind.COLOCATED:
+                colocated = replace(spec, colocated=True, settings=tuple(NO_CACHE.items()))
+                topologies.append(await stack.enter_async_context(running(colocated)))
+                addresses[form] = topologies[-1].address
+                continue
+            drafters = ahead if form.kind is Kind.DRAFT_AHEAD else topology.drafter_addresses
+            if form.delay_ms:
+                proxies = [delayed(drafter, form.delay_ms / 1000) for drafter in drafters]
+                drafters = [await stack.enter_async_context(proxy) for proxy in proxies]
+            rounds = {"ROUNDS": form.kind.value} if form.kind is Kind.SYNCHRONOUS else {}
+            env = {**NO_CACHE, **rounds, "DRAFTER_ADDRESSES": ",".join(drafters)}
+            addresses[form] = await topology.add_orchestrator(form.name, env)
+        return await unless_one_fails(replace(suite, forms=addresses).run(topology.address), *topologies)
 
 
 def _identical_cell(row: Mapping[str, Any]) -> str:

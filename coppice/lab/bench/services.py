@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coppice.cli.child import Child, ChildError
 from coppice.cli.topology import LOCAL, Topology, TopologySpec
 
 Result = TypeVar("Result")
@@ -36,12 +35,11 @@ async def measure_on(
 ) -> Result:
     """Start services, measure, and stop everything; a service that dies ends the measurement.
 
-    Raises BenchmarkError if the measurement cannot go on. Raises ChildError if a service did not start, or ended.
+    Raises BenchmarkError if the measurement cannot go on, ChildError if a service did not start, or ended.
     """
     topology = Topology(spec)
     try:
-        started = await start(topology)
-        return await unless_one_fails(topology, measure(started))
+        return await unless_one_fails(measure(await start(topology)), topology)
     finally:
         await topology.stop()
 
@@ -52,16 +50,10 @@ async def start_all(topology: Topology) -> str:
     return topology.address
 
 
-async def unless_one_fails(
-    topology: Topology, measuring: Coroutine[Any, Any, Result], children: Sequence[Child] = ()
-) -> Result:
-    """The result of a measurement, unless a service of the topology, or one of `children`, ends before.
-
-    Raises the ChildError of the first that ended.
-    """
+async def unless_one_fails(measuring: Coroutine[Any, Any, Result], *topologies: Topology) -> Result:
+    """The result of a measurement; raises the ChildError of the first service that ends before."""
     measured = asyncio.create_task(measuring)
-    failed: list[asyncio.Task[ChildError]] = [asyncio.create_task(topology.failed())]
-    failed += [asyncio.create_task(child.ended()) for child in children]
+    failed = [asyncio.create_task(topology.failed()) for topology in topologies]
     try:
         await asyncio.wait([measured, *failed], return_when=asyncio.FIRST_COMPLETED)
         for wait in failed:

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coppice.lab.fault_proxy import FaultProxy
 from coppice.net.rpc import MIN_PING_INTERVAL_MS, PEER_KEEPALIVE_MS, Server, open_channel
 from coppice.v1 import drafter_pb2, drafter_pb2_grpc
+from tests.faults.proxy import FaultProxy
 
 KEEPALIVE_MS = 500
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from coppice.cli.topology import LOCAL, Topology, TopologySpec
+from coppice.cli.topology import LOCAL, Topology, TopologySpec, running
 from coppice.lab.bench.client import Meter
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.services import free_port, start_metered, unless_one_fails
@@ -107,9 +107,7 @@ async def measure_on_services(
     start, or ended.
     """
     async with contextlib.AsyncExitStack() as stack:
-        topology = Topology(spec)
-        stack.push_async_callback(topology.stop)
-        await topology.start()
+        topology = await stack.enter_async_context(running(spec))
         program = redis_program()
         redis = None if program is None else await stack.enter_async_context(redis_server(program))
         env = {
@@ -119,7 +117,7 @@ async def measure_on_services(
         }
         first = await _instance(topology, "first orchestrator", env)
         second = None if redis is None else await _instance(topology, "second orchestrator", env)
-        return await unless_one_fails(topology, measure(Services(topology.address, first, second, redis)))
+        return await unless_one_fails(measure(Services(topology.address, first, second, redis)), topology)
 
 
 async def _instance(topology: Topology, name: str, env: dict[str, str]) -> Instance:

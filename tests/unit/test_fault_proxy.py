@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from coppice.lab.fault_proxy import CLEAN, FaultProxy, Greeting, Link
+from tests.faults.proxy import CLEAN, FaultProxy, Greeting, Link
 from tests.stream_server import stream_server
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -181,7 +182,7 @@ async def test_a_target_that_is_not_there_resets_the_caller() -> None:
 @pytest.mark.parametrize(
     "fields", [{"delay_s": -1.0}, {"jitter_s": float("nan")}, {"bytes_per_s": 0.0}, {"flip_probability": 1.5}]
 )
-def test_a_link_that_cannot_be_is_refused(fields: dict[str, float]) -> None:
+def test_a_link_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Link(**fields)
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves as it is told: between services in fault tests, and as a longer wire in benchmarks."""
+"""A TCP proxy between services in fault tests, which misbehaves as it is told."""
 
 from __future__ import annotations
 
