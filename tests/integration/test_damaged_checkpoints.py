@@ -29,15 +29,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 HEAD = "| Checkpoint | What the service says | Exit code | Seconds |\n|---|---|---|---|\n"
 # Beside importing torch, which all starts of a process have in common.
 MOST_SECONDS = 5.0
-# These start a process each, two at a time.
-IN_PROCESSES = (
-    ("verifier", "a GGUF file that is cut short"),
-    ("verifier", "T5"),
-    ("verifier", "an adapter that was not merged"),
-    ("verifier", "a file of weights that is cut short"),
-    ("drafter", "NaN in a weight"),
-    ("drafter", "heads that lack a matrix"),
-)
+# A process for each, at the same time: of the verifier's, this is what transformers itself says most about.
+IN_PROCESSES = (("verifier", "an adapter that was not merged"), ("drafter", "heads that lack a matrix"))
 PROCESS_S = 120.0
 
 
@@ -158,10 +151,9 @@ def test_each_is_refused_in_one_line_as_the_table_says(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", range(0, len(IN_PROCESSES), 2))
-def test_as_processes_they_say_the_same_and_nothing_else(first: int, whole: Path, tmp_path: Path) -> None:
+def test_as_processes_they_say_the_same_and_nothing_else(whole: Path, tmp_path: Path) -> None:
     by_name = {(case.service, case.what): case for case in reversed(CASES)}
-    cases = [by_name[name] for name in IN_PROCESSES[first : first + 2]]
+    cases = [by_name[name] for name in IN_PROCESSES]
     places = [damaged(case, whole, tmp_path / str(number)) for number, case in enumerate(cases)]
     table = DOCUMENT.read_text()
     with contextlib.ExitStack() as stack:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -91,27 +90,3 @@ async def test_a_bad_configuration_stops_the_process(env: dict[str, str], messag
         _, errors = await process.communicate()
         assert process.returncode == 2
         assert errors.decode().strip() == message
-
-
-@pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
-        ("config.json", {"vocab_size": 60}, "{model} has 2 tensors (lm_head.weight [53, 16] instead of [60, 16], "),
-        ("config.json", {"num_attention_heads": 3}, "config.json of {model} cannot be loaded: "),
-        ("tokenizer.json", None, "{model}/tokenizer.json must be a JSON object, is a list"),
-    ],
-    ids=["sizes", "heads", "tokenizer"],
-)
-async def test_a_checkpoint_that_does_not_fit_itself_stops_the_process(
-    file: str, changes: dict[str, object] | None, message: str, tmp_path: Path
-) -> None:
-    write_tiny_drafter(tmp_path, vocab_size=53, max_context_tokens=48)
-    content = [] if changes is None else {**json.loads((tmp_path / file).read_text()), **changes}
-    (tmp_path / file).write_text(json.dumps(content))
-    async with running(MODEL=str(tmp_path), DEVICE="cpu") as process:
-        _, errors = await process.communicate()
-        assert process.returncode == 2
-        assert "Traceback" not in errors.decode()
-        [line] = errors.decode().splitlines()
-        expected = message.format(model=tmp_path)
-        assert f" ERROR drafter_svc: MODEL '{tmp_path}' cannot be used: {expected}" in line

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -284,37 +284,19 @@ def test_heads_that_do_not_divide_are_refused_at_start(
     assert "TENSOR_PARALLEL is 4, but the target's 2 key/value heads do not divide" in caplog.text
 
 
-def spoil(tensors: dict[str, torch.Tensor]) -> None:
-    """The last rows of a projection are in rank 1's part alone."""
-    tensors["model.layers.0.self_attn.q_proj.weight"][-1, -1] = float("nan")
-
-
-def lose(tensors: dict[str, torch.Tensor]) -> None:
-    """Neither rank finds it."""
-    del tensors["model.norm.weight"]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (spoil, "has NaN or infinity in 1 tensor (model.layers.0.self_attn.q_proj.weight)"),
-        (lose, "lacks 1 tensor (model.norm.weight)"),
-    ],
-)
-async def test_what_is_wrong_with_a_part_rank_0_alone_says(
-    change: Callable[[dict[str, torch.Tensor]], None], expected: str, checkpoint: Path, tmp_path: Path
-) -> None:
+async def test_what_is_wrong_with_a_part_rank_0_alone_says(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "damaged")
     weights = tmp_path / "damaged" / "model.safetensors"
     tensors = load_file(weights)
-    change(tensors)
+    # The last rows of a projection are in rank 1's part alone.
+    tensors["model.layers.0.self_attn.q_proj.weight"][-1, -1] = float("nan")
     save_file(tensors, weights, {"format": "pt"})
     async with started(tmp_path / "damaged", TENSOR_PARALLEL="2") as service:
         code, said = await service.ended(START_S)
     assert code == CONFIGURATION_ERROR
     [line] = [line for line in said.splitlines() if " ERROR " in line]
     assert " rank " not in line
-    assert expected in line
+    assert "has NaN or infinity in 1 tensor (model.layers.0.self_attn.q_proj.weight)" in line
     assert "Traceback" not in said
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pytest
@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("on", BLOCK_SIZE), ("off", 0)])
-def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: str, expected: int) -> None:
+def test_prefix_reuse_can_be_switched_off(checkpoint: Path, switch: Literal["on", "off"], expected: int) -> None:
     config = VerifierConfig(model=str(checkpoint), device="cpu", threads=1, kv_cache_mib=1, prefix_reuse=switch)
     target, info = load_probed_target(config)
     tokens = [5] * (BLOCK_SIZE + 1)
@@ -101,32 +101,7 @@ def test_where_the_cache_holds_less_than_the_model_s_context_requests_without_ma
         load_probed_target(config.model_copy(update={"max_nodes": 8192}))
 
 
-async def test_the_process_serves_and_drains(checkpoint: Path) -> None:
-    env = {**os.environ, "MODEL": str(checkpoint), "DEVICE": "cpu", "THREADS": "1", "GRACE_S": "300"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "verifier_svc", env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with asyncio.timeout(60):
-        word, address = (await process.stdout.readline()).decode().split()
-        assert word == "ready"
-        async with rpc.open_channel(address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            reply = await health.Check(health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService"))
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            peer = Peer(verifier_pb2_grpc.VerifierServiceStub(channel))
-            await peer.open()
-            assert len((await peer.run())[0]) == 12
-            process.send_signal(signal.SIGTERM)
-            assert (await peer.next()).HasField("draining")
-            # What is left of its grace is not waited for once nobody uses it.
-            peer.call.cancel()
-        await process.stderr.read()
-        assert await process.wait() == 0
-
-
-async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_speaks_tls(
+async def test_the_process_serves_metrics_and_health_where_it_is_told_to_speaks_tls_and_drains(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     files = directory(tmp_path / "tls", trustme.CA())
@@ -144,7 +119,7 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_spe
         "MODEL": str(checkpoint),
         "DEVICE": "cpu",
         "THREADS": "1",
-        "GRACE_S": "1",
+        "GRACE_S": "300",
         **settings,
         **secured,
     }
@@ -154,7 +129,8 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_spe
     assert process.stdout is not None
     assert process.stderr is not None
     async with asyncio.timeout(60):
-        _, address = (await process.stdout.readline()).decode().split()
+        word, address = (await process.stdout.readline()).decode().split()
+        assert word == "ready"
         async with rpc.open_channel(f"127.0.0.1:{health_port}") as channel:
             request = health_pb2.HealthCheckRequest(service="coppice.v1.VerifierService")
             reply = await health_pb2_grpc.HealthStub(channel).Check(request)
@@ -165,9 +141,11 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_and_spe
             near_ties = 0
             while (response := await peer.next()).HasField("outcome"):
                 near_ties += response.outcome.near_ties
+            text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+            process.send_signal(signal.SIGTERM)
+            assert (await peer.next()).HasField("draining")
+            # What is left of its grace is not waited for once nobody uses it.
             peer.call.cancel()
-        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
-        process.send_signal(signal.SIGTERM)
         log = (await process.stderr.read()).decode()
         assert await process.wait() == 0
     assert near_ties == 12
