@@ -29,6 +29,7 @@ from coppice.frozen_heap import frozen_heap
 from coppice.net.certificates import Certificates, channel_credentials, server_credentials
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.guard.limits import GuardLimits
+from coppice.net.guard.pending import MAX_PENDING, BeginsCalls, PendingCalls
 from coppice.net.lasting_server import LastingServer
 from coppice.net.server_contexts import ServerContexts
 from coppice.wire.unreadable import UnreadableRequests, check_request
@@ -226,7 +227,8 @@ class Server:
 
         Unless `guarded`, clients reach gRPC itself, which is for those that this machine's users are.
         """
-        every_call = [*interceptors, UnreadableRequests()]
+        pending = PendingCalls(MAX_PENDING)
+        every_call = [*([BeginsCalls(pending)] if guarded else []), *interceptors, UnreadableRequests()]
         # Of two values of an option gRPC takes the first.
         options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
         make = functools.partial(grpc.aio.server, options=options, interceptors=every_call)
@@ -236,7 +238,7 @@ class Server:
         limits = GuardLimits(max_request_bytes, MAX_CONCURRENT_STREAMS, streaming=streaming, unary=unary)
         if certificates is not None:
             limits = replace(limits, max_connections=_MAX_TLS_CONNECTIONS, max_handshakes=_MAX_TLS_HANDSHAKES)
-        self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates)) if guarded else None
+        self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates), pending) if guarded else None
         # Where health alone is served.
         self._probed: GuardedServer | None = None
         self._names = ["", *service_names]

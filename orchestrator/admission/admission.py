@@ -12,6 +12,12 @@ from coppice.core.errors import CoppiceError, OverloadedError
 from orchestrator.admission.admission_pace import AdmissionPace
 from orchestrator.admission.fair_queue import AdmissionRequest, FairQueue
 
+# How often it is looked whether others have left.
+LOOK_S = 0.05
+# Requests for each shared place that may be without a token since they began or went on: what one host begins at once
+# is what the next request of another has to wait for.
+MAX_STARTING_PER_PLACE = 8
+
 
 class QueueFullError(OverloadedError):
     """There is no place in the queue."""
@@ -107,8 +113,8 @@ class Ticket:
         """Whether its outputs have begun, and wait."""
         return self._outputs is not None and self.started_s is None
 
-    def first_token(self) -> None:
-        """Its prompt has been read; further calls say nothing."""
+    def tokens_came(self) -> None:
+        """Its prompt has been read; further calls do nothing unless it was paused since."""
         self._admission.read(self)
 
     def _patience_s(self) -> float | None:
@@ -144,7 +150,8 @@ class Admission:
     and no more prompts are read at once than have their first tokens within as long again, so that whoever got in does
     not wait behind a crowd of them.
 
-    With `shared_places` outputs of a connection are paused while it has more than its quota with others (FairQueue).
+    With `shared_places` outputs of a connection are paused while it has more than its quota with others (FairQueue),
+    and few requests begin or go on at once.
     """
 
     def __init__(
@@ -164,13 +171,15 @@ class Admission:
         self._max_token_s = max_token_s
         self.max_wait_s = max_wait_s
         self._queue = FairQueue(weights, shared_places, clock)
+        self._max_starting = shared_places * MAX_STARTING_PER_PLACE
         self._call_later = call_later
-        self._is_looking = False
+        # When it will be seen whether others have left; None: nobody waits for that.
+        self._look_s: float | None = None
         self._waiting: dict[AdmissionRequest, Ticket] = {}
         # Those that may be paused.
         self._running: dict[AdmissionRequest, Ticket] = {}
         self._pace = AdmissionPace()
-        # Started requests without a first token.
+        # Requests without a token since they began or went on.
         self._reading: set[Ticket] = set()
         # Times that places have been in use and prompts read, added up until `_used_until_s`; kept where bounds by time
         # are asked for.
@@ -196,7 +205,7 @@ class Admission:
 
     @property
     def num_reading(self) -> int:
-        """Requests that have begun and have no token yet."""
+        """Requests that have had no token since they began or went on."""
         return len(self._reading)
 
     @property
@@ -274,7 +283,8 @@ class Admission:
             return
         read_s = self.now_s() - ticket.started_s
         self._forget_reading(ticket)
-        if read_s > 0:
+        # The verifier may still have the tokens of one that was paused.
+        if read_s > 0 and not ticket.held_before_s:
             self._pace.prompt_read(read_s, (self._reading_s - ticket.reading_before_s) / read_s)
         self._start_waiting()
 
@@ -295,6 +305,8 @@ class Admission:
         return None if self.max_wait_s is None else self._pace.prompts_within(self.max_wait_s)
 
     def _may_read(self) -> bool:
+        if self._max_starting and len(self._reading) >= self._max_starting:
+            return False
         most = self._most_reading()
         return most is None or len(self._reading) < most
 
@@ -304,6 +316,8 @@ class Admission:
             self._reading.discard(ticket)
 
     def _pause_excess(self) -> None:
+        if self._look_s is None:
+            self._queue.drop_idle()
         while (request := self._queue.excess()) is not None:
             ticket = self._running.pop(request)
             self._forget_reading(ticket)
@@ -311,15 +325,21 @@ class Admission:
             self._queue.pause(request)
             self._waiting[request] = ticket
             ticket.pause()
-        if self._waiting and not self._is_looking and self._call_later is not None:
+        if self._waiting and self._look_s is None and self._call_later is not None:
             stay_s = self._queue.stay_s
             if stay_s is not None:
-                self._is_looking = True
-                self._call_later(stay_s, self._look)
+                delay_s = min(stay_s, LOOK_S)
+                self._look_s = self.now_s() + delay_s
+                self._call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        """Others have left some time ago: what is paused because of them goes on."""
-        self._is_looking = False
+        """What is paused because of others goes on some time after they have left.
+
+        While the event loop is busy their next requests are late, too: that time does not count.
+        """
+        if self._look_s is not None:
+            self._queue.extend_stay(max(self.now_s() - self._look_s, 0.0))
+            self._look_s = None
         self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -340,8 +360,8 @@ class Admission:
             self._running[ticket.request] = ticket
         else:
             ticket.used_before_s, ticket.reading_before_s = self._used_s, self._reading_s
-            if ticket.request.only_reads:
-                self._reading.add(ticket)
+        if ticket.request.only_reads:
+            self._reading.add(ticket)
         ticket.decide()
 
     def _count_use(self) -> None:
@@ -373,9 +393,8 @@ class Admission:
 
     def _make_room(self, request: AdmissionRequest) -> None:
         """Make the request fit the queue, if need be by sending away others that crowd it."""
-        # Places that quotas leave empty are room to wait: nobody is sent away because others are there, too.
-        num_empty = max(self._num_free(), 0) if self._queue.is_shared else 0
-        num_missing = self.num_waiting + request.num_places - self._max_queued - num_empty
+        # Empty places are room to wait: nobody is sent away because others are there, too, or begin just now.
+        num_missing = self.num_waiting + request.num_places - self._max_queued - max(self._num_free(), 0)
         if num_missing <= 0:
             return
         crowd = self._queue.crowd(request, num_missing)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 # For so many seconds after its last request a connection still counts as one that others share with: a client whose
 # requests follow one another must not have those of others resumed and paused again between any two of them.
-STAY_S = 0.3
+STAY_S = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +129,21 @@ class FairQueue:
         idle_s = next(iter(self._idle.values()), None)
         return None if idle_s is None else max(idle_s + STAY_S - self._now_s(), 0.0)
 
+    def extend_stay(self, late_s: float) -> None:
+        """Let connections without requests count for longer, by the time in which no request could arrive."""
+        now_s = self._now_s()
+        for share, idle_s in self._idle.items():
+            self._idle[share] = min(idle_s + late_s, now_s)
+
+    def drop_idle(self) -> None:
+        """Forget hosts and connections that have had no requests for `STAY_S`."""
+        for share, idle_s in list(self._idle.items()):
+            if idle_s + STAY_S > self._now_s():
+                return
+            del self._idle[share]
+            if share.parent is not None:
+                del share.parent.parts[share.name]
+
     def ahead_of(self, request: AdmissionRequest) -> int:
         """Places that the tenant's own requests ahead of this one wait for, itself not counted."""
         parent, name = self._levels(request)[-1]
@@ -188,7 +203,6 @@ class FairQueue:
 
     def take_next(self, num_free: int) -> AdmissionRequest | None:
         """Start the request whose turn it is; None when none may start, or it needs more than `num_free` places."""
-        self._drop_idle()
         tenant = self._next(self._all, self._shared_places)
         if tenant is None or tenant.waiting[0].num_places > num_free:
             return None
@@ -207,7 +221,6 @@ class FairQueue:
 
     def excess(self) -> AdmissionRequest | None:
         """A request that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
-        self._drop_idle()
         return self._excess(self._all, self._shared_places)
 
     def crowd(self, request: AdmissionRequest, num_places: int) -> list[AdmissionRequest]:
@@ -330,14 +343,6 @@ class FairQueue:
             if share is not tenant and self._shared_places:
                 self._idle[share] = self._now_s()
             elif share.parent is not None:
-                del share.parent.parts[share.name]
-
-    def _drop_idle(self) -> None:
-        for share, idle_s in list(self._idle.items()):
-            if idle_s + STAY_S > self._now_s():
-                return
-            del self._idle[share]
-            if share.parent is not None:
                 del share.parent.parts[share.name]
 
 

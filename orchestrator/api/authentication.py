@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coppice.core.errors import InvalidRequestError
 from coppice.net.access_token import METADATA_KEY
-from coppice.net.guard.client_frames import PEER_KEY
+from coppice.net.guard.pending import PEER_KEY
 from orchestrator.api.tenants import Tenant
 from orchestrator.api.token_file import TokenFile
 from orchestrator.api.validation import TENANT_KEY, wanted_tenant

@@ -250,7 +250,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         for index in range(number):
             seed = output_seed(request.sampling.seed, index)
             one = replace(request, sampling=replace(request.sampling, seed=seed)) if index else request
-            clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.first_token)
+            clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.tokens_came)
             generation = self._generation(one, clock, wake, trace.output(index))
             outputs.append(OneOutput(generation, Responses(one, index)))
         # A prompt that fills no block is not shared, so that waiting for it would gain nothing.

@@ -145,10 +145,10 @@ class OutputClock:
         arrival_s: float,
         waited_s: float = 0.0,
         latencies: Latencies | None = None,
-        on_first_token: Callable[[], None] = lambda: None,
+        on_tokens: Callable[[], None] = lambda: None,
     ) -> None:
-        """Times between tokens are kept in `latencies`, if at all; who has to know of the first is called."""
-        self._on_first_token = on_first_token
+        """`latencies` keeps times between tokens; `on_tokens` is called after each round that has committed some."""
+        self._on_tokens = on_tokens
         self._arrival_s = arrival_s
         self._latencies = latencies
         self._last_s = 0.0
@@ -183,7 +183,6 @@ class OutputClock:
         if not self.ttft_ms:
             self.ttft_ms = self.elapsed_ms()
             self.first_pass_ms = pass_us / 1000
-            self._on_first_token()
             if latencies is not None:
                 latencies.to_first_token.observe(self.ttft_ms / 1000)
                 self._last_s = time.monotonic()
@@ -191,6 +190,7 @@ class OutputClock:
             now_s = time.monotonic()
             latencies.between_tokens.observe(now_s - self._last_s)
             self._last_s = now_s
+        self._on_tokens()
 
 
 def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from coppice.net.guard import frames
 from coppice.net.guard.frames import CANCEL, DATA, REFUSED_STREAM
 from coppice.net.guard.limits import GuardLimits, Room
+from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.streams import HttpStream
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Calls:
         peer: str,
         limits: GuardLimits,
         room: Room,
+        pending: PendingCalls,
         to_client: Callable[[bytes], None],
         to_server: Callable[[bytes], None],
     ) -> None:
@@ -40,6 +42,7 @@ class Calls:
         self.to_server = to_server
         self._limits = limits
         self._room = room
+        self._pending = pending
         self._loop = asyncio.get_running_loop()
         # The highest number that the client has opened.
         self.last_stream = 0
@@ -82,6 +85,7 @@ class Calls:
         """Pass a call on to the server: its headers and the DATA that is held."""
         stream.upstream, self._next_upstream = self._next_upstream, self._next_upstream + 2
         self.by_upstream[stream.upstream] = number
+        self._pending.passed(self.peer, stream.upstream)
         ends_at_once = stream.client_ended and not stream.frames
         out.append(frames.header_frames(stream.upstream, stream.headers or [], ends_stream=ends_at_once))
         out += [frames.frame(DATA, flags, stream.upstream, payload) for flags, payload in stream.frames]
@@ -108,12 +112,14 @@ class Calls:
         stream = self.streams.pop(number)
         self.incomplete.pop(number, None)
         self.by_upstream.pop(stream.upstream, None)
+        self._pending.ended(self.peer, stream.upstream)
         self._room.hold(self, -stream.num_held)
         self.free(stream)
 
     def forget_all(self) -> None:
         """The connection has ended."""
         for stream in self.streams.values():
+            self._pending.ended(self.peer, stream.upstream)
             self.free(stream)
             self._room.hold(self, -stream.num_held)
         self.streams, self.by_upstream, self.incomplete = {}, {}, {}

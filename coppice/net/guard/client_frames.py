@@ -43,11 +43,10 @@ from coppice.net.guard.frames import (
     ProtocolError,
 )
 from coppice.net.guard.limits import GuardLimits
+from coppice.net.guard.pending import PEER_KEY
 from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError, content
 from coppice.net.guard.turnstile import HostAccount, Turnstile
 
-# The client's address, in each call's metadata: one value per connection.
-PEER_KEY = "x-coppice-peer"
 _PEER = PEER_KEY.encode()
 # What gRPC decodes as UTF-8 in the task that takes calls.
 _METHOD = re.compile(rb"/[!-~]{1,255}")
@@ -115,7 +114,10 @@ class ClientFrames:
                     raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
                 if len(inbound) - at < HEAD_BYTES + length:
                     break
-                if not self._turnstile.take(self._account, _units(kind, flags, length)):
+                # What may complete a call waits while the server has enough of them.
+                if not self._turnstile.take(
+                    self._account, _units(kind, flags, length), passes_calls=kind in (HEADERS, CONTINUATION, DATA)
+                ):
                     return False
                 at += HEAD_BYTES
                 payload = bytes(inbound[at : at + length])

@@ -100,7 +100,7 @@ class Connection:
         # Set while neither end is connected.
         self._ends_lost = asyncio.Event()
         self._num_ends = 0
-        self._calls = Calls(peer, limits, room, self._to_client, self._to_server)
+        self._calls = Calls(peer, limits, room, turnstile.pending, self._to_client, self._to_server)
         self._client_frames = ClientFrames(self._calls, limits, turnstile, self.account)
         self._server_frames = ServerFrames(self._calls)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from coppice.core.errors import UnavailableError
 from coppice.net.guard.connection import Connection
 from coppice.net.guard.limits import GuardLimits, Room
+from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.turnstile import DEFAULT_RATES, Rates, Turnstile
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ _RETRY_S = 0.05
 class Guard:
     """Listens at an address, and passes on to `upstream`, a Unix socket, what calls need.
 
-    `context` gives the TLS context for a connection that begins now; without it connections are plaintext.
+    `context` gives the TLS context for a connection that begins now; without it connections are plaintext. `pending` is
+    told by the server of the calls that it begins with.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Guard:
         limits: GuardLimits,
         context: Callable[[], ssl.SSLContext] | None = None,
         rates: Rates = DEFAULT_RATES,
+        pending: PendingCalls | None = None,
     ) -> None:
         self._upstream = upstream
         self._limits = limits
         self._context = context
         self._rates = rates
+        self._pending = pending
         self._room = Room(limits)
         # By arrival: those that have shown no preface, and the others.
         self._handshakes: dict[Connection, asyncio.Task[None]] = {}
@@ -69,7 +73,7 @@ class Guard:
             self._listeners = _bound(address)
         except OSError as error:
             raise UnavailableError(f"cannot listen at {address}: {error.strerror or error}") from error
-        self._turnstile = Turnstile(self._rates)
+        self._turnstile = Turnstile(self._rates, self._pending)
         for listener in self._listeners:
             self._start(self._accept(listener))
         self._start(self._sweep())

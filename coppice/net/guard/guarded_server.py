@@ -13,6 +13,7 @@ import grpc
 from coppice.core.errors import UnavailableError
 from coppice.net.guard.guard import Guard
 from coppice.net.guard.limits import GuardLimits
+from coppice.net.guard.pending import PendingCalls
 
 # The longest path of a Unix socket is 107 bytes; a longer one than this leaves no room for our part of it.
 _LONGEST_DIRECTORY = 80
@@ -22,11 +23,16 @@ class GuardedServer:
     """Starts a server and its guard together, and stops them one after the other."""
 
     def __init__(
-        self, server: grpc.aio.Server, limits: GuardLimits, context: Callable[[], ssl.SSLContext] | None = None
+        self,
+        server: grpc.aio.Server,
+        limits: GuardLimits,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        pending: PendingCalls | None = None,
     ) -> None:
         self.grpc = server
         self._limits = limits
         self._context = context
+        self._pending = pending
         self._directory: Path | None = None
         self._guard: Guard | None = None
 
@@ -45,7 +51,7 @@ class GuardedServer:
         except OSError as error:
             raise UnavailableError(f"no place for a socket in {parent}: {error.strerror}") from error
         path = str(self._directory / "grpc")
-        guard = Guard(path, self._limits, self._context)
+        guard = Guard(path, self._limits, self._context, pending=self._pending)
         try:
             self.grpc.add_insecure_port(f"unix:{path}")
             await self.grpc.start()

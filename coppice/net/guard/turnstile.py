@@ -2,8 +2,9 @@
 
 Each connection has a budget of its own that fills steadily, and all of them share another. While the shared one is used
 up, connections wait and take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): hosts first, then the
-connections of a host. One that has used little goes before those that have used much. Nothing is refused: a connection
-that has to wait is not read from meanwhile.
+connections of a host. One that has used little goes before those that have used much. The same holds while the server
+has not begun with the calls that it was given. Nothing is refused: a connection that has to wait is not read from
+meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from coppice.net.guard.pending import PendingCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,9 @@ class HostAccount:
 class Turnstile:
     """Used on one event loop."""
 
-    def __init__(self, rates: Rates = DEFAULT_RATES) -> None:
+    def __init__(self, rates: Rates = DEFAULT_RATES, pending: PendingCalls | None = None) -> None:
         self._rates = rates
+        self.pending = PendingCalls() if pending is None else pending
         self._loop = asyncio.get_running_loop()
         self._shared = _Budget(rates.of_all, rates.burst_of_all, self._loop.time())
         self._hosts: dict[str, _Host] = {}
@@ -121,13 +125,17 @@ class Turnstile:
         if not account.of_host.num_accounts and account.of_host.finish <= self._virtual:
             del self._hosts[account.host]
 
-    def take(self, account: HostAccount, units: float) -> bool:
-        """Whether the connection may do what costs so many units now; else it is called when it may."""
+    def take(self, account: HostAccount, units: float, *, passes_calls: bool = False) -> bool:
+        """Whether the connection may do what costs so many units now; else it is called when it may.
+
+        What passes calls on waits for the server, too.
+        """
         now_s = self._loop.time()
         if account.budget.fill(now_s) < units:
             self._loop.call_later(account.budget.wait_s(units), self._wait, account)
             return False
-        if account.turn < units and (self._waiting or self._shared.fill(now_s) < units):
+        is_due = account.turn >= units or not (self._waiting or self._shared.fill(now_s) < units)
+        if not is_due or (passes_calls and self.pending.is_full):
             self._wait(account)
             return False
         account.turn = max(0.0, account.turn - units)
@@ -161,7 +169,7 @@ class Turnstile:
         """Let connections through as far as the shared budget goes, the least start tag first."""
         self._timer = None
         now_s = self._loop.time()
-        while self._waiting and self._shared.fill(now_s) >= _TURN_UNITS:
+        while self._waiting and self._shared.fill(now_s) >= _TURN_UNITS and not self.pending.is_full:
             start, _, host = heapq.heappop(self._waiting)
             self._virtual = max(self._virtual, start)
             start, _, account = heapq.heappop(host.waiting)

@@ -113,7 +113,7 @@ class ReadingServer:
             if not caller.prompt_left:
                 caller.first_s = self.now_s
                 caller.tokens_left -= 1
-                caller.ticket.first_token()
+                caller.ticket.tokens_came()
         for caller in [one for one in self._rounds if one.tokens_left <= 0]:
             caller.ticket.num_tokens = caller.num_tokens
             self.ended.append(caller)

@@ -10,7 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from coppice.core.errors import OverloadedError
-from orchestrator.admission.admission import Admission, LongWaitError, Ticket
+from orchestrator.admission.admission import (
+    LOOK_S,
+    MAX_STARTING_PER_PLACE,
+    Admission,
+    LongWaitError,
+    QueueFullError,
+    Ticket,
+)
 from orchestrator.admission.admission_pace import MIN_SEEN
 from orchestrator.admission.fair_queue import STAY_S, AdmissionRequest
 
@@ -236,7 +243,7 @@ def read_steadily(admission: Admission, clock: Clock, read_s: float) -> None:
     for _ in range(MIN_SEEN):
         with enter(admission) as ticket:
             clock.now_s += read_s
-            ticket.first_token()
+            ticket.tokens_came()
 
 
 def test_no_more_prompts_are_read_at_once_than_have_their_first_tokens_in_time() -> None:
@@ -247,8 +254,8 @@ def test_no_more_prompts_are_read_at_once_than_have_their_first_tokens_in_time()
     assert [one.started_s is not None for one in (first, second, third)] == [True, True, False]
     # A second token is no news.
     clock.now_s += 0.1
-    first.first_token()
-    first.first_token()
+    first.tokens_came()
+    first.tokens_came()
     assert third.started_s == clock.now_s
     assert enter(admission).started_s is None
     # Who goes without a token makes room, too.
@@ -301,6 +308,16 @@ class Timers:
     def __call__(self, delay_s: float, callback: Callable[[], None]) -> None:
         self.waiting.append((delay_s, callback))
 
+    def run(self, clock: Clock, seconds: float) -> None:
+        """Let time pass, with each callback at its time."""
+        end_s = clock.now_s + seconds
+        while self.waiting and clock.now_s + self.waiting[0][0] <= end_s + 1e-9:
+            [(delay_s, callback)] = self.waiting
+            self.waiting.clear()
+            clock.now_s += delay_s
+            callback()
+        clock.now_s = end_s
+
 
 def from_peer(admission: Admission, peer: str, places: int = 1) -> Ticket:
     return admission.enter(AdmissionRequest("", places, peer=peer), 1e9, 1)
@@ -326,15 +343,64 @@ def test_a_newcomer_has_its_place_at_once_and_those_it_was_taken_from_go_on_late
     newcomer.leave()
     newcomer.leave()
     assert (admission.num_running, admission.num_paused) == (2, 5)
-    clock.now_s += STAY_S
-    [(delay_s, look)] = timers.waiting
-    assert delay_s == STAY_S
-    look()
+    timers.run(clock, STAY_S - LOOK_S)
+    assert (admission.num_running, admission.num_paused) == (2, 5)
+    timers.run(clock, LOOK_S)
     assert (admission.num_running, admission.num_paused, admission.num_waiting) == (8, 0, 2)
     assert [one.told for one in outputs[:8]] == [[]] * 2 + [["pause", "resume"]] * 5 + [["pause"]]
     for ticket in greedy:
         ticket.leave()
     assert (admission.num_running, admission.num_waiting) == (0, 0)
+
+
+def test_few_begin_or_go_on_at_once_and_a_crowd_of_one_host_is_not_refused_for_it() -> None:
+    clock, timers = Clock(), Timers()
+    admission = Admission(64, 36, clock=clock, shared_places=1, call_later=timers)
+    crowd = [from_peer(admission, "h:1") for _ in range(100)]
+    with pytest.raises(QueueFullError):
+        from_peer(admission, "h:1")
+
+    def running() -> list[Ticket]:
+        return [ticket for ticket in crowd if ticket.started_s is not None]
+
+    assert running() == crowd[:MAX_STARTING_PER_PLACE]
+    for ticket in crowd[:10]:
+        ticket.tokens_came()
+    assert running() == crowd[: MAX_STARTING_PER_PLACE + 10]
+    for ticket in running():
+        ticket.run(Outputs())
+    # Those that are paused for a newcomer go on by so many, too.
+    newcomer = from_peer(admission, "h:2")
+    assert newcomer.started_s is not None
+    assert running() == crowd[:1]
+    newcomer.leave()
+    timers.run(clock, STAY_S)
+    assert len(running()) == 1 + MAX_STARTING_PER_PLACE
+    while len(running()) < 64:
+        before = len(running())
+        for ticket in running():
+            ticket.tokens_came()
+        assert len(running()) == min(before + MAX_STARTING_PER_PLACE, 64)
+
+
+def test_time_in_which_no_request_could_arrive_does_not_make_a_connection_one_that_has_left() -> None:
+    clock, timers = Clock(), Timers()
+    admission = Admission(8, 8, clock=clock, shared_places=4, call_later=timers)
+    greedy = [from_peer(admission, "h:1") for _ in range(8)]
+    for ticket in greedy:
+        ticket.run(Outputs())
+    from_peer(admission, "h:2").leave()
+    assert admission.num_running == 2
+    # The event loop was busy for ten times as long; requests of others are seen to before it looks.
+    clock.now_s += LOOK_S + 10 * STAY_S
+    from_peer(admission, "h:1").leave()
+    assert admission.num_running == 2
+    [(_, look)] = timers.waiting
+    timers.waiting.clear()
+    look()
+    assert admission.num_running == 2
+    timers.run(clock, STAY_S)
+    assert admission.num_running == 8
 
 
 def test_who_has_as_much_as_it_may_gets_no_more_while_others_are_there() -> None:
@@ -360,8 +426,7 @@ def test_time_that_an_output_was_paused_does_not_count_as_its_pace() -> None:
         assert tickets[1].started_s is None
         clock.now_s += 5.0
         newcomer.leave()
-        clock.now_s += STAY_S
-        timers.waiting.pop()[1]()
+        timers.run(clock, STAY_S)
         assert tickets[1].started_s is not None
         assert tickets[1].waited_s == 0
         clock.now_s += 1.0

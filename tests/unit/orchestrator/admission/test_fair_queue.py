@@ -287,6 +287,12 @@ def test_beside_one_that_asks_for_little_a_connection_is_paused_down_to_its_quot
     assert queue.take_next(99) is None
     assert queue.stay_s == STAY_S
     clock.now_s += STAY_S
+    # Time in which its request could not have arrived does not count.
+    queue.extend_stay(1.0)
+    queue.drop_idle()
+    assert queue.take_next(99) is None
+    clock.now_s += 1.0
+    queue.drop_idle()
     assert [queue.take_next(99) for _ in greedy[4:]] == greedy[4:]
     assert (queue.num_running, queue.num_paused, queue.stay_s) == (20, 0, None)
 

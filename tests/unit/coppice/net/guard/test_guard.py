@@ -19,7 +19,9 @@ import trustme
 from coppice.net.guard import frames
 from coppice.net.guard.guarded_server import GuardedServer
 from coppice.net.guard.limits import GuardLimits
+from coppice.net.guard.pending import BeginsCalls, PendingCalls
 from tests import certificates
+from tests.fakes import eventually
 from tests.raw_http2 import PREFACE, Header, frame, header_block, read_frame
 
 TIMEOUT_S = 10.0
@@ -69,12 +71,16 @@ class Calls(grpc.GenericRpcHandler):
 
 @contextlib.asynccontextmanager
 async def serving(
-    limits: GuardLimits = LIMITS, context: Callable[[], ssl.SSLContext] | None = None
+    limits: GuardLimits = LIMITS,
+    context: Callable[[], ssl.SSLContext] | None = None,
+    pending: PendingCalls | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[tuple[Calls, str]]:
     calls = Calls()
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", limits.max_message_bytes)])
+    options = [("grpc.max_receive_message_length", limits.max_message_bytes)]
+    server = grpc.aio.server(options=options, interceptors=interceptors)
     server.add_generic_rpc_handlers([calls])
-    guarded = GuardedServer(server, limits, context)
+    guarded = GuardedServer(server, limits, context, pending)
     port = await guarded.start("127.0.0.1:0")
     try:
         yield calls, f"127.0.0.1:{port}"
@@ -317,6 +323,49 @@ async def test_data_of_calls_that_are_over_does_not_come_faster_than_others_bear
                 times_s.append(time.monotonic() - started_s)
                 await asyncio.sleep(0.02)
         assert sorted(times_s)[15] < 0.1
+
+
+class BeginsLater(BeginsCalls):
+    """Begins with calls when it is let."""
+
+    def __init__(self, pending: PendingCalls) -> None:
+        super().__init__(pending)
+        self.num_taken = 0
+        self.may_begin = asyncio.Event()
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        self.num_taken += 1
+        await self.may_begin.wait()
+        return await super().intercept_service(continuation, handler_call_details)
+
+
+async def test_a_server_has_few_calls_that_it_has_not_begun_whatever_a_client_sends() -> None:
+    pending = PendingCalls(8)
+    begins = BeginsLater(pending)
+    async with serving(pending=pending, interceptors=[begins]) as (calls, address), channel(address) as one:
+        answers = [one.unary_unary(SAY)(b"%d" % number, timeout=TIMEOUT_S) for number in range(60)]
+        await asyncio.sleep(0.5)
+        assert begins.num_taken == 8
+        assert calls.started == []
+        begins.may_begin.set()
+        assert [await answer for answer in answers] == [b"%d" % number for number in range(60)]
+        assert not pending.is_full
+
+
+async def test_calls_that_the_server_does_not_begin_are_not_waited_for_for_ever() -> None:
+    pending = PendingCalls(8)
+    async with serving(pending=pending) as (calls, address), channel(address) as one:
+        watches = [one.unary_stream(WATCH)(b"x") for _ in range(8)]
+        for watch in watches:
+            await watch.read()
+        assert pending.is_full
+        # After a second; a call that ends makes room at once.
+        started_s = time.monotonic()
+        await one.unary_unary(SAY)(b"hello", timeout=TIMEOUT_S)
+        assert time.monotonic() - started_s > 0.5
+        for watch in watches:
+            watch.cancel()
+        await eventually(lambda: calls.cancelled == 8)
 
 
 async def test_a_call_of_one_message_has_no_second_one() -> None:

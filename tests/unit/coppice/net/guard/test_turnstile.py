@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from coppice.net.guard.pending import PendingCalls
 from coppice.net.guard.turnstile import HostAccount, Rates, Turnstile
 
 RATES = Rates(of_one=1000, burst_of_one=300, of_all=1000, burst_of_all=300)
@@ -51,6 +52,36 @@ async def test_one_connection_gets_its_burst_and_then_its_rate() -> None:
     await asyncio.sleep(0.5)
     leave(greedy)
     assert 500 <= greedy.num_units <= 1000
+
+
+async def test_while_the_server_has_enough_calls_a_newcomer_is_next() -> None:
+    pending = PendingCalls(4)
+    turnstile = Turnstile(RATES, pending)
+    order: list[str] = []
+
+    def client(host: str) -> HostAccount:
+        def resume() -> None:
+            while turnstile.take(account, 1.0, passes_calls=True):
+                order.append(host)
+                pending.passed(host, len(order))
+
+        account = turnstile.open(host, resume)
+        resume()
+        return account
+
+    accounts = [client("10.0.0.1"), client("10.0.0.1")]
+    await asyncio.sleep(0.05)
+    assert order == ["10.0.0.1"] * 4
+    accounts.append(client("10.0.0.2"))
+    # What passes no call on does not wait for the server.
+    assert turnstile.take(accounts[0], 0.0)
+    for _ in range(4):
+        pending.begun("10.0.0.1")
+    await asyncio.sleep(0.05)
+    assert order[4] == "10.0.0.2"
+    assert len(order) == 8
+    for account in accounts:
+        turnstile.close(account)
 
 
 async def test_greedy_connections_share_what_there_is_alike() -> None:
