@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -33,7 +33,7 @@ from verifier_svc.extras.pruning.probe import check_pruning
 from verifier_svc.extras.redraft.adapter import Transition, load_adapter
 from verifier_svc.extras.redraft.groups import MaskShape
 from verifier_svc.extras.redraft.redraft import RedraftSettings, warm_up
-from verifier_svc.kernels.base import AttentionKernel, KernelLimitError, StaticKernel
+from verifier_svc.kernels.base import KernelLimitError, StaticKernel
 from verifier_svc.kernels.cpu.even_activations import even_activations
 from verifier_svc.kernels.cpu.few_row_products import prefer_panels
 from verifier_svc.kernels.cpu.packed_layers import pack_linears
@@ -48,6 +48,9 @@ from verifier_svc.model.pass_graphs import Capture, CudaCapture, PassGraphs
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
 from verifier_svc.model.target_model import TargetInfo, TargetModel
+
+if TYPE_CHECKING:
+    from verifier_svc.kernels.cpu.attention import CompiledKernel
 
 logger = logging.getLogger(__name__)
 
@@ -105,15 +108,7 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
     refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
     probe = ConformanceProbe(model, vocab_size)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
-    if threads is not None:
-        make_layers_quick(model, threads, exact=exact)
-    target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
-    if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
-        # What strict mode costs would be of no use.
-        exact = False
-        target = probed(model, probe, exact=False, threads=threads, ranks=ranks)
-    if exact and ranks is None:
-        refine_row_multiple(target, vocab_size)
+    target, exact = tried_modes(model, probe, config, exact=exact, threads=threads, ranks=ranks)
     bit_exact = exact or rows_stand_alone(target, vocab_size)
     near_tie_gap = 0.0 if exact else config.near_tie_gap or _NEAR_TIE_GAPS[dtype]
     if not exact:
@@ -156,6 +151,63 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         special_tokens=tokenizer.special_tokens,
     )
     return target, info
+
+
+def tried_modes(
+    model: PreTrainedModel,
+    probe: ConformanceProbe,
+    config: VerifierConfig,
+    *,
+    exact: bool,
+    threads: CpuThreads | None,
+    ranks: Ranks | None,
+) -> tuple[TargetModel, bool]:
+    """The model in the quickest way in which it says what it says by itself, and whether that is exact, if it is to be.
+
+    Raises:
+        IncompatibleError: there is no such way, or strict mode is asked for and not kept.
+    """
+    vocab_size: int = model.config.get_text_config().vocab_size
+    # An adapter adds to single products, and ranks share each.
+    if threads is not None and ranks is None and not config.space_adapter:
+        target = compiled_target(model, probe, vocab_size, threads, exact=exact)
+        if target is not None:
+            return target, exact
+    if threads is not None:
+        make_layers_quick(model, threads, exact=exact)
+    target = probed(model, probe, exact=exact, threads=threads, ranks=ranks)
+    if exact and not is_exact(target, vocab_size, is_required=config.exactness == "strict"):
+        # What strict mode costs would be of no use.
+        exact = False
+        target = probed(model, probe, exact=False, threads=threads, ranks=ranks)
+    if exact and ranks is None:
+        refine_row_multiple(target, vocab_size)
+    return target, exact
+
+
+def compiled_target(
+    model: PreTrainedModel, probe: ConformanceProbe, vocab_size: int, threads: CpuThreads, *, exact: bool
+) -> TargetModel | None:
+    """The model with compiled layers, if it is of the family and they say what its own say; else it is as before."""
+    if (kernel := compiled_kernel(model)) is None:
+        return None
+    # Here, since it is there whenever the kernel is.
+    from verifier_svc.model.compiled_layers import compile_layers
+
+    target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
+    try:
+        compile_layers(target, kernel)
+        # Sums have one order whatever the rows beside them: nothing has to fill a pass up.
+        target.row_multiple = 1
+        probe.check(target)
+        if exact and not rows_stand_alone(target, vocab_size):
+            raise IncompatibleError("rows have other bits in company than alone")
+    except IncompatibleError as error:
+        logger.info("layers are not compiled: %s", error)
+        target.use_layers(None)
+        return None
+    logger.info("layers are compiled")
+    return target
 
 
 def probed(
@@ -380,7 +432,7 @@ def make_layers_quick(model: PreTrainedModel, threads: CpuThreads, *, exact: boo
     logger.info("%d layers have their own products of a few rows", prefer_panels(model, threads.set_for))
 
 
-def compiled_kernel(model: PreTrainedModel) -> AttentionKernel | None:
+def compiled_kernel(model: PreTrainedModel) -> CompiledKernel | None:
     """The compiled kernel for a model in single precision on a CPU; None elsewhere, or without a compiler."""
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.float32:

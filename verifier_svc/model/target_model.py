@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +67,22 @@ class TargetInfo:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
+class LayerCalls(Protocol):
+    """What may stand in for the forwards of a model's layers, see compiled_layers.py."""
+
+    def install(self) -> None:
+        """From now on the layers' forwards are these."""
+        ...
+
+    def uninstall(self) -> None:
+        """The layers' forwards are their own again."""
+        ...
+
+    def cut(self, layer: int) -> None:
+        """Hooks of this layer and of the one before it see what goes from one to the other."""
+        ...
+
+
 class TargetModel:
     """A loaded model with its tree attention and paged cache. Used by one thread at a time."""
 
@@ -86,6 +103,7 @@ class TargetModel:
         self._graphs: PassGraphs | None = None
         self._masks: MaskRows | None = None
         self._pruned: PrunedLayers | None = None
+        self.layers: LayerCalls | None = None
         # Of the last pass, if they were wanted.
         self._states: Tensor | None = None
         self.resize_cache(num_blocks)
@@ -182,6 +200,16 @@ class TargetModel:
             IncompatibleError: the head is not one for this model.
         """
         self._pruned = PrunedLayers(self._model, head, self.row_multiple)
+        if self.layers is not None:
+            self.layers.cut(head.layer)
+
+    def use_layers(self, layers: LayerCalls | None) -> None:
+        """From now on these run in place of the model's own, which run without any."""
+        if self.layers is not None:
+            self.layers.uninstall()
+        self.layers = layers
+        if layers is not None:
+            layers.install()
 
     def adapt(self, adapter: SpaceAdapter) -> None:
         """From now on passes may have masks.

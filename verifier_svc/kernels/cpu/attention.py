@@ -14,7 +14,6 @@ Axes: N rows, H query heads, K key heads, D head size, B block size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +30,8 @@ from verifier_svc.engine.pass_plan import PassPlan, Segment
 from verifier_svc.kernels.base import AttentionRule, KernelLimitError
 from verifier_svc.kernels.cpu.aligned_arrays import aligned_rows, aligned_zeros
 from verifier_svc.kernels.cpu.exact_products import Products, add_products
+from verifier_svc.kernels.cpu.panel_products import Inputs, put_inputs
+from verifier_svc.kernels.cpu.shared_work import CounterArray, SharedThreads, done, new_counters, take, wait_for
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -90,11 +91,14 @@ class CompiledKernel:
     def __init__(self) -> None:
         self._num_blocks = 0
         self._buffers: dict[int, tuple[FloatArray, FloatArray]] = {}
-        self._rows = ragged_rows(())
-        self._write_slots = np.empty(0, np.int64)
+        self._stacked: tuple[FloatArray, FloatArray] | None = None
+        self.rows = ragged_rows(())
+        self.write_slots = np.empty(0, np.int64)
         # Rows times keys of the plan, as far as the blocks go.
         self._num_scores = 0
-        self._pool: ThreadPoolExecutor | None = None
+        self.threads = SharedThreads()
+        # What each layer has asked for last.
+        self.rules: dict[int, AttentionRule] = {}
 
     @property
     def bytes_per_slot(self) -> int:
@@ -106,14 +110,15 @@ class CompiledKernel:
         """Start over with room for this many blocks."""
         self._num_blocks = num_blocks
         self._buffers = {}
+        self._stacked = None
 
     def begin(self, plan: PassPlan, sources: IntArray, destinations: IntArray) -> None:
         """The next calls belong to this plan; before, slots move."""
         if len(sources):
             for keys, values in self._buffers.values():
                 move_slots(keys, values, sources, destinations)
-        self._rows = ragged_rows(plan.segments)
-        self._write_slots = plan.write_slots
+        self.rows = ragged_rows(plan.segments)
+        self.write_slots = plan.write_slots
         self._num_scores = sum((part.stop - part.start) * len(part.table) * BLOCK_SIZE for part in plan.segments)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
@@ -122,24 +127,24 @@ class CompiledKernel:
             raise KernelLimitError("the compiled kernel knows neither soft caps nor sinks")
         if query.dtype != torch.float32 or query.device.type != "cpu":
             raise KernelLimitError("the compiled kernel needs single precision on a CPU")
+        self.rules[layer] = rule
         keys, values = self._layer(layer, key, value)
-        store_rows(keys, values, _rows_first(key), _rows_first(value), self._write_slots)
+        store_rows(keys, values, _rows_first(key), _rows_first(value), self.write_slots)
         output = torch.zeros(query.shape[1], query.shape[0], value.shape[-1])
         window = rule.sliding_window or 0
-        arguments = (_rows_first(query), keys, values, self._rows, np.float32(rule.scale), window, output.numpy())
-        kv_heads = keys.shape[1]
-        parts = min(torch.get_num_threads(), kv_heads)
-        if parts == 1 or self._num_scores * query.shape[0] < _WORTH_THREADS:
-            attend_rows(*arguments, 0, kv_heads)
-        else:
-            bounds = [kv_heads * part // parts for part in range(parts + 1)]
-            pool = self._pool or ThreadPoolExecutor(parts, "attention")
-            self._pool = pool
-            jobs = [pool.submit(attend_rows, *arguments, *bounds[part : part + 2]) for part in range(parts)]
-            wait(jobs)
-            for job in jobs:
-                job.result()
+        arguments = (_rows_first(query), keys, values, self.rows, np.float32(rule.scale), window, output.numpy())
+        is_much = self._num_scores * query.shape[0] >= _WORTH_THREADS
+        self.threads.call(attend_rows, torch.get_num_threads() if is_much else 1, *arguments, new_counters(1), 0)
         return output
+
+    def stacked_layers(self, num_layers: int, kv_heads: int, size: int) -> tuple[FloatArray, FloatArray]:
+        """Keys [L, blocks, K, D, B] and values [L, blocks, K, B, D] of layers that are alike."""
+        if self._stacked is None:
+            keys = aligned_zeros(num_layers, self._num_blocks, kv_heads, size, BLOCK_SIZE)
+            values = aligned_zeros(num_layers, self._num_blocks, kv_heads, BLOCK_SIZE, size)
+            self._stacked = keys, values
+            self._buffers = {layer: (keys[layer], values[layer]) for layer in range(num_layers)}
+        return self._stacked
 
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[FloatArray, FloatArray]:
         buffers = self._buffers.get(layer)
@@ -221,11 +226,11 @@ def attend_rows(
     rows: RaggedRows,
     scale: np.float32,
     window: int,
-    output: FloatArray,
-    first_head: int,
-    last_head: int,
+    output: Inputs,
+    counters: CounterArray,
+    phase: int,
 ) -> None:
-    """Softmax attention of every row, for some of the key heads.
+    """Softmax attention of every row: one phase, in which a piece is a key head and a few rows that read it together.
 
     Args:
         query: [N, H, D].
@@ -235,34 +240,67 @@ def attend_rows(
         scale: of the scores.
         window: how many of its last positions a row sees; 0 for all.
         output: [N, H, value size], written.
-        first_head: the first key head.
-        last_head: the one after the last.
+        counters: see `shared_work.py`.
+        phase: which phase this is.
     """
+    kv_heads = keys.shape[1]
     most_blocks = 1
+    num_pieces = 0
     for segment in range(len(rows.contexts)):
         most_blocks = max(most_blocks, rows.table_starts[segment + 1] - rows.table_starts[segment])
-    group = query.shape[1] // keys.shape[1]
-    together = _ROWS_TOGETHER * group
+        num_pieces += num_groups(rows, segment) * kv_heads
+    together = _ROWS_TOGETHER * (query.shape[1] // kv_heads)
     work = Work(
         aligned_rows(together, query.shape[2]),
         aligned_rows(together, most_blocks * BLOCK_SIZE),
         aligned_rows(together, output.shape[2]),
     )
-    for segment in range(len(rows.contexts)):
-        start, stop = rows.starts[segment], rows.starts[segment + 1]
-        table = rows.tables[rows.table_starts[segment] : rows.table_starts[segment + 1]]
+    piece = take(counters, phase)
+    segment, before = 0, 0
+    while piece < num_pieces:
+        # A head's keys and values are read by all rows while they are in a near cache.
+        while piece >= before + num_groups(rows, segment) * kv_heads:
+            before += num_groups(rows, segment) * kv_heads
+            segment += 1
+        groups = num_groups(rows, segment)
+        first = rows.starts[segment] + (piece - before) % groups * _ROWS_TOGETHER
+        last = min(first + _ROWS_TOGETHER, rows.starts[segment + 1])
         context = rows.contexts[segment]
-        for head in range(first_head, last_head):
-            # A head's keys and values are read by all rows while they are in a near cache.
-            for first in range(start, stop, _ROWS_TOGETHER):
-                last = min(first + _ROWS_TOGETHER, stop)
-                begin = first_key(rows, segment, first, last, window)
-                last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
-                some = HeadGroup(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
-                score_rows(query, keys, some, scale, work)
-                for index in range((last - first) * group):
-                    weigh(rows, context, first + index // group, begin, window, work.scores[index])
-                sum_values(values, rows, some, work, output)
+        begin = first_key(rows, segment, first, last, window)
+        last_block = (context + rows.ends[last - 1] + BLOCK_SIZE - 1) // BLOCK_SIZE
+        table = rows.tables[rows.table_starts[segment] : rows.table_starts[segment + 1]]
+        head = (piece - before) // groups
+        some = HeadGroup(first, last, context, begin, begin // BLOCK_SIZE, last_block, table, head)
+        attend_group(query, keys, values, rows, some, scale, window, work, output)
+        done(counters, phase)
+        piece = take(counters, phase)
+    wait_for(counters, phase, num_pieces)
+
+
+@compiled_exactly
+def num_groups(rows: RaggedRows, segment: int) -> int:
+    """Into how many groups a segment's rows are cut."""
+    return int((rows.starts[segment + 1] - rows.starts[segment] + _ROWS_TOGETHER - 1) // _ROWS_TOGETHER)
+
+
+@compiled_exactly
+def attend_group(
+    query: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    rows: RaggedRows,
+    some: HeadGroup,
+    scale: np.float32,
+    window: int,
+    work: Work,
+    output: Inputs,
+) -> None:
+    """As `attend_rows`, for some rows and one key head."""
+    group = query.shape[1] // keys.shape[1]
+    score_rows(query, keys, some, scale, work)
+    for index in range((some.last - some.first) * group):
+        weigh(rows, some.context, some.first + index // group, some.begin, window, work.scores[index])
+    sum_values(values, rows, some, work, output)
 
 
 @compiled_exactly
@@ -294,7 +332,7 @@ def score_rows(query: FloatArray, keys: FloatArray, some: HeadGroup, scale: np.f
 
 
 @compiled_exactly
-def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, output: FloatArray) -> None:
+def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work, output: Inputs) -> None:
     """Weighted means of the values that a group's rows see."""
     group = output.shape[1] // values.shape[1]
     count = (some.last - some.first) * group
@@ -325,8 +363,10 @@ def sum_values(values: FloatArray, rows: RaggedRows, some: HeadGroup, work: Work
             add_products(work.scores, values[some.table[block], some.head], work.sums, which)
             place += 1
         total = lane_sum(work.scores[index, some.begin : end_of_lanes(place)])
-        for column in range(output.shape[2]):
-            output[row, head, column] = work.sums[index, column] / total
+        sums = work.sums[index]
+        for column in range(size):
+            sums[column] /= total
+        put_inputs(sums, output[row, head])
 
 
 @compiled_exactly

@@ -1,26 +1,28 @@
-"""Products of a few rows with weights in bfloat16, compiled: half as many bytes to read, and the same bits.
+"""Products of rows with weights in panels, compiled: each sum is one chain, whatever the number of rows.
 
 A few rows' product takes as long as reading the weights. Most checkpoints are stored in bfloat16, whose numbers single
 precision holds exactly: kept as they are and widened in a register, they are read twice as fast, and nothing is
-rounded that was not before. What that has to agree with to the last bit is oneDNN's product of many rows. There each
-sum is a chain of fused multiply-adds from zero on, in order, over so many factors (`chain`); longer sums are chains'
-sums, added one after the other. `verifier_svc/kernels/cpu/few_row_products.py` finds out how long chains are here.
+rounded that was not before. Weights that bfloat16 does not hold are kept in single precision.
 
-Weights lie in panels of `PANEL` outputs, so that a tile of rows and outputs is added up in vector registers. A word
-holds the bits of two numbers, which a shift and a mask widen: output c of a panel's 32 in the lower half of word c,
-and output c + 16 in the upper one.
+A sum is a chain of fused multiply-adds from zero on, in order, over so many factors (`chain`); longer sums are chains'
+sums, added one after the other. Compiled layers have one chain. Beside oneDNN's products of many rows, chains are as
+long as there: `verifier_svc/kernels/cpu/few_row_products.py` finds out how long that is here.
+
+Weights lie in panels of `PANEL` outputs, so that a tile of rows and outputs is added up in vector registers. In
+bfloat16 a word holds the bits of two numbers, which a shift and a mask widen: output c of a panel's 32 in the lower
+half of word c, and output c + 16 in the upper one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from coppice.kernels.cpu.compiler import compiled_exactly
 from coppice.kernels.cpu.half_tables import FloatArray, HalfArray
@@ -32,6 +34,7 @@ from coppice.kernels.cpu.vector_code import (
     LANES,
     NUMBER_BYTES,
     VECTOR,
+    WORD,
     WORDS,
     cgutils,
     in_every_lane,
@@ -42,6 +45,8 @@ from coppice.kernels.cpu.vector_code import (
 from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
 
 WordArray = npt.NDArray[np.uint32]
+Panels: TypeAlias = FloatArray | WordArray | HalfArray | npt.NDArray[np.int8]
+Inputs: TypeAlias = FloatArray | HalfArray
 
 # Numbers of a word's two halves.
 _PAIR = 2 * LANES
@@ -49,19 +54,81 @@ _PAIR = 2 * LANES
 PANEL = 64 if HAS_WIDE_REGISTERS else 32
 _TILE_ROWS = 6 if HAS_WIDE_REGISTERS else 2
 _PAIRS = PANEL // _PAIR
+_VECTORS = PANEL // LANES
+_PAIR_PRODUCT = "llvm.x86.avx512bf16.dpbf16ps.512"
+_BYTE_VECTOR = ir.VectorType(ir.IntType(8), LANES)
+
+
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
+    """LLVM's bfloat16, which llvmlite has no name for."""
+
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()
+_HALVES = ir.VectorType(_BFloat(), _PAIR)
+
+
+def _word_of(_typing: Any, number: Any) -> Any:
+    """The bits of a number in single precision, for compiled code."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], WORD)
+
+    return types.uint32(number), generate
+
+
+_bits: Any = intrinsic(_word_of)
 
 
 def packed_panels(weights: HalfArray) -> WordArray:
     """Weights [out, in] as panels [ceil(out / PANEL), in, PANEL / 2], the last one's missing outputs zero."""
+    num_inputs = weights.shape[1]
+    whole = _whole_panels(weights)
+    pairs = whole.reshape(len(whole), _PAIRS, 2, LANES, num_inputs).astype(np.uint32)
+    words = pairs[:, :, 0] | pairs[:, :, 1] << np.uint32(16)
+    panels: WordArray = aligned_zeros(len(whole), num_inputs, _PAIRS, LANES).view(np.uint32)
+    panels[:] = words.transpose(0, 3, 1, 2)
+    return panels.reshape(len(whole), num_inputs, PANEL // 2)
+
+
+def float_panels(weights: FloatArray) -> FloatArray:
+    """Weights [out, in] in single precision as panels [ceil(out / PANEL), in, PANEL]."""
+    whole = _whole_panels(weights)
+    panels = aligned_zeros(len(whole), weights.shape[1], PANEL)
+    panels[:] = whole.transpose(0, 2, 1)
+    return panels
+
+
+def byte_panels(weights: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+    """Weights [out, in] of 8 bits, without their scales, as panels [ceil(out / PANEL), in, PANEL]."""
+    return np.ascontiguousarray(_whole_panels(weights).transpose(0, 2, 1))
+
+
+def pair_panels(weights: HalfArray) -> HalfArray:
+    """Weights [out, in] as panels [ceil(out / PANEL), in / 2, PANEL, 2], for the processor's own product of pairs.
+
+    Its inputs are in bfloat16, too; an even number of them.
+    """
+    whole = _whole_panels(weights)
+    split = whole.reshape(len(whole), PANEL, -1, 2)
+    panels: HalfArray = aligned_zeros(*split.transpose(0, 2, 1, 3).shape[:3]).view(np.uint16)
+    panels = panels.reshape(len(whole), -1, PANEL, 2)
+    panels[:] = split.transpose(0, 2, 1, 3)
+    return panels
+
+
+def _whole_panels(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Weights [out, in] as [ceil(out / PANEL), PANEL, in], what is missing zero."""
     num_outputs, num_inputs = weights.shape
     num_panels = -(-num_outputs // PANEL)
-    whole = np.zeros((num_panels * PANEL, num_inputs), np.uint16)
+    whole = np.zeros((num_panels * PANEL, num_inputs), weights.dtype)
     whole[:num_outputs] = weights
-    pairs = whole.reshape(num_panels, _PAIRS, 2, LANES, num_inputs).astype(np.uint32)
-    words = pairs[:, :, 0] | pairs[:, :, 1] << np.uint32(16)
-    panels: WordArray = aligned_zeros(num_panels, num_inputs, _PAIRS, LANES).view(np.uint32)
-    panels[:] = words.transpose(0, 3, 1, 2)
-    return panels.reshape(num_panels, num_inputs, PANEL // 2)
+    return whole.reshape(num_panels, PANEL, num_inputs)
 
 
 @compiled_exactly
@@ -78,10 +145,10 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
     num_rows, num_outputs = result.shape
     num_whole = num_outputs // PANEL
     for panel in range(num_whole):
-        _add_up(rows, panels, chain, panel, result, panel * PANEL)
+        add_up(rows, panels, chain, panel, result, panel * PANEL)
     if num_whole < len(panels):
         rest = np.empty((num_rows, PANEL), np.float32)
-        _add_up(rows, panels, chain, num_whole, rest, 0)
+        add_up(rows, panels, chain, num_whole, rest, 0)
         result[:, num_whole * PANEL :] = rest[:, : num_outputs - num_whole * PANEL]
     if len(biases):
         for row in range(num_rows):
@@ -90,28 +157,89 @@ def multiply(rows: FloatArray, panels: WordArray, chain: int, biases: FloatArray
 
 
 @compiled_exactly
-def _add_up(rows: FloatArray, panels: WordArray, chain: int, panel: int, result: FloatArray, column: int) -> None:
-    """One panel's outputs of all rows, in tiles of as equal numbers of rows as there can be."""
-    num_rows, num_inputs = rows.shape
+def multiply_panel(
+    inputs: Inputs, panels: Panels, panel: int, scales: FloatArray, biases: FloatArray, result: FloatArray
+) -> None:
+    """One panel's outputs of all rows, each sum in one chain, times scales and plus biases.
+
+    Args:
+        inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
+        panels: the weights.
+        panel: which of them.
+        scales: of all outputs [panels * PANEL], or [0] for none.
+        biases: the same.
+        result: [N, panels * PANEL], in which the panel's columns are written.
+    """
+    begin = panel * PANEL
+    add_up(inputs, panels, panels.shape[1], panel, result, begin)
+    if len(scales) > 0:
+        for row in range(len(result)):
+            for column in range(begin, begin + PANEL):
+                result[row, column] *= scales[column]
+    if len(biases) > 0:
+        for row in range(len(result)):
+            for column in range(begin, begin + PANEL):
+                result[row, column] += biases[column]
+
+
+def put_inputs(numbers: FloatArray, target: Inputs) -> None:
+    """Write numbers [n] as inputs of products: as they are, or rounded to bfloat16 where the target has its bits."""
+    write: Callable[..., None] = _put_halves if target.dtype == np.uint16 else _put_floats
+    write(numbers, target)
+
+
+@overload(put_inputs, strict=False)
+def _choose_put(numbers: Any, target: Any) -> Callable[..., None]:
+    write = _put_halves if target.dtype.name == "uint16" else _put_floats
+    return lambda numbers, target: write(numbers, target)
+
+
+@compiled_exactly
+def _put_floats(numbers: FloatArray, target: FloatArray) -> None:
+    for index in range(len(numbers)):
+        target[index] = numbers[index]
+
+
+@compiled_exactly
+def _put_halves(numbers: FloatArray, target: HalfArray) -> None:
+    """To the nearest, and of two to the even one."""
+    for index in range(len(numbers)):
+        bits = _bits(numbers[index])
+        target[index] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+@compiled_exactly
+def add_up(inputs: Inputs, panels: Panels, chain: int, panel: int, result: FloatArray, column: int) -> None:
+    """One panel's outputs of all rows, in tiles of as equal numbers of rows as there can be.
+
+    Args:
+        inputs: [N, in], in single precision, or for panels of pairs in bfloat16.
+        panels: the weights.
+        chain: as in `multiply`, in the panels' steps.
+        panel: which panel.
+        result: [N, ...], written from `column` on.
+        column: where the panel's outputs go.
+    """
+    num_rows, num_steps = len(inputs), panels.shape[1]
     tiles_left = (num_rows + _TILE_ROWS - 1) // _TILE_ROWS
     row = 0
     while row < num_rows:
         count = (num_rows - row + tiles_left - 1) // tiles_left
         begin = 0
-        while begin < num_inputs:
-            end = min(num_inputs, begin + chain)
+        while begin < num_steps:
+            end = min(num_steps, begin + chain)
             if count == 1:
-                _one(rows, panels, result, row, panel, column, begin, end)
+                _one(inputs, panels, result, row, panel, column, begin, end)
             elif count == 2:
-                _two(rows, panels, result, row, panel, column, begin, end)
+                _two(inputs, panels, result, row, panel, column, begin, end)
             elif count == 3:
-                _three(rows, panels, result, row, panel, column, begin, end)
+                _three(inputs, panels, result, row, panel, column, begin, end)
             elif count == 4:
-                _four(rows, panels, result, row, panel, column, begin, end)
+                _four(inputs, panels, result, row, panel, column, begin, end)
             elif count == 5:
-                _five(rows, panels, result, row, panel, column, begin, end)
+                _five(inputs, panels, result, row, panel, column, begin, end)
             else:
-                _six(rows, panels, result, row, panel, column, begin, end)
+                _six(inputs, panels, result, row, panel, column, begin, end)
             begin = end
         row += count
         tiles_left -= 1
@@ -120,49 +248,132 @@ def _add_up(rows: FloatArray, panels: WordArray, chain: int, panel: int, result:
 def _tile(num_rows: int) -> Callable[..., None]:
     """A function for compiled code that adds up one chain of so many rows and one panel.
 
-    Its arguments are the rows, the panels and the result, all contiguous; the first row, the panel, the first column of
-    the result, and the first factor of the chain and the one behind its last.
+    Its arguments are the inputs, the panels and the result, all contiguous; the first row, the panel, the first column
+    of the result, and the first step of the chain and the one after its last.
     """
 
     @intrinsic
-    def add_up(
-        _typing: Any, rows: Any, panels: Any, result: Any, row: Any, panel: Any, column: Any, begin: Any, end: Any
+    def add_chain(
+        _typing: Any, inputs: Any, panels: Any, result: Any, row: Any, panel: Any, column: Any, begin: Any, end: Any
     ) -> Any:
+        kind = _KINDS[panels.dtype.name]
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             arrays, numbers = unpacked(context, builder, signature, arguments)
-            _generate_tile(builder, arrays, numbers, num_rows)
+            _generate_tile(builder, arrays, numbers, num_rows, kind(builder))
             return context.get_dummy_value()
 
-        return types.void(rows, panels, result, row, panel, column, begin, end), generate
+        return types.void(inputs, panels, result, row, panel, column, begin, end), generate
 
-    return add_up
+    return add_chain
 
 
-def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows: int) -> None:
-    rows, panels, result = arrays
+class _Floats:
+    """How panels in single precision are read: `step_bytes` a step, `input_bytes` of inputs for it."""
+
+    step_bytes = PANEL * NUMBER_BYTES
+    input_bytes = NUMBER_BYTES
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def factor(self, address: Any) -> Any:
+        """A row's input at an address, in every lane."""
+        return in_every_lane(self.builder, self.builder.load(self.builder.bitcast(address, FLOAT.as_pointer())))
+
+    def weights(self, address: Any) -> list[Any]:
+        """A step's weights: a vector for each `LANES` outputs."""
+        return [self.vector(address, VECTOR, at * LANES * NUMBER_BYTES) for at in range(_VECTORS)]
+
+    def vector(self, address: Any, kind: Any, offset: int) -> Any:
+        """A vector of some kind, so many bytes from an address."""
+        place = self.builder.gep(address, [INT(offset)])
+        loaded = self.builder.load(self.builder.bitcast(place, kind.as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    def added(self, total: Any, factor: Any, weight: Any) -> Any:
+        """A sum with one product more."""
+        return with_product(self.builder, total, factor, weight)
+
+
+class _Words(_Floats):
+    """Two numbers of bfloat16 in a word."""
+
+    step_bytes = PANEL * NUMBER_BYTES // 2
+
+    def weights(self, address: Any) -> list[Any]:
+        found = []
+        for pair in range(_PAIRS):
+            both = self.vector(address, WORDS, pair * LANES * NUMBER_BYTES)
+            lower = self.builder.shl(both, ir.Constant(WORDS, [16] * LANES))
+            upper = self.builder.and_(both, ir.Constant(WORDS, [0xFFFF0000] * LANES))
+            found += [self.builder.bitcast(lower, VECTOR), self.builder.bitcast(upper, VECTOR)]
+        return found
+
+
+class _Bytes(_Floats):
+    """Whole numbers of 8 bits."""
+
+    step_bytes = PANEL
+
+    def weights(self, address: Any) -> list[Any]:
+        numbers = [self.vector(address, _BYTE_VECTOR, at * LANES) for at in range(_VECTORS)]
+        return [self.builder.sitofp(self.builder.sext(some, WORDS), VECTOR) for some in numbers]
+
+
+class _Pairs(_Floats):
+    """Pairs of inputs and of weights in bfloat16, which one instruction multiplies and adds up."""
+
+    def factor(self, address: Any) -> Any:
+        both = self.builder.load(self.builder.bitcast(address, WORD.as_pointer()))
+        return self.builder.bitcast(in_every_lane(self.builder, both), _HALVES)
+
+    def weights(self, address: Any) -> list[Any]:
+        return [self.vector(address, _HALVES, at * LANES * NUMBER_BYTES) for at in range(_VECTORS)]
+
+    def added(self, total: Any, factor: Any, weight: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, [VECTOR, _HALVES, _HALVES])
+        product = cgutils.get_or_insert_function(self.builder.module, kind, _PAIR_PRODUCT)
+        return self.builder.call(product, [total, factor, weight])
+
+
+_KINDS = {"float32": _Floats, "uint32": _Words, "int8": _Bytes, "uint16": _Pairs}
+
+
+def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows: int, kind: _Floats) -> None:
+    inputs, panels, result = arrays
     row, panel, column, begin, end = numbers
-    num_inputs = cgutils.unpack_tuple(builder, rows.shape, 2)[1]
+    input_stride = cgutils.unpack_tuple(builder, inputs.strides, 2)[0]
     num_outputs = cgutils.unpack_tuple(builder, result.shape, 2)[1]
     starts = [builder.add(row, INT(number)) for number in range(num_rows)]
-    factors = [_address(builder, rows, builder.mul(start, num_inputs), FLOAT) for start in starts]
-    words = _address(builder, panels, builder.mul(builder.mul(panel, num_inputs), INT(PANEL // 2)), WORDS)
+    factors = [builder.gep(_bytes(builder, inputs), [builder.mul(start, input_stride)]) for start in starts]
+    num_steps = builder.extract_value(panels.shape, 1)
+    steps = builder.gep(_bytes(builder, panels), [builder.mul(builder.mul(panel, num_steps), INT(kind.step_bytes))])
     targets = []
     for start in starts:
         first = builder.add(builder.mul(start, num_outputs), column)
-        places = [builder.add(first, INT(LANES * vector)) for vector in range(2 * _PAIRS)]
-        targets += [_address(builder, result, place, VECTOR) for place in places]
+        for vector in range(_VECTORS):
+            place = builder.mul(builder.add(first, INT(LANES * vector)), INT(NUMBER_BYTES))
+            targets.append(builder.bitcast(builder.gep(_bytes(builder, result), [place]), VECTOR.as_pointer()))
 
     before = builder.block
-    loop, body, done = (builder.append_basic_block(name) for name in ("factors", "factor", "done"))
+    loop, body, finished = (builder.append_basic_block(name) for name in ("steps", "step", "done"))
     builder.branch(loop)
 
     builder.position_at_end(loop)
     index = builder.phi(INT)
     totals = [builder.phi(VECTOR) for _ in targets]
-    builder.cbranch(builder.icmp_signed("<", index, end), body, done)
+    builder.cbranch(builder.icmp_signed("<", index, end), body, finished)
 
     builder.position_at_end(body)
-    sums = _with_products(builder, words, [builder.gep(row_factors, [index]) for row_factors in factors], index, totals)
+    weights = kind.weights(builder.gep(steps, [builder.mul(index, INT(kind.step_bytes))]))
+    offset = builder.mul(index, INT(kind.input_bytes))
+    sums = []
+    for number, row_factors in enumerate(factors):
+        factor = kind.factor(builder.gep(row_factors, [offset]))
+        row_totals = totals[number * _VECTORS : (number + 1) * _VECTORS]
+        sums += [kind.added(total, factor, weight) for total, weight in zip(row_totals, weights, strict=True)]
     for total, added in zip(totals, sums, strict=True):
         total.add_incoming(ir.Constant(VECTOR, [0.0] * LANES), before)
         total.add_incoming(added, body)
@@ -170,7 +381,7 @@ def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows
     index.add_incoming(builder.add(index, INT(1)), body)
     builder.branch(loop)
 
-    builder.position_at_end(done)
+    builder.position_at_end(finished)
     with builder.if_else(builder.icmp_signed("==", begin, INT(0))) as (first_chain, later_chain):
         with first_chain:
             for target, total in zip(targets, totals, strict=True):
@@ -180,29 +391,9 @@ def _generate_tile(builder: Any, arrays: list[Any], numbers: list[Any], num_rows
                 unaligned(builder.store(builder.fadd(unaligned(builder.load(target)), total), target))
 
 
-def _with_products(builder: Any, words: Any, factors: list[Any], index: Any, totals: list[Any]) -> list[Any]:
-    """A tile's sums, row by row, with one product more each: of every row's factor and a panel's weights for it."""
-    weights = []
-    for pair in range(_PAIRS):
-        place = builder.gep(words, [builder.add(builder.mul(index, INT(_PAIRS)), INT(pair))])
-        both = unaligned(builder.load(place))
-        lower = builder.shl(both, ir.Constant(WORDS, [16] * LANES))
-        upper = builder.and_(both, ir.Constant(WORDS, [0xFFFF0000] * LANES))
-        weights += [builder.bitcast(lower, VECTOR), builder.bitcast(upper, VECTOR)]
-    sums = []
-    for row, factor in enumerate(factors):
-        numbers = in_every_lane(builder, builder.load(factor))
-        row_totals = totals[row * len(weights) : (row + 1) * len(weights)]
-        sums += [
-            with_product(builder, total, numbers, weight) for total, weight in zip(row_totals, weights, strict=True)
-        ]
-    return sums
-
-
-def _address(builder: Any, array: Any, element: Any, kind: Any) -> Any:
-    """Where something of a kind is that begins at an element of an array."""
-    place = builder.gep(builder.bitcast(array.data, BYTES), [builder.mul(element, INT(NUMBER_BYTES))])
-    return builder.bitcast(place, kind.as_pointer())
+def _bytes(builder: Any, array: Any) -> Any:
+    """Where an array begins."""
+    return builder.bitcast(array.data, BYTES)
 
 
 _one, _two, _three = _tile(1), _tile(2), _tile(3)

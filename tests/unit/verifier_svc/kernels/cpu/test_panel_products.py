@@ -9,7 +9,14 @@ import pytest
 
 from coppice.kernels.cpu.half_tables import floats, halves
 from tests.unit.verifier_svc.oracles import multiply_add
-from verifier_svc.kernels.cpu.panel_products import PANEL, multiply, packed_panels
+from verifier_svc.kernels.cpu.panel_products import (
+    PANEL,
+    byte_panels,
+    float_panels,
+    multiply,
+    multiply_panel,
+    packed_panels,
+)
 
 F = np.float32
 NO_BIASES = np.empty(0, F)
@@ -87,3 +94,23 @@ def test_every_output_has_its_own_weights() -> None:
     result = np.empty((9, len(weights)), F)
     multiply(np.eye(9, dtype=F), packed_panels(weights), 9, NO_BIASES, result)
     assert (result == floats(weights).T).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13])
+@pytest.mark.parametrize("kind", ["single", "bfloat16", "bytes"])
+def test_panels_of_every_kind_are_one_chain(kind: str, num_rows: int) -> None:
+    rows, weights = numbers(num_rows, 70), numbers(2 * PANEL, 70, seed=1)
+    scales, biases = NO_BIASES, numbers(2 * PANEL, seed=2)
+    if kind == "single":
+        panels: np.ndarray = float_panels(weights)
+    elif kind == "bfloat16":
+        weights, panels = floats(halves(weights)), packed_panels(halves(weights))
+    else:
+        weights, scales = np.clip(np.rint(weights), -127, 127).astype(F), np.abs(numbers(2 * PANEL, seed=3))
+        panels = byte_panels(weights.astype(np.int8))
+    result = np.full((num_rows, 2 * PANEL), np.nan, F)
+    for panel in range(2):
+        multiply_panel(rows, panels, panel, scales, biases, result)
+    factors = scales if len(scales) else F(1)
+    for row in range(num_rows):
+        assert (result[row] == by_multiply_add(rows[row], weights, 70) * factors + biases).all()

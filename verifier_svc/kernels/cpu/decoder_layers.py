@@ -1,0 +1,332 @@
+"""Decoder layers of the Llama family, compiled: a run of them is one call, which several threads may make together.
+
+A layer has eight phases (`_PHASES`), each cut into pieces that threads take (`shared_work.py`). Every number of a row
+is computed by one thread, from that row alone and in an order that is written down: bits depend neither on the rows in
+the same pass nor on how many threads there are.
+
+Axes: N rows, L layers, h hidden size, H query heads, K key heads, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.kernels.cpu.compiler import compiled_exactly
+from coppice.kernels.cpu.exponentials import exact_exponentials
+from coppice.kernels.cpu.half_tables import FloatArray
+from coppice.kernels.cpu.norms import exact_rms_norm
+from verifier_svc.kernels.cpu.attention import RaggedRows, attend_rows, store_rows
+from verifier_svc.kernels.cpu.panel_products import PANEL, Inputs, Panels, multiply_panel, put_inputs
+from verifier_svc.kernels.cpu.shared_work import CounterArray, done, take, wait_for
+
+IntArray = npt.NDArray[np.int64]
+
+# Input norm, q-k-v, positions, attention, output, norm, gate and up, down.
+_PHASES = 8
+SILU, GELU_TANH = 0, 1
+_GELU_SCALE, _GELU_CUBE = np.float32(2 * np.sqrt(2 / np.pi)), np.float32(0.044715)
+# Beyond this an exponential is infinite in single precision.
+_HIGHEST = np.float32(88)
+
+
+class Matrices(NamedTuple):
+    """Weights of one product in all layers.
+
+    `panels` [L, panels, ...], `scales` of outputs [L, panels * PANEL], or [L, 0] for none, and so for `biases`.
+    """
+
+    panels: Panels
+    scales: FloatArray
+    biases: FloatArray
+
+
+class LayerWeights(NamedTuple):
+    """What layers are made of. A norm that a model does not have is [L, 0].
+
+    `gate_up` has panels of both in turn, a gate's first. Attention's `scales` and `windows` [L]: a window of 0 is none.
+    """
+
+    input_norms: FloatArray
+    qkv: Matrices
+    query_norms: FloatArray
+    key_norms: FloatArray
+    scales: FloatArray
+    windows: IntArray
+    output: Matrices
+    after_attention: FloatArray
+    mlp_norms: FloatArray
+    gate_up: Matrices
+    down: Matrices
+    after_mlp: FloatArray
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the rows' positions [N, D]."""
+
+    cos: FloatArray
+    sin: FloatArray
+
+
+class Buffers(NamedTuple):
+    """Room for the rows of a pass. What products read is in single precision, or in bfloat16 for panels of pairs.
+
+    `normed` [N, h]; `qkv`, `change` and `gate_up` [N, panels * PANEL]; `query` [N, H, D]; `key` and `value` [N, K, D];
+    `seen` [N, H, D] and, in the same place, `seen_rows` [N, H * D]; `gated` [N, panels * PANEL].
+    """
+
+    normed: Inputs
+    qkv: FloatArray
+    query: FloatArray
+    key: FloatArray
+    value: FloatArray
+    seen: Inputs
+    seen_rows: Inputs
+    change: FloatArray
+    gate_up: FloatArray
+    gated: Inputs
+
+
+def num_phases(num_layers: int) -> int:
+    """How many phases so many layers have."""
+    return num_layers * _PHASES + 1
+
+
+@compiled_exactly
+def run_layers(
+    weights: LayerWeights,
+    first: int,
+    last: int,
+    epsilon: float,
+    activation: int,
+    hidden: FloatArray,
+    rotation: Rotation,
+    keys: FloatArray,
+    values: FloatArray,
+    rows: RaggedRows,
+    slots: IntArray,
+    buffers: Buffers,
+    counters: CounterArray,
+) -> None:
+    """Layers from `first` to before `last`, together with all threads that call this with the same arguments.
+
+    Args:
+        weights: of all layers.
+        first: the first layer.
+        last: the one after the last.
+        epsilon: of the norms.
+        activation: `SILU` or `GELU_TANH`.
+        hidden: the layers' input [N, h], and in the end their output.
+        rotation: of the rows.
+        keys: [L, blocks, K, D, B].
+        values: [L, blocks, K, B, D].
+        rows: who sees what.
+        slots: where keys and values of the rows go; padding has none.
+        buffers: room.
+        counters: of `num_phases(last - first)` phases, of which nothing is taken.
+    """
+    scratch = np.empty((2, max(hidden.shape[1], buffers.query.shape[2])), np.float32)
+    nothing = np.empty(0, np.float32)
+    phase = 0
+    for layer in range(first, last):
+        before = weights.after_mlp[max(first, layer - 1)]
+        share_norms(
+            hidden, layer > first, before, weights.input_norms[layer], epsilon, scratch, buffers, counters, phase
+        )
+        share_product(buffers.normed, weights.qkv, layer, buffers.qkv, counters, phase + 1)
+        norms = weights.query_norms[layer], weights.key_norms[layer]
+        share_turns(norms, epsilon, rotation, keys[layer], values[layer], slots, scratch, buffers, counters, phase + 2)
+        scale, window = weights.scales[layer], weights.windows[layer]
+        attend_rows(buffers.query, keys[layer], values[layer], rows, scale, window, buffers.seen, counters, phase + 3)
+        share_product(buffers.seen_rows, weights.output, layer, buffers.change, counters, phase + 4)
+        before, norm = weights.after_attention[layer], weights.mlp_norms[layer]
+        share_norms(hidden, True, before, norm, epsilon, scratch, buffers, counters, phase + 5)
+        share_gates(weights.gate_up, layer, activation, buffers, counters, phase + 6)
+        share_product(buffers.gated, weights.down, layer, buffers.change, counters, phase + 7)
+        phase += _PHASES
+    share_norms(hidden, True, weights.after_mlp[last - 1], nothing, epsilon, scratch, buffers, counters, phase)
+
+
+@compiled_exactly
+def share_norms(
+    hidden: FloatArray,
+    has_change: bool,
+    change_norm: FloatArray,
+    norm: FloatArray,
+    epsilon: float,
+    scratch: FloatArray,
+    buffers: Buffers,
+    counters: CounterArray,
+    phase: int,
+) -> None:
+    """Add what attention or an MLP says to rows, and norm them as inputs of products: one phase, a row a piece.
+
+    Norms of width 0 are none: the change is added as it is, and no inputs are made.
+    """
+    row = take(counters, phase)
+    while row < len(hidden):
+        if has_change:
+            add_change(hidden[row], buffers.change[row], change_norm, epsilon, scratch)
+        if len(norm) > 0:
+            put_normed(hidden[row], norm, epsilon, scratch, buffers.normed[row])
+        done(counters, phase)
+        row = take(counters, phase)
+    wait_for(counters, phase, len(hidden))
+
+
+@compiled_exactly
+def share_turns(
+    norms: tuple[FloatArray, FloatArray],
+    epsilon: float,
+    rotation: Rotation,
+    keys: FloatArray,
+    values: FloatArray,
+    slots: IntArray,
+    scratch: FloatArray,
+    buffers: Buffers,
+    counters: CounterArray,
+    phase: int,
+) -> None:
+    """Queries, and keys and values in the cache, from products: one phase, a row a piece. `norms` as in `turn_row`."""
+    num_rows = len(buffers.qkv)
+    row = take(counters, phase)
+    while row < num_rows:
+        turn_row(row, norms[0], norms[1], epsilon, rotation, scratch, buffers)
+        if row < len(slots):
+            some = slice(row, row + 1)
+            store_rows(keys, values, buffers.key[some], buffers.value[some], slots[some])
+        else:
+            buffers.seen_rows[row] = 0
+        done(counters, phase)
+        row = take(counters, phase)
+    wait_for(counters, phase, num_rows)
+
+
+@compiled_exactly
+def share_product(
+    inputs: Inputs, matrices: Matrices, layer: int, result: FloatArray, counters: CounterArray, phase: int
+) -> None:
+    """`result` [N, panels * PANEL] = rows [N, in] times a layer's weights: one phase, a panel a piece."""
+    panels = matrices.panels[layer]
+    panel = take(counters, phase)
+    while panel < len(panels):
+        multiply_panel(inputs, panels, panel, matrices.scales[layer], matrices.biases[layer], result)
+        done(counters, phase)
+        panel = take(counters, phase)
+    wait_for(counters, phase, len(panels))
+
+
+@compiled_exactly
+def share_gates(
+    matrices: Matrices, layer: int, activation: int, buffers: Buffers, counters: CounterArray, phase: int
+) -> None:
+    """`gated` = activation(gate) * up: one phase, a panel of both a piece."""
+    panels, scales, biases = matrices.panels[layer], matrices.scales[layer], matrices.biases[layer]
+    num_pieces = len(panels) // 2
+    powers = np.empty(PANEL, np.float32)
+    piece = take(counters, phase)
+    while piece < num_pieces:
+        multiply_panel(buffers.normed, panels, 2 * piece, scales, biases, buffers.gate_up)
+        multiply_panel(buffers.normed, panels, 2 * piece + 1, scales, biases, buffers.gate_up)
+        begin, target = 2 * piece * PANEL, piece * PANEL
+        for row in range(len(buffers.gate_up)):
+            gate, up = (
+                buffers.gate_up[row, begin : begin + PANEL],
+                buffers.gate_up[row, begin + PANEL : begin + 2 * PANEL],
+            )
+            activate(gate, activation, powers)
+            for column in range(PANEL):
+                powers[column] *= up[column]
+            put_inputs(powers, buffers.gated[row, target : target + PANEL])
+        done(counters, phase)
+        piece = take(counters, phase)
+    wait_for(counters, phase, num_pieces)
+
+
+@compiled_exactly
+def activate(numbers: FloatArray, activation: int, result: FloatArray) -> None:
+    """SiLU, x / (1 + exp(-x)), or GELU by tanh, which is x / (1 + exp(-2u)) with u the argument of the tanh."""
+    if activation == SILU:
+        for index in range(len(numbers)):
+            result[index] = min(-numbers[index], _HIGHEST)
+    else:
+        for index in range(len(numbers)):
+            x = numbers[index]
+            result[index] = min(-_GELU_SCALE * (x + _GELU_CUBE * x * x * x), _HIGHEST)
+    exact_exponentials(result, np.float32(0))
+    for index in range(len(numbers)):
+        result[index] = numbers[index] / (np.float32(1) + result[index])
+
+
+@compiled_exactly
+def add_change(hidden: FloatArray, change: FloatArray, norm: FloatArray, epsilon: float, scratch: FloatArray) -> None:
+    """Add what a row's attention or MLP says to the row [h], normed where a model does so."""
+    width = len(hidden)
+    if len(norm) > 0:
+        scratch[0, :width] = change[:width]
+        exact_rms_norm(scratch[:1, :width], norm, epsilon, scratch[1:, :width])
+        for column in range(width):
+            hidden[column] += scratch[1, column]
+    else:
+        for column in range(width):
+            hidden[column] += change[column]
+
+
+@compiled_exactly
+def put_normed(row: FloatArray, norm: FloatArray, epsilon: float, scratch: FloatArray, target: Inputs) -> None:
+    """The RMS norm of a row [h], as an input of products."""
+    width = len(row)
+    exact_rms_norm(row.reshape(1, width), norm, epsilon, scratch[:1, :width])
+    put_inputs(scratch[0, :width], target)
+
+
+@compiled_exactly
+def turn_row(
+    row: int,
+    query_norm: FloatArray,
+    key_norm: FloatArray,
+    epsilon: float,
+    rotation: Rotation,
+    scratch: FloatArray,
+    buffers: Buffers,
+) -> None:
+    """A row's queries and keys, normed where a model does so and turned to its position, and its values."""
+    heads, size = buffers.query.shape[1:]
+    kv_heads = buffers.key.shape[1]
+    numbers = buffers.qkv[row]
+    cos, sin = rotation.cos[row], rotation.sin[row]
+    for head in range(heads):
+        some = numbers[head * size : (head + 1) * size]
+        turn(some, query_norm, epsilon, cos, sin, scratch, buffers.query[row, head])
+    for head in range(kv_heads):
+        begin = (heads + head) * size
+        turn(numbers[begin : begin + size], key_norm, epsilon, cos, sin, scratch, buffers.key[row, head])
+        begin += kv_heads * size
+        buffers.value[row, head] = numbers[begin : begin + size]
+
+
+@compiled_exactly
+def turn(
+    numbers: FloatArray,
+    norm: FloatArray,
+    epsilon: float,
+    cos: FloatArray,
+    sin: FloatArray,
+    scratch: FloatArray,
+    result: FloatArray,
+) -> None:
+    """One head's numbers [D], normed and turned: x * cos + (the halves of x changed over, the first negative) * sin."""
+    size = len(numbers)
+    half = size // 2
+    if len(norm) > 0:
+        scratch[0, :size] = numbers
+        exact_rms_norm(scratch[:1, :size], norm, epsilon, scratch[1:, :size])
+    else:
+        scratch[1, :size] = numbers
+    turned = scratch[1]
+    for index in range(half):
+        low, high = turned[index], turned[half + index]
+        result[index] = low * cos[index] - high * sin[index]
+        result[half + index] = high * cos[half + index] + low * sin[half + index]

@@ -1,0 +1,303 @@
+"""A model's decoder layers as compiled calls: a run of layers is one, without a module call in between.
+
+For models of the Llama family on CPUs. The layers' own forward is the oracle: what they ask attention for is seen in a
+pass of theirs, and the probes of loading compare whole passes. Every other model runs as its modules say.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coppice.core.errors import IncompatibleError
+from coppice.kernels.cpu.half_tables import halves
+from coppice.kernels.cpu.lane_sums import LANES
+from coppice.kernels.cpu.vector_code import HAS_WIDE_REGISTERS
+from verifier_svc.engine.kv_cache import SequenceCache
+from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.extras.pruning.layers import decoder_layers
+from verifier_svc.kernels.base import AttentionRule
+from verifier_svc.kernels.cpu.aligned_arrays import aligned_zeros
+from verifier_svc.kernels.cpu.attention import CompiledKernel
+from verifier_svc.kernels.cpu.decoder_layers import (
+    GELU_TANH,
+    SILU,
+    Buffers,
+    LayerWeights,
+    Matrices,
+    Rotation,
+    num_phases,
+    run_layers,
+    share_product,
+)
+from verifier_svc.kernels.cpu.few_row_products import holds_exactly
+from verifier_svc.kernels.cpu.norms import compile_norms
+from verifier_svc.kernels.cpu.packed_layers import PackedLinear
+from verifier_svc.kernels.cpu.panel_products import PANEL, float_panels, packed_panels
+from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
+from verifier_svc.model.target_model import TargetModel
+
+logger = logging.getLogger(__name__)
+
+FloatArray = npt.NDArray[np.float32]
+
+_FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"})
+_ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
+    (SILU, F.silu),
+    (GELU_TANH, functools.partial(F.gelu, approximate="tanh")),
+)
+_NO_NORM = torch.empty(0)
+
+
+class CompiledLayers:
+    """The layers of one model, whose forwards are replaced while this is installed."""
+
+    def __init__(self, model: PreTrainedModel, kernel: CompiledKernel, rules: Sequence[AttentionRule]) -> None:
+        """Copy the layers' weights.
+
+        Raises:
+            IncompatibleError: the layers are not of the family, or have something that is not compiled.
+        """
+        self._layers: list[Any] = list(decoder_layers(model))
+        self._kernel = kernel
+        self._weights, self._activation, self._epsilon = _read_layers(self._layers, rules)
+        attention: Any = self._layers[0].self_attn
+        self._size: int = attention.head_dim
+        self._heads = attention.q_proj.out_features // self._size
+        self._kv_heads = attention.k_proj.out_features // self._size
+        self._buffers: Buffers | None = None
+        # The first layers of runs: those of a run are alike in their positions.
+        kinds = [getattr(layer.self_attn, "layer_type", None) for layer in self._layers]
+        self._starts = {at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]}
+
+    def install(self) -> None:
+        """From now on the layers' forwards are compiled."""
+        for at, layer in enumerate(self._layers):
+            layer.forward = functools.partial(self._forward, at)
+
+    def uninstall(self) -> None:
+        """The layers' forwards are their own again."""
+        for layer in self._layers:
+            del layer.forward
+
+    def cut(self, layer: int) -> None:
+        """Begin a run with this layer, so that what comes out of the one before it can be seen."""
+        self._starts.add(layer)
+
+    def _forward(
+        self, layer: int, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
+    ) -> Tensor:
+        """The first layer of a run computes all of them; the others hand on what they are given [1, N, h]."""
+        if layer not in self._starts:
+            return hidden_states
+        last = min((start for start in self._starts if start > layer), default=len(self._layers))
+        result = hidden_states.clone(memory_format=torch.contiguous_format)
+        hidden = result.numpy()[0]
+        cos, sin = (part[0].contiguous().numpy() for part in position_embeddings)
+        keys, values = self._kernel.stacked_layers(len(self._layers), self._kv_heads, self._size)
+        self._kernel.threads.call(
+            run_layers,
+            torch.get_num_threads(),
+            self._weights,
+            layer,
+            last,
+            self._epsilon,
+            self._activation,
+            hidden,
+            Rotation(cos, sin),
+            keys,
+            values,
+            self._kernel.rows,
+            self._kernel.write_slots,
+            self._room(len(hidden)),
+            new_counters(num_phases(last - layer)),
+        )
+        return result
+
+    def _room(self, num_rows: int) -> Buffers:
+        """Buffers for so many rows: those of the largest pass so far, or a part of them."""
+        if self._buffers is None or len(self._buffers.qkv) < num_rows:
+            weights = self._weights
+            seen = np.zeros((num_rows, self._heads, self._size), np.float32)
+            self._buffers = Buffers(
+                normed=np.zeros((num_rows, weights.input_norms.shape[1]), np.float32),
+                qkv=np.zeros((num_rows, _columns(weights.qkv)), np.float32),
+                query=np.zeros((num_rows, self._heads, self._size), np.float32),
+                key=np.zeros((num_rows, self._kv_heads, self._size), np.float32),
+                value=np.zeros((num_rows, self._kv_heads, self._size), np.float32),
+                seen=seen,
+                seen_rows=seen.reshape(num_rows, -1),
+                change=np.zeros((num_rows, _columns(weights.output)), np.float32),
+                gate_up=np.zeros((num_rows, _columns(weights.gate_up)), np.float32),
+                gated=np.zeros((num_rows, _columns(weights.gate_up) // 2), np.float32),
+            )
+        rooms: Any = [array[:num_rows] for array in self._buffers]
+        return Buffers(*rooms)
+
+
+def _columns(matrices: Matrices) -> int:
+    """Numbers of a row of a product, with what fills its last panel up."""
+    num_panels: int = matrices.panels.shape[1]
+    return num_panels * PANEL
+
+
+class SharedProduct:
+    """The product with one layer's weights, which threads share."""
+
+    def __init__(self, layer: nn.Linear, threads: SharedThreads) -> None:
+        self._num_outputs = layer.out_features
+        self._matrices = _matrices([layer], [[layer]])
+        self._threads = threads
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`rows` [..., in] to [..., out]."""
+        inputs = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
+        result = torch.empty(len(inputs), _columns(self._matrices))
+        arguments = inputs, self._matrices, 0, result.numpy(), new_counters(1), 0
+        self._threads.call(share_product, torch.get_num_threads(), *arguments)
+        return result[:, : self._num_outputs].contiguous().view(*rows.shape[:-1], self._num_outputs)
+
+
+def compile_layers(target: TargetModel, kernel: CompiledKernel) -> None:
+    """Replace a target's layers, its output layer and its last norm by compiled ones.
+
+    Raises:
+        IncompatibleError: the model is not of the family.
+    """
+    model = target.model
+    layers = decoder_layers(model)
+    if not HAS_WIDE_REGISTERS:
+        raise IncompatibleError("without vectors of 512 bits oneDNN's products may be faster")
+    if type(layers[0]).__name__.removesuffix("DecoderLayer") not in _FAMILIES:
+        raise IncompatibleError(f"{type(layers[0]).__name__} is not of the Llama family")
+    compiled = CompiledLayers(model, kernel, _seen_rules(target, kernel, len(layers)))
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear:
+        name = next(name for name, module in model.named_modules() if module is head)
+        model.set_submodule(name, PackedLinear(head, SharedProduct(head, kernel.threads)))
+    compile_norms(model)
+    target.use_layers(compiled)
+
+
+def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) -> list[AttentionRule]:
+    """What the layers' own forwards ask attention for, in a pass of one row."""
+    cache = SequenceCache(target.cache, 1)
+    target.forward(target.plan([SequenceRows(cache, [0])]))
+    cache.release()
+    return [kernel.rules[layer] for layer in range(num_layers)]
+
+
+def _read_layers(layers: Sequence[Any], rules: Sequence[AttentionRule]) -> tuple[LayerWeights, int, float]:
+    """The weights, the activation and the epsilon of layers that are alike."""
+    attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
+    is_sandwich = hasattr(layers[0], "pre_feedforward_layernorm")
+    names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    norms = [[getattr(layer, name, None) for layer in layers] for name in names]
+    if not is_sandwich:
+        norms = [norms[0], [None] * len(layers), norms[1], [None] * len(layers)]
+    input_norms, after_attention, mlp_norms, after_mlp = norms
+    query_norms, key_norms = ([getattr(part, name, None) for part in attentions] for name in ("q_norm", "k_norm"))
+    every_norm: list[Any] = [norm for some in (*norms, query_norms, key_norms) for norm in some if norm is not None]
+    epsilons: set[Any] = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in every_norm}
+    if len(epsilons) != 1 or any(len(norm.weight) % LANES for norm in every_norm):
+        raise IncompatibleError("the layers' norms are not alike, or their width is no multiple of a vector")
+    linears = [
+        [part.q_proj, part.k_proj, part.v_proj, part.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        for part, mlp in zip(attentions, mlps, strict=True)
+    ]
+    every_linear = [linear for some in linears for linear in some]
+    if any(type(linear) is not nn.Linear or linear.weight.dtype != torch.float32 for linear in every_linear):
+        raise IncompatibleError("the layers' products are not all plain ones in single precision")
+    if attentions[0].q_proj.weight.shape[0] % attentions[0].head_dim or attentions[0].head_dim % 2:
+        raise IncompatibleError("the layers' heads are no whole number of rows")
+    weights = LayerWeights(
+        input_norms=_norms(input_norms),
+        qkv=_matrices(every_linear, [[part.q_proj, part.k_proj, part.v_proj] for part in attentions]),
+        query_norms=_norms(query_norms),
+        key_norms=_norms(key_norms),
+        scales=np.array([rule.scale for rule in rules], np.float32),
+        windows=np.array([rule.sliding_window or 0 for rule in rules], np.int64),
+        output=_matrices(every_linear, [[part.o_proj] for part in attentions]),
+        after_attention=_norms(after_attention),
+        mlp_norms=_norms(mlp_norms),
+        gate_up=_matrices(every_linear, [[mlp.gate_proj, mlp.up_proj] for mlp in mlps], in_turn=True),
+        down=_matrices(every_linear, [[mlp.down_proj] for mlp in mlps], pads_inputs=True),
+        after_mlp=_norms(after_mlp),
+    )
+    return weights, _activation(mlps), float(epsilons.pop())
+
+
+def _activation(mlps: Sequence[Any]) -> int:
+    """Which function a gate's activation is, by what it computes."""
+    numbers = torch.linspace(-12, 12, 97)
+    for number, function in _ACTIVATIONS:
+        if all(torch.allclose(mlp.act_fn(numbers), function(numbers), atol=1e-6) for mlp in mlps):
+            return number
+    raise IncompatibleError("the layers' activation is not compiled")
+
+
+def _norms(norms: Sequence[Any]) -> FloatArray:
+    """The weights of one norm in all layers [L, width], Gemma's being what it adds to 1."""
+    weights = [
+        _NO_NORM if norm is None else norm.weight.detach().float() + ("Gemma" in type(norm).__name__) for norm in norms
+    ]
+    return torch.stack(weights).numpy()
+
+
+def _matrices(
+    alike: Sequence[nn.Linear],
+    linears: Sequence[Sequence[nn.Linear]],
+    *,
+    in_turn: bool = False,
+    pads_inputs: bool = False,
+) -> Matrices:
+    """One product's weights in all layers, of several linear layers each, one after the other or panel by panel.
+
+    All of `alike` decide whether numbers are kept in bfloat16, which has to hold them exactly.
+    """
+    is_half = all(holds_exactly(linear.weight.detach()) for linear in alike)
+    stacked: npt.NDArray[Any] | None = None
+    biases: list[FloatArray] = []
+    for at, some in enumerate(linears):
+        weights = [linear.weight.detach() for linear in some]
+        own_biases = [
+            torch.zeros(len(weight)) if part.bias is None else part.bias.detach()
+            for part, weight in zip(some, weights, strict=True)
+        ]
+        if pads_inputs:
+            weights = [F.pad(weight, (0, -weight.shape[1] % PANEL)) for weight in weights]
+        if in_turn:
+            weights, own_biases = [_in_turn(weights)], [_in_turn(own_biases)]
+        whole, bias = torch.cat(weights), torch.cat(own_biases)
+        panels = packed_panels(halves(whole.numpy())) if is_half else float_panels(whole.numpy())
+        if stacked is None:
+            stacked = _aligned(len(linears), panels)
+        stacked[at] = panels
+        biases.append(F.pad(bias, (0, -len(bias) % PANEL)).numpy())
+    assert stacked is not None
+    has_biases = any(linear.bias is not None for some in linears for linear in some)
+    empty = np.empty((len(linears), 0), np.float32)
+    return Matrices(stacked, empty, np.stack(biases) if has_biases else empty)
+
+
+def _in_turn(parts: Sequence[Tensor]) -> Tensor:
+    """Two weights [out, in] or biases [out], panel by panel in turn, what is missing of the last ones zero."""
+    missing = -len(parts[0]) % PANEL
+    whole = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts]
+    panels = [part.view(-1, PANEL, *part.shape[1:]) for part in whole]
+    return torch.stack(panels, 1).flatten(0, 2)
+
+
+def _aligned(count: int, one: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Room for so many arrays like this one, at the beginning of a cache line."""
+    words = -(-one.nbytes * count // 4)
+    return aligned_zeros(words).view(one.dtype)[: one.size * count].reshape(count, *one.shape)
