@@ -15,7 +15,6 @@ from coppice.obs.otel import open_tracer
 from drafter_svc.app import serve
 from drafter_svc.config import DrafterConfig
 from drafter_svc.drafters.registry import load_drafter
-from drafter_svc.service import DrafterService
 
 logger = logging.getLogger("drafter_svc")
 
@@ -25,7 +24,7 @@ BAD_CONFIGURATION = 2
 SWITCH_INTERVAL_S = 1e-4
 
 
-def main(make_service: type[DrafterService] = DrafterService) -> int:
+def main() -> int:
     """Run the service until SIGTERM; returns the exit status."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -45,7 +44,7 @@ def main(make_service: type[DrafterService] = DrafterService) -> int:
         return BAD_CONFIGURATION
     try:
         tracer = open_tracer("coppice-drafter", os.environ)
-        rpc.run(lambda: serve(config, drafter, certificates, tracer, make_service))
+        rpc.run(lambda: serve(config, drafter, certificates, tracer))
     except CoppiceError as error:
         logger.error("%s", error)
         return UNAVAILABLE

@@ -30,7 +30,6 @@ def new_service(
     thread: ModelThread,
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
-    make_service: type[DrafterService] = DrafterService,
 ) -> DrafterService:
     """The service in front of a thread that was started."""
     observe: list[Callable[[], StreamObserver]] = []
@@ -41,7 +40,7 @@ def new_service(
     acceptance = AcceptanceMap(is_applied=config.online_calibration == ON)
     caches = CacheBudget(config.max_cached_tokens)
     limits = (config.max_nodes, config.max_sequences)
-    return make_service(drafter, thread, *limits, observe, timeline, acceptance, caches)
+    return DrafterService(drafter, thread, *limits, observe, timeline, acceptance, caches)
 
 
 async def serve(
@@ -49,7 +48,6 @@ async def serve(
     drafter: Drafter,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
-    make_service: type[DrafterService] = DrafterService,
 ) -> None:
     """Serve the drafter until SIGTERM, then drain."""
     thread = ModelThread()
@@ -58,7 +56,7 @@ async def serve(
     guarded = not rpc.is_loopback(config.listen_address)
     server = rpc.Server([SERVICE_NAME], certificates, [sizes], max_request_bytes=MAX_REQUEST_BYTES, guarded=guarded)
     timeline = open_timeline("drafter", os.environ)
-    service = new_service(config, drafter, thread, tracer, timeline, make_service)
+    service = new_service(config, drafter, thread, tracer, timeline)
     drafter_pb2_grpc.add_DrafterServiceServicer_to_server(service, server.grpc)
     try:
         with serving_metrics(config, service, certificates):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,6 +35,7 @@ def request_metrics(tally: ServiceCounters, admission: Admission) -> Iterator[Me
     yield _OWN.counters("requests_finished", "Outputs that have ended, by reason.", "reason", tally.finished)
     yield _OWN.counter("prompt_tokens", "Tokens of prompts of requests that got a place.", tally.num_prompt_tokens)
     yield _OWN.counter("generation_tokens", "Tokens generated.", tally.num_generated())
+    yield _OWN.counter("cpu_seconds", "CPU time of the process.", time.process_time())
 
 
 def speculation_metrics(tally: ServiceCounters) -> Iterator[Metric]:

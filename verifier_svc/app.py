@@ -48,12 +48,11 @@ def new_servicer(
     info: TargetInfo,
     tracer: Tracer | None = None,
     timeline: Timeline | None = None,
-    make_engine: type[Engine] = Engine,
 ) -> tuple[Engine, VerifierServicer]:
     """An engine, which is to be started, and the service in front of it."""
     free_rows = info.redraft.free_rows if info.redraft is not None else 0
     limits = SchedulerLimits(config.max_sequences, config.max_queued, config.prefill_chunk, config.max_rows, free_rows)
-    engine = make_engine(target, info, limits, config.max_nodes, timeline=timeline)
+    engine = Engine(target, info, limits, config.max_nodes, timeline=timeline)
     observe: list[Callable[[], StreamObserver]] = []
     if tracer is not None:
         observe.append(partial(sequence_traces, tracer))
@@ -69,7 +68,6 @@ async def serve(
     info: TargetInfo,
     certificates: Certificates | None = None,
     tracer: Tracer | None = None,
-    make_engine: type[Engine] = Engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
@@ -77,7 +75,7 @@ async def serve(
         EngineLostError: the model thread has ended; every stream is cut off, so that sequences go on elsewhere at once.
     """
     timeline = open_timeline("verifier", os.environ)
-    engine, servicer = new_servicer(config, target, info, tracer, timeline, make_engine)
+    engine, servicer = new_servicer(config, target, info, tracer, timeline)
     name = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
     sizes = SizeChecks({f"/{name}/Verify": request_sizes(info.max_context_tokens)})
     most_bytes = max_request_bytes(info.max_context_tokens)
@@ -104,9 +102,7 @@ async def serve(
         raise EngineLostError("the model thread has ended")
 
 
-def run_verifier(
-    config: VerifierConfig, certificates: Certificates | None = None, make_engine: type[Engine] = Engine
-) -> None:
+def run_verifier(config: VerifierConfig, certificates: Certificates | None = None) -> None:
     """Load the model, serve."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with contextlib.ExitStack() as stack:
@@ -118,7 +114,7 @@ def run_verifier(
             logger.error("%s", error)
             sys.exit(CONFIGURATION_ERROR)
         try:
-            run(lambda: serve(config, target, info, certificates, tracer, make_engine))
+            run(lambda: serve(config, target, info, certificates, tracer))
         except EngineLostError as error:
             logger.error("%s", error)
             sys.exit(ENGINE_LOST)

@@ -84,10 +84,7 @@ class TopologySpec:
     rounds: str = ""
     # All services in one process, which has one port.
     colocated: bool = False
-    # Programs of the services, where a benchmark has its own, and what these find in their environment.
-    verifier_module: str = "verifier_svc"
-    drafter_module: str = "drafter_svc"
-    orchestrator_module: str = "orchestrator"
+    # Environment variables of every service, for benchmarks.
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,31 +141,30 @@ class Topology:
         metrics = self._metrics_env()
         count = self._spec.verifiers
         names = [f"verifier {number + 1}" for number in range(count)] if count > 1 else ["verifier"]
-        verifiers = [await self._launch(name, self._spec.verifier_module, self._verifier_env()) for name in names]
+        verifiers = [await self._launch(name, "verifier_svc", self._verifier_env()) for name in names]
         drafters = [
-            await self._launch(f"drafter {drafter.kind}", self._spec.drafter_module, self._drafter_env(drafter))
+            await self._launch(f"drafter {drafter.kind}", "drafter_svc", self._drafter_env(drafter))
             for drafter in self._spec.drafters
         ]
         await _all_ready([*verifiers, *drafters])
         self.verifier_addresses = tuple(child.address for child in verifiers)
         self.drafter_addresses = tuple(child.address for child in drafters)
         env = {**self._spec.env, **metrics, **self._front_tls_env(), **self._orchestrator_env()}
-        module = self._spec.orchestrator_module
-        self.address = await self._launch_orchestrator("orchestrator", module, env)
+        self.address = await self._launch_orchestrator("orchestrator", env)
 
     async def add_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
         """Start one more orchestrator for the running back ends; returns its address. Raises ChildError if it fails."""
         own = {**self._metrics_env(), **self._front_tls_env(), "LISTEN_ADDRESS": f"{LOCAL}:0"}
-        return await self._launch_orchestrator(name, "orchestrator", {**own, **env})
+        return await self._launch_orchestrator(name, {**own, **env})
 
     async def add_verifier(self, name: str, env: Mapping[str, str]) -> str:
         """Start one more verifier, unknown to orchestrators; returns its address. Raises ChildError if it fails."""
-        child = await self._launch(name, self._spec.verifier_module, {**self._verifier_env(), **env})
+        child = await self._launch(name, "verifier_svc", {**self._verifier_env(), **env})
         return await child.ready(START_TIMEOUT_S)
 
     async def add_drafter(self, name: str, drafter: DrafterSpec, env: Mapping[str, str]) -> str:
         """Start one more drafter, unknown to orchestrators; returns its address. Raises ChildError if it fails."""
-        child = await self._launch(name, self._spec.drafter_module, {**self._drafter_env(drafter), **env})
+        child = await self._launch(name, "drafter_svc", {**self._drafter_env(drafter), **env})
         return await child.ready(START_TIMEOUT_S)
 
     async def failed(self) -> ChildError:
@@ -186,14 +182,14 @@ class Topology:
         while self._children:
             await self._children.pop().stop(STOP_TIMEOUT_S)
 
-    async def _launch_orchestrator(self, name: str, module: str, env: Mapping[str, str]) -> str:
+    async def _launch_orchestrator(self, name: str, env: Mapping[str, str]) -> str:
         back_ends = {
             "VERIFIER_ADDRESS": ",".join(self.verifier_addresses),
             "DRAFTER_ADDRESSES": ",".join(self.drafter_addresses),
             "REQUIRE_DRAFTERS": "true",
             "GRACE_S": f"{GRACE_S:g}",
         }
-        orchestrator = await self._launch(name, module, {**back_ends, **env})
+        orchestrator = await self._launch(name, "orchestrator", {**back_ends, **env})
         return await orchestrator.ready(START_TIMEOUT_S)
 
     async def _launch(self, name: str, module: str, env: dict[str, str]) -> Child:

@@ -1,4 +1,4 @@
-"""Events of a process with their times, for `coppice bench timeline` alone.
+"""Events of a process with their times, for `coppice bench timeline` and `profile` alone.
 
 Off unless TIMELINE_DIR names a directory. The latest events are kept in memory and written when the service stops. All
 processes of one machine read the same monotonic clock, so that their events can be laid side by side.
@@ -11,12 +11,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# The latest events that are kept: some minutes of one stream.
-CAPACITY = 200_000
+VARIABLE = "TIMELINE_DIR"
+# The latest events that are kept: some minutes of a loaded verifier.
+CAPACITY = 2_000_000
 SUFFIX = ".timeline.jsonl"
 
 
@@ -26,7 +27,8 @@ class TimelineEvent:
 
     `what` is a name such as "verifier.outcome.in": the peer of a stream, the message, and which way it went.
     `sequence` is the sequence's number on that stream, `base` the committed length that the message names, `size` its
-    tokens or nodes; of a pass, `sequences` took part, with so many rows.
+    tokens or nodes; of a pass, `sequences` took part, with so many rows. An opening names its request; an outcome
+    counts the draft nodes that were verified, and says how long its pass took.
     """
 
     what: str
@@ -36,6 +38,9 @@ class TimelineEvent:
     base: int = 0
     size: int = 0
     sequences: tuple[int, ...] = ()
+    request_id: str = ""
+    num_verified: int = 0
+    pass_us: int = 0
 
     @property
     def end_us(self) -> float:
@@ -51,9 +56,16 @@ class Timeline:
         # Plain tuples: what is watched should not wait for objects to be made.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
 
-    def mark(self, what: str, sequence: int = 0, base: int = 0, size: int = 0) -> None:
-        """It happens now."""
-        self._events.append((what, time.monotonic() * 1e6, 0.0, sequence, base, size))
+    def mark(
+        self,
+        what: str,
+        sequence: int = 0,
+        base: int = 0,
+        size: int = 0,
+        *details: str | int,
+    ) -> None:
+        """It happens now; `details` are the last fields of an event."""
+        self._events.append((what, time.monotonic() * 1e6, 0.0, sequence, base, size, (), *details))
 
     def took(
         self, what: str, start_s: float, end_s: float, sequence: int = 0, size: int = 0, sequences: Sequence[int] = ()
@@ -66,10 +78,10 @@ class Timeline:
         return [TimelineEvent(*event) for event in self._events]
 
     def write(self) -> None:
-        """Write what is kept, one JSON object a line."""
+        """Write what is kept, one JSON list a line."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(asdict(event)) for event in self.events()]
-        self._path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        with self._path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(event) + "\n" for event in self._events)
 
 
 class StreamTimeline:
@@ -96,16 +108,18 @@ class StreamTimeline:
         tree = getattr(body, "tree", None)
         size = len(getattr(body if tree is None else tree, "token_ids", ()))
         base = getattr(body, "base_length", 0)
-        self._timeline.mark(f"{self._peer}.{kind}.{way}", message.sequence_id, base, size)
+        details = getattr(body, "request_id", ""), getattr(body, "draft_nodes", 0), getattr(body, "pass_us", 0)
+        self._timeline.mark(f"{self._peer}.{kind}.{way}", message.sequence_id, base, size, *details)
 
 
 def open_timeline(service: str, env: Mapping[str, str]) -> Timeline | None:
     """The timeline of this process; None where TIMELINE_DIR is not set."""
-    directory = env.get("TIMELINE_DIR", "")
+    directory = env.get(VARIABLE, "")
     return Timeline(Path(directory) / f"{service}-{os.getpid()}{SUFFIX}") if directory else None
 
 
 def read_timeline(path: Path) -> list[TimelineEvent]:
     """What a process has written."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [TimelineEvent(**{**line, "sequences": tuple(line["sequences"])}) for line in lines]
+    with path.open(encoding="utf-8") as lines:
+        events = [TimelineEvent(*json.loads(line)) for line in lines]
+    return [replace(event, sequences=tuple(event.sequences)) for event in events]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from dataclasses import replace
 from typing import Annotated
 
@@ -62,7 +62,7 @@ def overload(
     from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.load.figures import Targets
     from coppice.lab.bench.overload import SHOWN, OverloadPlan, OverloadSuite, Visitors
-    from coppice.lab.bench.services import measure_on, start_all
+    from coppice.lab.bench.services import free_port, measure_on, start_all
 
     visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
     plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets)
@@ -73,7 +73,7 @@ def overload(
         alone_ms = run_or_exit(measure_on(spec, start_all, suite.alone))
         max_token_ms = round(token_ratio * alone_ms, 3)
         typer.echo(f"a request alone takes {alone_ms:g} ms per token; bound: {max_token_ms:g} ms")
-    port = _free_port()
+    port = asyncio.run(free_port())
     suite = replace(
         suite,
         max_token_ms=max_token_ms,
@@ -84,10 +84,3 @@ def overload(
     bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
     settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
     finish(measure_or_exit(suite, replace(spec, settings=settings)), SHOWN, out)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from coppice.cli.bench import options as opt
-from coppice.cli.bench.services import run_or_exit
+from coppice.cli.bench.services import explained, run_or_exit
 from coppice.cli.options import Threads
-from coppice.cli.topology import TopologySpec, running
-
-if TYPE_CHECKING:
-    from coppice.lab.bench.profile.suite import ProfileSuite
-
-# Not imported here: they are programs, and load torch.
-RECORDED_VERIFIER, RECORDED_DRAFTER, RECORDED_ORCHESTRATOR = (
-    f"coppice.lab.bench.profile.recorded_{service}" for service in ("verifier", "drafter", "orchestrator")
-)
-
-Reports = tuple[dict[str, Any], dict[str, Any] | None]
+from coppice.cli.topology import TopologySpec
 
 
 def profile(
@@ -57,7 +44,9 @@ def profile(
     plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
     chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
     suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
-    report, loads = _measured(suite, TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads))
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    with explained():
+        report, loads = suite.reports(*run_or_exit(suite.run(spec)))
     # What took minutes to measure is kept whatever comes of the prediction.
     write_json(report, out / "profile.json")
     if loads is not None:
@@ -71,31 +60,6 @@ def profile(
         typer.echo(f"MISMATCH: {text}", err=True)
     if loads and loads["mismatches"]:
         raise typer.Exit(1)
-
-
-def _measured(suite: ProfileSuite, spec: TopologySpec) -> Reports:
-    """What was measured; services write what they did when they stop."""
-    from coppice.lab.bench.profile.records import DIRECTORY_VARIABLE
-
-    with tempfile.TemporaryDirectory() as directory:
-        recorded = replace(
-            spec,
-            verifier_module=RECORDED_VERIFIER,
-            drafter_module=RECORDED_DRAFTER,
-            orchestrator_module=RECORDED_ORCHESTRATOR,
-            env={DIRECTORY_VARIABLE: directory},
-        )
-        return run_or_exit(_reports(suite, recorded, Path(directory)))
-
-
-async def _reports(suite: ProfileSuite, spec: TopologySpec, directory: Path) -> Reports:
-    from coppice.lab.bench.profile.records import read_records
-    from coppice.lab.bench.profile.suite import Addresses
-
-    async with running(spec) as topology:
-        [verifier], [drafter] = topology.verifier_addresses, topology.drafter_addresses
-        measured = await suite.run(Addresses(topology.address, verifier, drafter))
-    return suite.reports(measured, read_records(directory))
 
 
 def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:

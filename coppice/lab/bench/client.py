@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -302,6 +302,32 @@ class Meter:
         for url in self.urls:
             total = total.plus(Counters(await asyncio.to_thread(read_counters, url, self.names, self.whose)))
         return total
+
+
+@contextlib.asynccontextmanager
+async def watching(meter: Meter, interval_s: float) -> AsyncIterator[list[tuple[float, Counters]]]:
+    """Monotonic times and counters, read again and again while the context is open.
+
+    Raises BenchmarkError if the metrics cannot be had, or have none of these counters.
+    """
+    seen: list[tuple[float, Counters]] = []
+
+    async def watch() -> None:
+        while True:
+            counted = await meter.read()
+            if not counted.values:
+                raise BenchmarkError(f"no metrics of {meter.whose} at {', '.join(meter.urls)}")
+            seen.append((time.monotonic(), counted))
+            await asyncio.sleep(interval_s)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()):
+        raise error
 
 
 class _Reading:

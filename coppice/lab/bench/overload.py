@@ -5,11 +5,9 @@ Latencies are those of completed requests of attentive clients. `RATIO_NOTE` say
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +16,8 @@ from matplotlib.axes import Axes
 from coppice.client import Client
 from coppice.completion import Timing
 from coppice.frozen_heap import frozen_heap
-from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Mode, Policy, Window, model_info
+from coppice.lab.bench.client import ATTENTIVE, Answer, Fate, Manner, Meter, Mode, Policy, Window, model_info, watching
 from coppice.lab.bench.comparison import Setup
-from coppice.lab.bench.counters import Counters, read_counters
 from coppice.lab.bench.environment import describe_machine
 from coppice.lab.bench.harness.experiment import BenchmarkError, Ratios, Samples, percentile, progress, quotient
 from coppice.lab.bench.harness.plots import Panel, lines, stacked
@@ -80,32 +77,6 @@ MIN_PROMPT_TOKENS = 16
 INTERVAL_S = 0.2
 RUNNING = "coppice_orchestrator_num_requests_running"
 WAITING = "coppice_orchestrator_num_requests_waiting"
-
-
-@contextlib.asynccontextmanager
-async def watching(url: str | None) -> AsyncIterator[list[tuple[int, int]]]:
-    """Outputs that run and that wait, seen every 200 ms while the context is open; without a URL nothing is.
-
-    Raises BenchmarkError if the metrics cannot be had, or are those of something else.
-    """
-    seen: list[tuple[int, int]] = []
-
-    async def watch() -> None:
-        while url is not None:
-            counted = Counters(await asyncio.to_thread(read_counters, url, (RUNNING, WAITING), "the orchestrator"))
-            if not counted.values:
-                raise BenchmarkError(f"no metrics of an orchestrator at {url}")
-            seen.append((int(counted.total(RUNNING)), int(counted.total(WAITING))))
-            await asyncio.sleep(INTERVAL_S)
-
-    task = asyncio.create_task(watch())
-    try:
-        yield seen
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()):
-        raise error
 
 
 # What the server itself chooses is what its users get.
@@ -352,8 +323,8 @@ class OverloadSuite:
     max_queue_wait_s: float = 0.0
     # What one request alone took on this machine, where that gave the bound.
     alone_token_ms: float | None = None
-    # Of the orchestrator; without it, nobody sees how many wait.
-    metrics_url: str | None = None
+    # Of the orchestrator.
+    metrics_url: str = ""
 
     async def alone(self, address: str) -> float:
         """The median milliseconds per token of one request at a time, for half a window after the first.
@@ -434,10 +405,12 @@ class OverloadSuite:
         if factor != CALM:
             arrivals += plan.visitors.arrivals(CALM * rate_per_s, end_s, plan.recovery_s, f"{seed} after")
         window = Window(client, POLICY)
-        async with watching(self.metrics_url) as crowds:
+        meter = Meter((self.metrics_url,), (RUNNING, WAITING), "the orchestrator")
+        async with watching(meter, INTERVAL_S) as seen:
             await open_loop(window, workload, arrivals, DRAIN_S)
         load_suite.require_completed(window.answers(), f"x{factor:g}")
-        return OverloadSample(factor, run, end_s, window.answers(), tuple(crowds))
+        crowds = tuple((int(one.total(RUNNING)), int(one.total(WAITING))) for _, one in seen)
+        return OverloadSample(factor, run, end_s, window.answers(), crowds)
 
     def _settings(self, workload: Workload, num_cut: int, rate_per_s: float) -> Row:
         plan = self.plan

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from coppice.cli.topology import LOCAL, Topology, TopologySpec
+from coppice.lab.bench.harness.experiment import BenchmarkError
+from coppice.obs.timeline import SUFFIX, TimelineEvent, read_timeline
 
 Result = TypeVar("Result")
 Started = TypeVar("Started")
@@ -64,6 +67,14 @@ async def unless_one_fails(measuring: Coroutine[Any, Any, Result], *topologies: 
         for task in (measured, *failed):
             task.cancel()
         await asyncio.gather(measured, *failed, return_exceptions=True)
+
+
+def kept_events(directory: Path, service: str) -> list[TimelineEvent]:
+    """The events that a service has written to TIMELINE_DIR; raises BenchmarkError if it has written none."""
+    paths = list(directory.glob(f"{service}-*{SUFFIX}"))
+    if len(paths) != 1:
+        raise BenchmarkError(f"{len(paths)} timelines of the {service} where one was expected")
+    return read_timeline(paths[0])
 
 
 async def free_port() -> int:

@@ -95,9 +95,11 @@ Observations: TypeAlias = tuple[Floats, Floats]
 def fit(groups: Sequence[Observations]) -> Floats:
     """Coefficients [F] from 0 on. Each load counts the same, by its relative errors, however many passes it had.
 
-    Within a load all passes weigh the same, so that times add up to what was measured; medians would not.
+    All are 0 where no time was taken. Within a load all passes weigh the same, so that times add up to what was measured; medians would not.
     """
     known = [group for group in groups if len(group[1]) and group[1].mean() > 0]
+    if not known:
+        return np.zeros(groups[0][0].shape[1])
     weights = [1 / (seconds.mean() * len(seconds) ** 0.5) for _, seconds in known]
     features, seconds = (
         np.concatenate([weight * group[part] for weight, group in zip(weights, known, strict=True)]) for part in (0, 1)

@@ -1,24 +1,15 @@
-"""Records of what services did during a benchmark, by one clock of the machine, written when they stop."""
+"""Records of what services did under load, by one clock of the machine, from the timelines that they keep."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from coppice.lab.bench.harness.experiment import BenchmarkError
-
-# The directory for the records, in the environment of the services that keep some.
-DIRECTORY_VARIABLE = "RECORDS_DIRECTORY"
-VERIFIER_FILE, DRAFTER_FILE, ORCHESTRATOR_FILE = "verifier.json", "drafter.json", "orchestrator.json"
-
-
-def now_s() -> float:
-    """Seconds of a clock that is the same in all processes of a machine, and in the verifier's engine."""
-    return time.monotonic()
+from coppice.lab.bench.services import kept_events
+from coppice.obs.timeline import TimelineEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ class TreeRecord:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecord:
-    """A draft behind so many tokens, of which `num_new` came since the last one: asked for, begun, ended."""
+    """A draft after so many tokens, of which `num_new` came since the last one: asked for, begun, ended."""
 
     request_id: str
     base_length: int
@@ -114,30 +105,67 @@ class Records:
         )
 
 
-def write_records(path: Path, **kinds: Iterable[Any]) -> None:
-    """One list for each kind of record, of their fields in order."""
-    path.write_text(json.dumps({name: [astuple(one) for one in kind] for name, kind in kinds.items()}))
+def read_records(directory: Path, cpu: Sequence[CpuRecord]) -> Records:
+    """Records of the timelines that verifier and drafter have written; raises BenchmarkError if one has not."""
+    return records_of(kept_events(directory, "verifier"), kept_events(directory, "drafter"), cpu)
 
 
-def read_records(directory: Path) -> Records:
-    """What verifier, drafter and orchestrator have left in a directory.
-
-    Raises BenchmarkError if one of them has left nothing.
-    """
-    try:
-        verifier, drafter, orchestrator = (
-            json.loads((directory / name).read_text()) for name in (VERIFIER_FILE, DRAFTER_FILE, ORCHESTRATOR_FILE)
-        )
-    except (OSError, json.JSONDecodeError) as error:
-        raise BenchmarkError(f"a service did not say what it did: {error}") from error
+def records_of(
+    verifier: Sequence[TimelineEvent], drafter: Sequence[TimelineEvent], cpu: Sequence[CpuRecord]
+) -> Records:
+    """Records of one stream of each service, of which events are named as `StreamTimeline` does."""
+    passes: list[PassRecord] = []
+    rounds: list[list[RoundRecord]] = []
+    openings, trees, names = [], [], dict[int, str]()
+    # Passes that each sequence took part in and that have no outcome yet: parts of its prompt, and what is on its way.
+    pending: dict[int, deque[int]] = defaultdict(deque)
+    for event in sorted(verifier, key=lambda one: one.end_us):
+        name, at_s = names.get(event.sequence, ""), event.at_us / 1e6
+        match event.what:
+            case "orchestrator.open.in":
+                names[event.sequence] = event.request_id
+                openings.append(OpeningRecord(event.request_id, at_s))
+            case "orchestrator.draft.in" if event.size:
+                trees.append(TreeRecord(name, event.base, at_s))
+            case "pass":
+                for sequence in event.sequences:
+                    pending[sequence].append(len(passes))
+                passes.append(PassRecord(at_s, event.end_us / 1e6, event.end_us / 1e6, event.size, ()))
+                rounds.append([])
+            case "orchestrator.outcome.out":
+                number = pending[event.sequence].popleft()
+                while pending[event.sequence] and abs(1e6 * passes[number].pass_s - event.pass_us) > 1:
+                    number = pending[event.sequence].popleft()
+                rounds[number].append(RoundRecord(name, event.base, event.size, event.num_verified))
+                passes[number] = replace(passes[number], delivered_s=at_s)
+    # The model may begin again before the last outcome of a pass is on its way.
+    begins_s = [*(one.started_s for one in passes[1:]), math.inf]
+    ended = zip(passes, rounds, begins_s, strict=True)
     return Records(
-        tuple(_pass(*one) for one in verifier["passes"]),
-        tuple(OpeningRecord(*one) for one in verifier["openings"]),
-        tuple(TreeRecord(*one) for one in verifier["trees"]),
-        tuple(DraftRecord(*one) for one in drafter["drafts"]),
-        tuple(CpuRecord(*one) for one in orchestrator["cpu"]),
+        tuple(replace(one, delivered_s=min(one.delivered_s, s), rounds=tuple(each)) for one, each, s in ended),
+        tuple(openings),
+        tuple(trees),
+        tuple(_drafts(drafter)),
+        tuple(cpu),
     )
 
 
-def _pass(started_s: float, ended_s: float, delivered_s: float, rows: int, rounds: Sequence[Any]) -> PassRecord:
-    return PassRecord(started_s, ended_s, delivered_s, rows, tuple(RoundRecord(*one) for one in rounds))
+def _drafts(drafter: Sequence[TimelineEvent]) -> Iterator[DraftRecord]:
+    names, known, opened_s = dict[int, str](), dict[int, int](), dict[int, float]()
+    heard_s: dict[tuple[int, int], float] = {}
+    made: dict[int, TimelineEvent] = {}
+    for event in sorted(drafter, key=lambda one: one.end_us):
+        sequence, at_s = event.sequence, event.at_us / 1e6
+        match event.what:
+            case "orchestrator.open.in":
+                names[sequence], known[sequence], opened_s[sequence] = event.request_id, 0, at_s
+            case "orchestrator.outcome.in":
+                heard_s[sequence, event.base + event.size] = at_s
+            case "draft":
+                made[sequence] = event
+            case "orchestrator.tree.out" if sequence in made:
+                draft, num_new = made.pop(sequence), event.base - known[sequence]
+                asked_s = max(opened_s[sequence], heard_s.pop((sequence, event.base), 0.0))
+                times = asked_s, draft.at_us / 1e6, draft.end_us / 1e6
+                yield DraftRecord(names[sequence], event.base, num_new, *times, draft.size)
+                known[sequence] = event.base

@@ -6,30 +6,34 @@ Loads that are predicted take turns with those that the machine is fitted to.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from coppice.cli.topology import LOCAL, Topology, TopologySpec, running
 from coppice.client import Client, RequestFailedError
 from coppice.core.tree import TokenTree
-from coppice.lab.bench.client import Mode, Policy, Window
+from coppice.lab.bench.client import Meter, Mode, Policy, Window, watching
 from coppice.lab.bench.environment import describe_machine
-from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, progress
+from coppice.lab.bench.harness.experiment import BenchmarkError, Samples, in_turn, progress
 from coppice.lab.bench.harness.report import Report, document, shown_path, unequal
 from coppice.lab.bench.load.loads import ClosedLoad, Workload
 from coppice.lab.bench.load.suite import OFF, References, Results, Sample, load_rows, policies, reference_outputs, speed
 from coppice.lab.bench.profile.fits import Calibration, fit_drafts, fit_messages, fit_passes
-from coppice.lab.bench.profile.records import Records, now_s
+from coppice.lab.bench.profile.records import CpuRecord, Records, read_records
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
+from coppice.lab.bench.services import free_port
 from coppice.lab.simulator.machine import Contention, Machine
 from coppice.lab.simulator.profile import Profile, profile_to_json
 from coppice.lab.simulator.texts import Trace
 from coppice.net.rpc import open_channel
+from coppice.obs.timeline import VARIABLE
 from coppice.v1 import drafter_pb2 as pb
 from coppice.v1 import drafter_pb2_grpc, sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from coppice.wire.convert import tree_from_proto
@@ -74,8 +78,7 @@ class ProfilePlan:
             turns = [Turn(load, policy, True) for policy in fitted if concurrency in self.calibration]
             if concurrency in self.validation:
                 turns += [Turn(load, policy, False) for policy in policies(server_max_nodes)]
-            first = run % len(turns)
-            yield from (*turns[first:], *turns[:first])
+            yield from in_turn(turns, run)
 
     def num_turns(self) -> int:
         """Of all runs."""
@@ -83,6 +86,9 @@ class ProfilePlan:
 
 
 TIMEOUT_S = 120.0
+CPU_S = "coppice_orchestrator_cpu_seconds_total"
+# Between two readings of it, which take some, too.
+INTERVAL_S = 1.0
 
 
 async def every_position(
@@ -131,15 +137,6 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where services are."""
-
-    orchestrator: str
-    verifier: str
-    drafter: str
-
-
-@dataclass(frozen=True, slots=True)
 class Taken:
     """One turn as it was: the window's sample, and its part that counts by the clock of the records."""
 
@@ -175,14 +172,27 @@ class ProfileSuite:
     min_tokens: int = 32
     seed: int = 0
 
-    async def run(self, addresses: Addresses) -> Measured:
-        """Measure. Raises BenchmarkError if a service failed, or not even one run was done in the plan's time."""
-        machine = describe_machine()
+    async def run(self, spec: TopologySpec) -> tuple[Measured, Records]:
+        """Start services that keep their events, measure, and stop them; `spec` has one verifier and one drafter.
+
+        Raises BenchmarkError if a service failed, or not even one run was done in the plan's time.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            port = await free_port()
+            spec = replace(spec, env={VARIABLE: directory}, settings=(("METRICS_PORT", str(port)),))
+            meter = Meter((f"http://{LOCAL}:{port}/metrics",), (CPU_S,), "the orchestrator")
+            async with running(spec) as topology, watching(meter, INTERVAL_S) as seen:
+                measured = await self._measured(topology)
+            cpu = [CpuRecord(at_s, counted.total(CPU_S)) for at_s, counted in seen]
+            return measured, read_records(Path(directory), cpu)
+
+    async def _measured(self, topology: Topology) -> Measured:
+        machine, [verifier], [drafter] = describe_machine(), topology.verifier_addresses, topology.drafter_addresses
         try:
-            async with Client(addresses.orchestrator) as client, _channel(addresses.verifier) as verifier:
-                stub = verifier_pb2_grpc.VerifierServiceStub(verifier)
+            async with Client(topology.address) as client, _channel(verifier) as channel:
+                stub = verifier_pb2_grpc.VerifierServiceStub(channel)
                 limits = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest())
-                return await self._measure(client, addresses.drafter, max(1, limits.row_multiple), machine)
+                return await self._measure(client, drafter, max(1, limits.row_multiple), machine)
         except (grpc.aio.AioRpcError, RequestFailedError) as error:
             raise BenchmarkError(f"a service failed: {error}") from error
         except TimeoutError as error:
@@ -280,7 +290,7 @@ async def _take(client: Client, workload: Workload, run: int, turn: Turn) -> Tak
     for _ in range(ATTEMPTS):
         window = Window(client, turn.policy)
         # Of the window's clock, by that of the records.
-        began_s = now_s() - window.now()
+        began_s = time.monotonic() - window.now()
         span = await turn.load.drive(window, workload, run)
         sample = Sample(turn.load, turn.policy.name, run, span, window.answers())
         if speed(sample) > 0:

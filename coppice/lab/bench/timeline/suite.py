@@ -21,10 +21,10 @@ from coppice.lab.bench.harness.plots import Panel
 from coppice.lab.bench.harness.report import Report, Shown, document
 from coppice.lab.bench.harness.tables import Table
 from coppice.lab.bench.prompts import Prompt, encoded_prompts
+from coppice.lab.bench.services import kept_events
 from coppice.lab.bench.timeline.rounds import Round, Watched, hop_rows, ratios, rounds_of, shown_rounds
-from coppice.obs.timeline import SUFFIX, Timeline, TimelineEvent, read_timeline
+from coppice.obs.timeline import VARIABLE, Timeline, TimelineEvent
 
-DIRECTORY_VARIABLE = "TIMELINE_DIR"
 NUM_WARM_UP_REQUESTS = 2
 NOTES = (
     "Times are of one clock, read in four processes. A message leaves when it has been handed to gRPC, and comes when "
@@ -85,18 +85,13 @@ class TimelineSuite:
 
         Raises BenchmarkError if one of them has written nothing.
         """
-        found = {}
-        for service in ("orchestrator", "drafter", "verifier"):
-            paths = list(self.directory.glob(f"{service}-*{SUFFIX}"))
-            if len(paths) != 1:
-                raise BenchmarkError(f"{len(paths)} timelines of the {service} where one was expected")
-            found[service] = read_timeline(paths[0])
-        return Watched(self.client.events(), **found)
+        services = ("orchestrator", "drafter", "verifier")
+        return Watched(self.client.events(), *(kept_events(self.directory, service) for service in services))
 
 
 def services_spec(spec: TopologySpec, directory: Path) -> TopologySpec:
     """Services that keep their events in a directory, without a prefix cache that would draft next to the drafter."""
-    return replace(spec, env={**spec.env, DIRECTORY_VARIABLE: str(directory), "CACHE_DRAFTER": "false"})
+    return replace(spec, env={**spec.env, VARIABLE: str(directory), "CACHE_DRAFTER": "false"})
 
 
 def add_rounds(report: dict[str, Any], watched: Watched) -> list[Any]:

@@ -31,7 +31,7 @@ def test_messages_are_marked_by_peer_kind_and_way() -> None:
     timeline = Timeline(Path("unused"))
     stream = StreamTimeline(timeline, "verifier")
     tree = tree_pb2.TokenTree(token_ids=[1, 2, 3])
-    outcome = verifier_pb2.Outcome(base_length=5, token_ids=[1, 2])
+    outcome = verifier_pb2.Outcome(base_length=5, token_ids=[1, 2], draft_nodes=6, pass_us=9)
     stream.heard(verifier_pb2.VerifyResponse(sequence_id=7, outcome=outcome))
     stream.told(verifier_pb2.VerifyRequest(sequence_id=7, draft=verifier_pb2.Draft(base_length=7, tree=tree)))
     stream.heard(drafter_pb2.DraftResponse(sequence_id=3, tree=drafter_pb2.DraftTree(base_length=9, tree=tree)))
@@ -45,6 +45,9 @@ def test_messages_are_marked_by_peer_kind_and_way() -> None:
         ("verifier.close.out", 7, 0, 0),
         ("verifier.None.in", 8, 0, 0),
     ]
+    assert [(event.num_verified, event.pass_us) for event in timeline.events()] == [(6, 9)] + 4 * [(0, 0)]
+    stream.told(verifier_pb2.VerifyRequest(sequence_id=7, open=verifier_pb2.OpenSequence(request_id="r")))
+    assert timeline.events()[-1].request_id == "r"
 
 
 def test_it_is_off_unless_a_directory_is_named(tmp_path: Path) -> None:

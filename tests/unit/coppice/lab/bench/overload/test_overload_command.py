@@ -13,14 +13,16 @@ from typer.testing import CliRunner
 
 from coppice.cli import bench
 from coppice.lab.bench import overload
+from coppice.lab.bench.client import Meter
+from coppice.lab.bench.counters import Counters
 from tests.unit.coppice.lab.bench.schema import lost_fields
 from tests.unit.coppice.lab.bench.test_bench_command import serve_at
 
 
 @contextlib.asynccontextmanager
-async def nothing_to_see(url: str | None) -> AsyncIterator[list[tuple[int, int]]]:
+async def nothing_to_see(meter: Meter, interval_s: float) -> AsyncIterator[list[tuple[float, Counters]]]:
     """Of a server without metrics."""
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url or "")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", meter.urls[0])
     yield []
 
 

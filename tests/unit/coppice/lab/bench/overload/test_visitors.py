@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import Metric
 
-from coppice.lab.bench.client import ATTENTIVE
+from coppice.lab.bench.client import ATTENTIVE, Meter, watching
 from coppice.lab.bench.harness.experiment import BenchmarkError
-from coppice.lab.bench.overload import LEAVE_WITHIN_S, Visitors, watching
+from coppice.lab.bench.overload import LEAVE_WITHIN_S, RUNNING, WAITING, Visitors
 from coppice.obs.metrics import Prefix
 from coppice.obs.metrics_server import MetricsServer
 from tests.fakes import eventually
@@ -30,6 +30,10 @@ def test_shares_of_clients_leave_or_read_slowly_and_the_same_ones_each_time() ->
     assert {arrival.manner for arrival in calm} == {ATTENTIVE}
 
 
+def _meter(url: str) -> Meter:
+    return Meter((url,), (RUNNING, WAITING), "the orchestrator")
+
+
 async def test_a_crowd_is_read_from_the_metrics_while_it_is_watched() -> None:
     own = Prefix("coppice_orchestrator_")
 
@@ -38,24 +42,25 @@ async def test_a_crowd_is_read_from_the_metrics_while_it_is_watched() -> None:
 
     server = MetricsServer(metrics, "127.0.0.1", 0)
     try:
-        async with watching(f"http://127.0.0.1:{server.port}/metrics") as seen:
+        async with watching(_meter(f"http://127.0.0.1:{server.port}/metrics"), 0.01) as seen:
             await eventually(lambda: len(seen) > 1)
     finally:
         await asyncio.to_thread(server.stop)
-    assert set(seen) == {(3, 2)}
+    assert {(one.total(RUNNING), one.total(WAITING)) for _, one in seen} == {(3, 2)}
+    assert [at_s for at_s, _ in seen] == sorted(at_s for at_s, _ in seen)
 
 
 async def test_metrics_that_are_not_there_or_of_something_else_are_an_error() -> None:
     server, thread = start_http_server(0, "127.0.0.1", CollectorRegistry())
     url = f"http://127.0.0.1:{server.server_port}/metrics"
     try:
-        with pytest.raises(BenchmarkError, match="no metrics of an orchestrator"):
-            async with watching(url):
+        with pytest.raises(BenchmarkError, match="no metrics of the orchestrator"):
+            async with watching(_meter(url), 0.01):
                 await asyncio.sleep(0.2)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
     with pytest.raises(BenchmarkError, match="no metrics of the orchestrator"):
-        async with watching(url):
+        async with watching(_meter(url), 0.01):
             await asyncio.sleep(0.2)
