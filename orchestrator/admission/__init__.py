@@ -1,4 +1,4 @@
-"""Admission of requests: queue, fair shares, pace.
+"""Admission control: queue, fair shares, throughput estimates.
 
 For `orchestrator.api`.
 """

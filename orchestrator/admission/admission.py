@@ -1,4 +1,4 @@
-"""The door: how many requests run, who waits, and who is sent away."""
+"""Admission control: outputs that run, requests that wait, requests that are refused."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from coppice.core.errors import CoppiceError, OverloadedError
 from orchestrator.admission.admission_pace import AdmissionPace
 from orchestrator.admission.fair_queue import AdmissionRequest, FairQueue
 
-# How often it is looked whether others have left.
+# Interval in seconds at which paused requests check whether the other connections have left.
 LOOK_S = 0.05
-# Requests for each shared place that may be without a token since they began or went on: what one host begins at once
-# is what the next request of another has to wait for.
+# Requests in prefill allowed per shared place: the prefill backlog of one host delays the next request of
+# another.
 MAX_STARTING_PER_PLACE = 8
 
 
 class QueueFullError(OverloadedError):
-    """There is no place in the queue."""
+    """The queue is full."""
 
 
 class NoTimeError(OverloadedError):
-    """Even at the best pace of late the request's time would not suffice."""
+    """The request would miss its deadline even at the best recent throughput."""
 
 
 class LongWaitError(OverloadedError):
-    """It would have to wait for longer than requests may here, or has."""
+    """The wait exceeds, or is expected to exceed, the longest wait allowed."""
 
 
 class CrowdedOutError(OverloadedError):
-    """The place in the queue was needed for a tenant with fewer requests there."""
+    """The place in the queue went to a tenant with fewer requests waiting."""
 
 
 class Pausable(Protocol):
-    """What runs in a request's places."""
+    """Outputs of a request, as admission control sees them."""
 
     def pause(self) -> None:
-        """Give up what it holds at the back ends, and go on from there when it is resumed."""
+        """Release resources at the verifier and drafters until resumed."""
 
     def resume(self) -> None: ...
 
 
 class Ticket:
-    """One request, from its arrival to its end; leaving it gives back what it has, or its place in the queue.
+    """Admission of one request, from arrival to end; leaving it frees its places or its position in the queue.
 
-    Once its outputs run they may be paused, and wait for their places anew: see `run`.
+    Once `run` was called its outputs may be paused to wait for their places again.
     """
 
     def __init__(self, admission: Admission, request: AdmissionRequest) -> None:
         self._admission = admission
         self.request = request
         self.entered_s = admission.now_s()
-        # When it got its places; None while it waits.
+        # Time its places were granted; None while it waits.
         self.started_s: float | None = None
-        # How long it had had them before they were last taken back.
+        # Seconds it held places before its last pause.
         self.held_before_s = 0.0
-        # How long it had to wait for its first places.
+        # Seconds it waited for its first places.
         self.waited_s = 0.0
         self._outputs: Pausable | None = None
         self._has_left = False
         self.refusal: CoppiceError | None = None
-        # Made when somebody waits for it.
+        # Created by the first waiter.
         self._decided: asyncio.Event | None = None
-        # Of the longest output, once they have begun.
+        # Tokens of the longest output, once one has begun.
         self.num_tokens: int | None = None
-        # Place-seconds, and seconds of prompts being read, of all requests up to its start.
+        # Cumulative place-seconds, and request-seconds in prefill, of all requests at its start.
         self.used_before_s = 0.0
         self.reading_before_s = 0.0
 
@@ -80,23 +80,23 @@ class Ticket:
         self.leave()
 
     def leave(self) -> None:
-        """Give everything back; further calls do nothing."""
+        """Free its places or its position in the queue; further calls do nothing."""
         if not self._has_left:
             self._has_left = True
             self._admission.leave(self)
 
     def run(self, outputs: Pausable) -> None:
-        """Its outputs run from here on, and may be paused whenever others need what they have."""
+        """Register its running outputs: from here on they may be paused for others."""
         if not self._has_left:
             self._outputs = outputs
             self._admission.may_pause(self)
 
     async def admitted(self) -> None:
-        """Return once it has its places.
+        """Wait for its places.
 
         Raises:
-            OverloadedError: it had to make room in the queue for a tenant with fewer requests there, or has waited for
-                as long as requests may.
+            OverloadedError: it was refused to make room for a tenant with fewer requests waiting, or waited for
+                `max_wait_s`.
         """
         if self.started_s is None and self.refusal is None:
             self._decided = asyncio.Event()
@@ -110,11 +110,11 @@ class Ticket:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its outputs have begun, and wait."""
+        """Whether its outputs have begun and are paused."""
         return self._outputs is not None and self.started_s is None
 
     def tokens_came(self) -> None:
-        """Its prompt has been read; further calls do nothing unless it was paused since."""
+        """Report its first token: prefill is over. Further calls do nothing unless it was paused since."""
         self._admission.read(self)
 
     def _patience_s(self) -> float | None:
@@ -122,7 +122,7 @@ class Ticket:
         return None if longest_s is None else longest_s - (self._admission.now_s() - self.entered_s)
 
     def decide(self, refusal: CoppiceError | None = None) -> None:
-        """Give it its places, or send it away."""
+        """Grant its places, or refuse it."""
         if refusal is None:
             self.started_s = self._admission.now_s()
             if self._outputs is None:
@@ -134,7 +134,7 @@ class Ticket:
             self._decided.set()
 
     def pause(self) -> None:
-        """Its places are taken back, until it is decided anew."""
+        """Take its places back until the next `decide`."""
         if self.started_s is not None:
             self.held_before_s += self._admission.now_s() - self.started_s
             self.started_s = None
@@ -143,15 +143,14 @@ class Ticket:
 
 
 class Admission:
-    """Shares `max_running` places among requests, of which up to `max_queued` outputs may wait.
+    """Shares `max_running` places among requests, with at most `max_queued` outputs waiting.
 
-    With `max_token_s` there are only as many places as outputs have a token in that time each, by the pace of late, the
-    prompt's time included. With `max_wait_s` nobody waits for longer, and who would usually have to is refused at once;
-    and no more prompts are read at once than have their first tokens within as long again, so that whoever got in does
-    not wait behind a crowd of them.
+    `max_token_s` limits concurrency: only as many places as keep the mean time per token (prefill included) under it.
+    `max_wait_s` bounds the wait: requests expected to wait longer are refused at once, and concurrent prefills are
+    limited to those whose first tokens come within the same time.
 
-    With `shared_places` outputs of a connection are paused while it has more than its quota with others (FairQueue),
-    and few requests begin or go on at once.
+    With `shared_places` outputs of a connection are paused while it exceeds its quota (see `FairQueue`), and concurrent
+    prefills are limited.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Admission:
         shared_places: int = 0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """`call_later` is the event loop's: what was paused goes on by itself some time after others have left."""
+        """`call_later` is the event loop's: paused requests resume some time after the other connections have left."""
         self._max_running = max_running
         self._max_queued = max_queued
         self._max_token_s = max_token_s
@@ -173,16 +172,16 @@ class Admission:
         self._queue = FairQueue(weights, shared_places, clock)
         self._max_starting = shared_places * MAX_STARTING_PER_PLACE
         self._call_later = call_later
-        # When it will be seen whether others have left; None: nobody waits for that.
+        # Time of the next scheduled `_look`; None if none is scheduled.
         self._look_s: float | None = None
         self._waiting: dict[AdmissionRequest, Ticket] = {}
-        # Those that may be paused.
+        # Requests that may be paused.
         self._running: dict[AdmissionRequest, Ticket] = {}
         self._pace = AdmissionPace()
-        # Requests without a token since they began or went on.
+        # Requests in prefill: no token since their start or resumption.
         self._reading: set[Ticket] = set()
-        # Times that places have been in use and prompts read, added up until `_used_until_s`; kept where bounds by time
-        # are asked for.
+        # Place-seconds in use and request-seconds in prefill, accumulated until `_used_until_s`; only kept for limits
+        # by time.
         self._used_s = 0.0
         self._reading_s = 0.0
         self._used_until_s = clock()
@@ -195,34 +194,34 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Outputs that wait for a place, those that are paused among them."""
+        """Outputs waiting for a place, paused ones included."""
         return self._queue.num_waiting
 
     @property
     def num_paused(self) -> int:
-        """Outputs that have begun, and wait until others have had what they need."""
+        """Outputs that have begun and are paused for others."""
         return self._queue.num_paused
 
     @property
     def num_reading(self) -> int:
-        """Requests that have had no token since they began or went on."""
+        """Requests in prefill: no token since their start or resumption."""
         return len(self._reading)
 
     @property
     def num_places(self) -> int:
-        """Outputs that may run at once now."""
+        """Current concurrency limit, in outputs."""
         if self._max_token_s is None:
             return self._max_running
         return min(self._pace.places_within(self._max_token_s) or self._max_running, self._max_running)
 
     def enter(self, request: AdmissionRequest, time_left_s: float, num_tokens: int) -> Ticket:
-        """Let a request in, or have it wait; leaving the ticket ends both.
+        """Admit a request or queue it, until its ticket is left.
 
-        It has `time_left_s`, and its outputs are not over before they have `num_tokens` tokens.
+        It has `time_left_s` until its deadline, and its outputs need at least `num_tokens` tokens each.
 
         Raises:
-            OverloadedError: the queue is full, or its wait would usually be too long, or even at the best pace of late
-                its time would not suffice.
+            OverloadedError: the queue is full, the expected wait is too long, or the deadline cannot be met even at
+                the best recent throughput.
         """
         ticket = Ticket(self, request)
         num_free = self._num_free()
@@ -233,7 +232,7 @@ class Admission:
             self._begin(ticket)
             self._pause_excess()
             return ticket
-        # Its share may have places free where others wait for theirs, or what others have beyond their quota.
+        # Its own share may have free places while others wait for theirs, or running requests over quota may be paused.
         self._queue.wait(request)
         self._waiting[request] = ticket
         self._start_waiting()
@@ -246,7 +245,7 @@ class Admission:
         self._check_wait(request, num_wanted)
         needed_s = self._pace.at_least_s(self.now_s(), num_wanted, num_tokens)
         if needed_s > time_left_s:
-            text = f"would take {needed_s:.3g} s at the best pace of late, and has {time_left_s:.3g} s"
+            text = f"needs {needed_s:.3g} s at the best recent throughput, and has {time_left_s:.3g} s"
             raise self._overloaded(NoTimeError, text, request)
         self._make_room(request)
         self._queue.wait(request)
@@ -254,7 +253,7 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Take back what a ticket has."""
+        """Free a ticket's places or its position in the queue."""
         request = ticket.request
         self._forget_reading(ticket)
         self._running.pop(request, None)
@@ -272,36 +271,36 @@ class Admission:
         self._start_waiting()
 
     def may_pause(self, ticket: Ticket) -> None:
-        """A request that has its places may be paused from here on."""
+        """Let a running request be paused from here on."""
         self._queue.may_pause(ticket.request)
         self._running[ticket.request] = ticket
         self._pause_excess()
 
     def read(self, ticket: Ticket) -> None:
-        """A prompt has been read: the next one may be."""
+        """Record the end of a prefill and start the next."""
         if ticket not in self._reading or ticket.started_s is None:
             return
         read_s = self.now_s() - ticket.started_s
         self._forget_reading(ticket)
-        # The verifier may still have the tokens of one that was paused.
+        # Not of one that was paused: the verifier may still have cached its KV blocks.
         if read_s > 0 and not ticket.held_before_s:
             self._pace.prompt_read(read_s, (self._reading_s - ticket.reading_before_s) / read_s)
         self._start_waiting()
 
     def retry_after_s(self, num_places: int = 1) -> float:
-        """When it is worth asking for places again."""
+        """Expected seconds until `num_places` are free for a new request."""
         return self._pace.retry_after_s(self.num_waiting + num_places, self.num_places)
 
     def waited_too_long(self, request: AdmissionRequest) -> OverloadedError:
-        """What to tell a request that has waited for `max_wait_s`."""
+        """Error for a request that has waited for `max_wait_s`."""
         return self._overloaded(LongWaitError, f"had no place within {self.max_wait_s:.3g} s", request)
 
     def _num_free(self) -> int:
-        """Places that may be taken; all where none is in use, so that a large request gets its own some day."""
+        """Free places; all of them if none is in use, so that a request larger than the current limit can run."""
         return (self.num_places if self.num_running else self._max_running) - self.num_running
 
     def _most_reading(self) -> int | None:
-        """Prompts that may be read at once; None where nothing bounds them."""
+        """Limit on concurrent prefills; None without a limit."""
         return None if self.max_wait_s is None else self._pace.prompts_within(self.max_wait_s)
 
     def _may_read(self) -> bool:
@@ -333,9 +332,9 @@ class Admission:
                 self._call_later(delay_s, self._look)
 
     def _look(self) -> None:
-        """What is paused because of others goes on some time after they have left.
+        """Resume paused requests if the connections they made room for have stayed away.
 
-        While the event loop is busy their next requests are late, too: that time does not count.
+        A late timer means a busy event loop, which delays their next requests too: that time is not counted.
         """
         if self._look_s is not None:
             self._queue.extend_stay(max(self.now_s() - self._look_s, 0.0))
@@ -365,7 +364,7 @@ class Admission:
         ticket.decide()
 
     def _count_use(self) -> None:
-        """Add up the use of places and what is read, before it changes."""
+        """Accumulate place-seconds and prefill-seconds before either count changes."""
         if self._max_token_s is not None or self.max_wait_s is not None:
             now_s = self.now_s()
             self._used_s += (now_s - self._used_until_s) * self.num_running
@@ -378,33 +377,33 @@ class Admission:
             self._pace.shared(held_s, num_tokens, (self._used_s - ticket.used_before_s) / held_s)
 
     def _check_wait(self, request: AdmissionRequest, num_wanted: int) -> None:
-        """Check that a request that has to wait may expect its places in time."""
+        """Refuse a request whose expected wait exceeds `max_wait_s`."""
         if self.max_wait_s is None:
             return
         others = self._queue.others_before(request)
         wait_s = self._pace.usual_wait_s(num_wanted + others, self.num_places)
         if (most := self._most_reading()) is not None:
-            # After those that are read now and those that wait, most of which have one place each.
+            # After prefills under way and queued requests, most of which have one place each.
             num_read = len(self._reading) + self._queue.ahead_of(request) + others + 1 - most
             wait_s = max(wait_s, self._pace.reading_wait_s(num_read))
         if wait_s > self.max_wait_s:
-            text = f"would usually wait {wait_s:.3g} s, and {self.max_wait_s:.3g} s is the most"
+            text = f"is expected to wait {wait_s:.3g} s, above the limit of {self.max_wait_s:.3g} s"
             raise self._overloaded(LongWaitError, text, request)
 
     def _make_room(self, request: AdmissionRequest) -> None:
-        """Make the request fit the queue, if need be by sending away others that crowd it."""
-        # Empty places are room to wait: nobody is sent away because others are there, too, or begin just now.
+        """Make room for the request in the queue, if need be by refusing others with more than their share."""
+        # Free places count as room to wait: requests about to start need no place in the queue.
         num_missing = self.num_waiting + request.num_places - self._max_queued - max(self._num_free(), 0)
         if num_missing <= 0:
             return
         crowd = self._queue.crowd(request, num_missing)
         if not crowd:
-            raise self._overloaded(QueueFullError, "there is no place", request)
+            raise self._overloaded(QueueFullError, "the queue is full", request)
         for other in crowd:
             self._queue.withdraw(other)
             refusal = self._overloaded(CrowdedOutError, "the queue was needed for other tenants", other)
             self._waiting.pop(other).decide(refusal)
 
     def _overloaded(self, kind: type[OverloadedError], reason: str, request: AdmissionRequest) -> OverloadedError:
-        text = f"{reason}; {self.num_running} requests are running already, {self.num_waiting} wait"
+        text = f"{reason}; {self.num_running} running, {self.num_waiting} waiting"
         return kind(text, self.retry_after_s(request.num_places))

@@ -1,4 +1,4 @@
-"""The queue for places: fair among hosts, their connections and tenants, by priority within one."""
+"""Queue for places: fair among hosts, their connections and tenants, by priority within a tenant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-# For so many seconds after its last request a connection still counts as one that others share with: a client whose
-# requests follow one another must not have those of others resumed and paused again between any two of them.
+# Seconds after its last request for which a connection still counts for quotas, or a client with successive requests
+# would have others resumed and paused again in between.
 STAY_S = 0.5
 
 
@@ -20,11 +20,11 @@ class AdmissionRequest:
     tenant: str
     num_places: int
     priority: int = 0
-    # Its tenant's share of the places; None: as the queue was told.
+    # Its tenant's weight; None: the queue's setting.
     weight: int | None = None
-    # Whether its first token follows from reading its prompt alone: a grammar has to be compiled first.
+    # Whether its first token needs prefill only; a grammar must be compiled first.
     only_reads: bool = True
-    # The connection that it came by, as "host:port"; empty where connections are not told apart.
+    # Client's connection, "host:port"; empty if connections are not told apart.
     peer: str = ""
 
     @property
@@ -35,7 +35,7 @@ class AdmissionRequest:
 
 @dataclass(eq=False)
 class _Share:
-    """Places of a host, of one of its connections, or of a tenant on one. Tenants have requests, others have parts."""
+    """Node of the share tree: the root, a host, a connection, or a tenant (a leaf, which holds the requests)."""
 
     name: str = ""
     parent: _Share | None = None
@@ -43,27 +43,27 @@ class _Share:
     num_running: int = 0
     num_waiting: int = 0
     parts: dict[str, _Share] = field(default_factory=dict)
-    # Parts with requests that wait, in the order of their turns.
+    # Parts with waiting requests, in round-robin order.
     turns: dict[str, None] = field(default_factory=dict)
-    # In order: higher priority first, then arrival.
+    # Waiting requests: higher priority first, then by arrival.
     waiting: list[AdmissionRequest] = field(default_factory=list)
     # Requests that may be paused, in the order of their start.
     pausable: dict[AdmissionRequest, None] = field(default_factory=dict)
-    # Places that it may take before its turn is over.
+    # Places left in its turn (weighted round robin).
     credit: int = 0
 
     @property
     def load(self) -> float:
-        """Places in use for its weight."""
+        """Places in use per weight."""
         return self.num_running / self.weight
 
     @property
     def demand(self) -> int:
-        """Places in use and waited for."""
+        """Places in use plus places waited for."""
         return self.num_running + self.num_waiting
 
     def line(self) -> Iterator[_Share]:
-        """It and all shares that it is a part of, without the whole."""
+        """Itself and its ancestors, without the root."""
         share = self
         while share.parent is not None:
             yield share
@@ -71,16 +71,16 @@ class _Share:
 
 
 class FairQueue:
-    """Places in use and requests that wait for some; all numbers count places.
+    """Places in use and the queue for them; all counts are places.
 
-    Places are shared among hosts, what a host has among its connections, and what a connection has among the tenants
-    that it names. Next is the host, connection and tenant that has the fewest places in use for its weight; of equals,
-    the one whose turn it is. A turn lasts for `weight` places (weighted round robin); hosts and connections have weight
-    1. The next request waits for all of its places, and those after it wait with it: a large one must not starve.
+    Places are shared among hosts, then among a host's connections, then among the tenants that a connection names. The
+    next host, connection and tenant is the one with the fewest places in use per weight; ties go by weighted round
+    robin, with turns of `weight` places (hosts and connections have weight 1). The next request waits for all of its
+    places, and later ones wait with it: large requests must not starve.
 
-    With `shared_places` a host or a connection with others has a quota: its part of so many places, or as many as the
-    one of them with the fewest requests asks for, whichever is more. Beyond it none of its requests starts, and the
-    last ones that may be paused are to be; one always runs.
+    With `shared_places` a host or connection with siblings has a quota: an equal part of that many places, or the
+    demand of its least loaded sibling if that is more. Above its quota none of its requests starts, and its latest
+    pausable requests are paused; one always runs.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class FairQueue:
         shared_places: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`weights` are those of tenants, by name; with 0 `shared_places` there are no quotas."""
+        """`weights` are those of tenants, by name; without `shared_places` there are no quotas."""
         self._weights = dict(weights or {})
         self._shared_places = shared_places
         self._now_s = clock
         self._all = _Share()
-        # Hosts and connections without requests, and since when, in that order.
+        # Hosts and connections without requests, with the time they became so, oldest first.
         self._idle: dict[_Share, float] = {}
         self._paused: set[AdmissionRequest] = set()
-        # Of requests that are paused; they wait, too.
+        # Places of paused requests, which are also waiting.
         self.num_paused = 0
 
     @property
@@ -107,12 +107,12 @@ class FairQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Places that are waited for."""
+        """Places waited for."""
         return self._all.num_waiting
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are quotas now."""
+        """Whether quotas apply: more than one host, or more than one connection of a host."""
         if not self._shared_places:
             return False
         return len(self._all.parts) > 1 or any(len(host.parts) > 1 for host in self._all.parts.values())
@@ -125,18 +125,18 @@ class FairQueue:
 
     @property
     def stay_s(self) -> float | None:
-        """How long until the next connection without requests no longer counts; None where there is none."""
+        """Seconds until the next idle connection is dropped; None if there is none."""
         idle_s = next(iter(self._idle.values()), None)
         return None if idle_s is None else max(idle_s + STAY_S - self._now_s(), 0.0)
 
     def extend_stay(self, late_s: float) -> None:
-        """Let connections without requests count for longer, by the time in which no request could arrive."""
+        """Extend the stay of idle connections by the time in which no request could arrive."""
         now_s = self._now_s()
         for share, idle_s in self._idle.items():
             self._idle[share] = min(idle_s + late_s, now_s)
 
     def drop_idle(self) -> None:
-        """Forget hosts and connections that have had no requests for `STAY_S`."""
+        """Forget hosts and connections that have been idle for `STAY_S`."""
         for share, idle_s in list(self._idle.items()):
             if idle_s + STAY_S > self._now_s():
                 return
@@ -145,14 +145,14 @@ class FairQueue:
                 del share.parent.parts[share.name]
 
     def ahead_of(self, request: AdmissionRequest) -> int:
-        """Places that the tenant's own requests ahead of this one wait for, itself not counted."""
+        """Places waited for by the tenant's requests before this one."""
         parent, name = self._levels(request)[-1]
         tenant = parent.parts.get(name) if parent is not None else None
         waiting = tenant.waiting if tenant is not None else []
         return sum(other.num_places for other in waiting if other.priority >= request.priority and other is not request)
 
     def others_before(self, request: AdmissionRequest) -> int:
-        """Places that others take before this request has its own, by turns; those in use are not looked at."""
+        """Places that go to others' waiting requests before this one, by round robin; running ones do not count."""
         own = before = self.ahead_of(request) + request.num_places
         for (parent, name), weight in zip(reversed(self._levels(request)), (self._weight(request), 1, 1), strict=True):
             turns = before / weight
@@ -161,11 +161,11 @@ class FairQueue:
         return before - own
 
     def wait(self, request: AdmissionRequest) -> None:
-        """Let a request wait for its turn."""
+        """Queue a request."""
         self._wait(request, bisect.bisect_right)
 
     def withdraw(self, request: AdmissionRequest) -> None:
-        """Let a request wait no longer."""
+        """Remove a request from the queue."""
         tenant = self._tenant(request)
         tenant.waiting.remove(request)
         if request in self._paused:
@@ -178,16 +178,16 @@ class FairQueue:
         self._forget(tenant)
 
     def start(self, request: AdmissionRequest) -> None:
-        """Give a request its places."""
+        """Count a request's places as in use."""
         for share in self._line(self._tenant(request)):
             share.num_running += request.num_places
 
     def may_pause(self, request: AdmissionRequest) -> None:
-        """A request that has its places may be paused from here on."""
+        """Let a running request be paused from here on."""
         self._tenant(request).pausable[request] = None
 
     def end(self, request: AdmissionRequest) -> None:
-        """Take a request's places back."""
+        """Free a request's places."""
         tenant = self._tenant(request)
         tenant.pausable.pop(request, None)
         for share in self._line(tenant):
@@ -195,19 +195,19 @@ class FairQueue:
         self._forget(tenant)
 
     def pause(self, request: AdmissionRequest) -> None:
-        """Take a request's places back, and let it wait before its tenant's others of the same priority."""
+        """Free a request's places and queue it before its tenant's others of the same priority."""
         self._wait(request, bisect.bisect_left)
         self._paused.add(request)
         self.num_paused += request.num_places
         self.end(request)
 
     def take_next(self, num_free: int) -> AdmissionRequest | None:
-        """Start the request whose turn it is; None when none may start, or it needs more than `num_free` places."""
+        """Start the next request; None if none may start or it needs more than `num_free` places."""
         tenant = self._next(self._all, self._shared_places)
         if tenant is None or tenant.waiting[0].num_places > num_free:
             return None
         request = tenant.waiting[0]
-        # Those that lead to the request and have others waiting go on when their turn is over.
+        # Shares whose turn is over and that still have requests waiting move to the end of the round.
         line = list(tenant.line())
         self.start(request)
         self.withdraw(request)
@@ -220,14 +220,14 @@ class FairQueue:
         return request
 
     def excess(self) -> AdmissionRequest | None:
-        """A request that is to be paused: the last one of the host or connection that is farthest beyond its quota."""
+        """Request to pause next: the latest of the host or connection that exceeds its quota by most."""
         return self._excess(self._all, self._shared_places)
 
     def crowd(self, request: AdmissionRequest, num_places: int) -> list[AdmissionRequest]:
-        """The last requests of those that wait for more than the share of `request` would: enough for `num_places`.
+        """Latest waiting requests, `num_places` in total, of shares that wait for more than that of `request` would.
 
-        Hosts are compared first, then connections of the same host, then tenants. Requests that are paused stay. Empty
-        when there are not enough: then `request` is itself what is too much.
+        Compares hosts first, then connections of the host, then tenants. Paused requests are exempt. Empty if the
+        others' excess is not enough: then `request` itself exceeds its share.
         """
         gone: dict[AdmissionRequest, None] = {}
         while sum(other.num_places for other in gone) < num_places:
@@ -238,7 +238,7 @@ class FairQueue:
         return list(gone)
 
     def _crowding(self, request: AdmissionRequest, gone: Mapping[AdmissionRequest, None]) -> AdmissionRequest | None:
-        """The request that is sent away after those that are `gone`; None when the one to make room for is too much."""
+        """Next request to refuse, given those already `gone`; None if `request` itself exceeds its share."""
 
         def crowding(share: _Share) -> float:
             lost = sum(other.num_places for other in gone if share in self._line(self._tenant(other)))
@@ -264,11 +264,11 @@ class FairQueue:
         return None
 
     def _next(self, share: _Share, places: int) -> _Share | None:
-        """The tenant whose turn it is within a share that has `places` for its parts, where these have quotas."""
+        """Tenant whose request starts next within a share of `places` places; None if quotas stop all of them."""
         if share.waiting:
             return share
         quota = self._quota(share, places)
-        # Of equals the first is the one whose turn it is.
+        # The sort is stable: ties keep the round-robin order.
         for part in sorted((share.parts[name] for name in share.turns), key=lambda part: part.load):
             if quota is None or not part.num_running or part.num_running < quota:
                 found = self._next(part, places if quota is None else quota)
@@ -278,7 +278,7 @@ class FairQueue:
 
     def _excess(self, share: _Share, places: int) -> AdmissionRequest | None:
         quota = self._quota(share, places)
-        # One request of a part always runs.
+        # One request of each part always runs.
         crowded = [part for part in share.parts.values() if part.num_running > 1]
         for part in sorted(crowded, key=lambda part: part.num_running, reverse=True):
             is_beyond = quota is not None and part.num_running > quota
@@ -289,7 +289,7 @@ class FairQueue:
         return None
 
     def _quota(self, share: _Share, places: int) -> int | None:
-        """Places that each part of a share may have; None where there is no bound, as among tenants."""
+        """Quota of each part of a share, in places; None without a limit, as among tenants."""
         if not self._shared_places or len(share.parts) < 2 or not self._is_above_tenants(share):
             return None
         fewest = min(part.demand for part in share.parts.values())
@@ -314,7 +314,7 @@ class FairQueue:
         yield self._all
 
     def _levels(self, request: AdmissionRequest) -> list[tuple[_Share | None, str]]:
-        """The shares that lead to a request, each with the name of its part; None where there is none yet."""
+        """Shares on the path to a request, each with its part's name; None where the share does not exist."""
         parent: _Share | None = self._all
         levels = []
         for name in request.path:
@@ -323,12 +323,12 @@ class FairQueue:
         return levels
 
     def _tenant(self, request: AdmissionRequest) -> _Share:
-        """The share of a request's tenant, made where there is none."""
+        """Share of a request's tenant, created if missing."""
         share = self._all
         for name in request.path:
             share = share.parts.setdefault(name, _Share(name, share))
             self._idle.pop(share, None)
-        # Its latest request's, since it may have been changed.
+        # Weights may change: the latest request's applies.
         share.weight = self._weight(request)
         return share
 
@@ -336,7 +336,7 @@ class FairQueue:
         return request.weight or self._weights.get(request.tenant, 1)
 
     def _forget(self, tenant: _Share) -> None:
-        """Forget a tenant without requests, and some time later hosts and connections without."""
+        """Drop a tenant without requests, and after `STAY_S` its host and connection."""
         for share in tenant.line():
             if share.demand:
                 return
@@ -347,7 +347,7 @@ class FairQueue:
 
 
 def _last_pausable(share: _Share, num_running: int) -> AdmissionRequest | None:
-    """The last request of the tenant with most places in use that has fewer than `num_running` places."""
+    """Latest pausable request with fewer than `num_running` places, of the tenant with the highest load."""
     for part in sorted(share.parts.values(), key=lambda part: part.load, reverse=True):
         if (found := _last_pausable(part, num_running)) is not None:
             return found

@@ -1,4 +1,4 @@
-"""The public gRPC API: requests are authenticated, checked and answered here.
+"""Public gRPC API: authentication, validation and `InferenceService`.
 
 Only `orchestrator.app` imports it.
 """

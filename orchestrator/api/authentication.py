@@ -1,4 +1,4 @@
-"""Authentication of callers by bearer tokens, before anything of a call's message is read."""
+"""Bearer-token authentication of callers, before a call's message is read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from orchestrator.api.tenants import Tenant
 from orchestrator.api.token_file import TokenFile
 from orchestrator.api.validation import TENANT_KEY, wanted_tenant
 
-# The same for every reason: which of them it was is nobody's business.
+# One message for all failures, to leak nothing.
 REFUSAL = "a valid bearer token is needed"
 
 Metadata = Iterable[tuple[str, str | bytes]]
-Handler = Any  # grpc.RpcMethodHandler, whose type parameters exist for the type checker alone
+Handler = Any  # grpc.RpcMethodHandler, whose type parameters only exist for type checkers
 
-# Whose token the current call has; None where no tokens are asked for.
+# Tenant of the current call's token; None if no tokens are required.
 _caller: contextvars.ContextVar[Tenant | None] = contextvars.ContextVar("caller", default=None)
 
 
 class Authentication(grpc.aio.ServerInterceptor):
-    """Refuses every call without a valid token, whatever it calls, except for health and, if it is open, reflection."""
+    """Refuses every call without a valid token, except health checks and, if `open_reflection`, reflection."""
 
     def __init__(self, tokens: TokenFile, *, open_reflection: bool) -> None:
         self.tokens = tokens
@@ -41,21 +41,21 @@ class Authentication(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's own handler, or one that refuses."""
+        """The method's own handler, or one that refuses the call."""
         if not handler_call_details.method.startswith(self._open):
             token = bearer_token(handler_call_details.invocation_metadata)
             tenant = self.tokens.tenant(token) if token else None
             if tenant is None:
                 self.num_refused += 1
-                # It fits every method: one that streams both ways has to read nothing before it answers.
+                # Fits every method: a bidirectional stream need not read a message before it answers.
                 return grpc.stream_stream_rpc_method_handler(_refuse)
-            # Every call is a task of its own, and so has a context of its own.
+            # gRPC runs each call in a task, and hence a context, of its own.
             _caller.set(tenant)
         return await continuation(handler_call_details)
 
 
 def bearer_token(metadata: Metadata) -> str:
-    """The token of a call's metadata; empty where there is not exactly one."""
+    """The bearer token of a call's metadata; empty unless there is exactly one."""
     values = [value for key, value in metadata if key == METADATA_KEY]
     if len(values) != 1 or not isinstance(values[0], str):
         return ""
@@ -64,10 +64,10 @@ def bearer_token(metadata: Metadata) -> str:
 
 
 def calling_tenant(metadata: Metadata) -> Tenant:
-    """Who calls: by its token, or where none are asked for, by what it says of itself.
+    """Tenant of the call: the token's, or the named one if no tokens are required.
 
     Raises:
-        InvalidRequestError: it names another tenant than the one that its token is of, or one that is too long.
+        InvalidRequestError: the metadata names another tenant than the token's, or too long a name.
     """
     named, tenant = wanted_tenant(metadata), _caller.get()
     if tenant is None:
@@ -78,7 +78,7 @@ def calling_tenant(metadata: Metadata) -> Tenant:
 
 
 def calling_peer(metadata: Metadata) -> str:
-    """The connection that a call came by, as "host:port"; empty where nothing in front of gRPC has said so."""
+    """Address of the client's connection, "host:port"; empty without the guard that adds it."""
     return next((value for key, value in metadata if key == PEER_KEY and isinstance(value, str)), "")
 
 

@@ -1,4 +1,4 @@
-"""The public API as gRPC serves it."""
+"""`InferenceService`: the public API over gRPC."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-# How long a client that does not read may keep its call once the deadline has passed.
+# Time after the deadline for a client to read the error before its call is cancelled.
 UNREAD_GRACE_S = 5.0
 
-Context = Any  # grpc.aio.ServicerContext, whose type parameters say nothing here
+Context = Any  # grpc.aio.ServicerContext, without its two type parameters
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Bounds of the public edge; `unread_s` is how long a client may leave a message that waits for it, 0 for ever."""
+    """Limits of the public API; a client may leave a message unread for `unread_s` (0: without limit)."""
 
     max_outputs: int
     max_nodes: int
     default_timeout_s: float
     unread_s: float = 10.0
-    # Whether each round waits for its draft.
+    # Whether each round waits for its draft (a mode for measurements).
     synchronous: bool = False
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """`InferenceService` on replicas of one verifier and any number of drafters."""
+    """`InferenceService` over the replicas of one verifier and any number of drafters."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         tracing: Tracing | None = None,
         timeline: Timeline | None = None,
     ) -> None:
-        """Without `latencies` no times are kept for operators; `authentication` is what they see of tokens."""
+        """Without `latencies` no latency histograms are kept; `authentication` is only read for metrics."""
         self._timeline = timeline
         self._tracing = tracing
         self._verifiers = verifiers
@@ -112,7 +112,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     @property
     def num_requests(self) -> int:
-        """Requests that run or wait now, each output of a request counted."""
+        """Outputs that run or wait."""
         return self.admission.num_running + self.admission.num_waiting
 
     @streaming
@@ -122,7 +122,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Complete one prompt."""
         arrival_s = time.monotonic()
         deadline_s = arrival_s + self._timeout_s(context)
-        # As the client named it; one that is too long is refused, and one that is missing is made up.
+        # Validation refuses a longer id and replaces an empty one.
         request_id.set(request.request_id[:MAX_REQUEST_ID_BYTES])
         metadata = context.invocation_metadata()
         max_context = self._verifiers.info.max_context_tokens
@@ -138,7 +138,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 request.priority,
                 tenant.weight,
                 only_reads,
-                # A tenant with a token is the same one whatever its connections.
+                # Fair shares go by tenant, not by connection, if a token proves the tenant.
                 peer="" if tenant.has_token else peer,
             )
             with (
@@ -176,12 +176,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                                 self._timeline.mark("client.delta.out", size=len(message.token_ids))
                             yield message
                 except OverloadedError as error:
-                    # The verifier's; how soon it has room again is what our own requests show.
+                    # The verifier is full; the retry delay comes from this orchestrator's own admission.
                     raise OverloadedError(str(error), self.admission.retry_after_s(num_outputs)) from error
 
     def metrics(self) -> Iterator[Metric]:
-        """What operators see of this service and its back ends. On the event loop."""
-        # Here, so that nothing else pays for loading it.
+        """Metrics of this service and its peers. On the event loop."""
+        # Imported late: only the metrics server needs it.
         from orchestrator import metrics as own
 
         yield from own.request_metrics(self.tally, self.admission)
@@ -200,7 +200,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModelInfo(
         self, request: inference_pb2.GetModelInfoRequest, context: Context
     ) -> inference_pb2.GetModelInfoResponse:
-        """What is served here, and its limits."""
+        """Model, limits and features of this deployment."""
         info = self._verifiers.info
         return inference_pb2.GetModelInfoResponse(
             model=info.model,
@@ -222,9 +222,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def _end_unread(
         self, context: Context, task: asyncio.Task[None] | None, outputs: Outputs, error: CoppiceError
     ) -> None:
-        """End a call that waits for its client to take a message; the client hears of it when it takes that."""
+        """End a call that is blocked on a client that does not read; the client gets the error once it reads."""
         outputs.fail(error)
-        # By a task of its own, which lasts until the client has it or is gone: the call's is to let go of everything.
+        # In a task of its own, which lives until the client has read it or is gone; the call frees its resources now.
         telling = asyncio.create_task(_tell(context, error), name="telling of an end")
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
@@ -253,7 +253,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             clock = OutputClock(arrival_s, ticket.waited_s, self.tally.latencies, ticket.tokens_came)
             generation = self._generation(one, clock, wake, trace.output(index))
             outputs.append(OneOutput(generation, Responses(one, index)))
-        # A prompt that fills no block is not shared, so that waiting for it would gain nothing.
+        # A prompt shorter than a block shares no KV blocks, so its outputs need not wait for the first.
         is_shared = 0 < self._verifiers.info.shared_block_tokens < len(request.prompt_ids)
         return Outputs(outputs, wake, first_alone=is_shared)
 
@@ -269,7 +269,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     def _cache_drafter(self, request: GenerationRequest, transcript: Transcript) -> CacheDrafter | None:
-        # Its guesses are no samples, so that sampled trees have nothing to do with it.
+        # Cached drafts are not samples, so sampled trees cannot use them.
         if self._cache is None or not request.speculates or request.samples_drafts:
             return None
         if request.sources and CACHE not in request.sources:
@@ -278,7 +278,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return self._cache.drafter(request.cache_salt, transcript.tokens, transcript.num_prompt, sampled)
 
     def _redraft_nodes(self, request: GenerationRequest) -> int:
-        """Most nodes of the target's own drafts: they are no samples, and made for no round that waits for its own."""
+        """Most nodes of in-pass re-drafts; 0 for sampled trees (they are no samples) and for synchronous rounds."""
         if not request.speculates or request.samples_drafts or self._limits.synchronous:
             return 0
         if request.sources and REDRAFT not in request.sources:
@@ -319,7 +319,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 
 async def _admitted(ticket: Ticket, deadline_s: float) -> None:
-    """Return once a request has its places; its time must not be spent on nothing but waiting."""
+    """Wait for a request's places, at most until its deadline."""
     if ticket.started_s is not None:
         return
     try:
@@ -330,7 +330,7 @@ async def _admitted(ticket: Ticket, deadline_s: float) -> None:
 
 
 async def _tell(context: Context, error: CoppiceError) -> None:
-    # It raises when it is done, too, and where the call is over already.
+    # Raises AbortError after success, and InvalidStateError if the call is over.
     with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
         await context.abort_with_status(rpc_status.to_status(error_status(error)))
 
@@ -339,7 +339,7 @@ async def _tell(context: Context, error: CoppiceError) -> None:
 def _deadline(
     outputs: Outputs, arrival_s: float, deadline_s: float, end: Callable[[CoppiceError], None]
 ) -> Iterator[None]:
-    """Ends the outputs at the deadline, and with `end` the call some time later, which may wait for its reader."""
+    """Fail the outputs at the deadline, and `UNREAD_GRACE_S` later end a call that is blocked on its reader."""
     loop = asyncio.get_running_loop()
     error = DeadlineError(f"not finished within {deadline_s - arrival_s:.3g} s")
     left_s = max(deadline_s - time.monotonic(), 0.0)

@@ -1,4 +1,4 @@
-"""Usage of each tenant, held against its limits, and its salts."""
+"""Rate limits, quotas and cache salts per tenant."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MINUTE_S = 60.0
 
 
 class TenantLimitError(OverloadedError):
-    """The tenant uses as much as it may already."""
+    """The tenant has reached one of its limits."""
 
 
 class Bucket:
-    """Fills steadily up to a minute's worth, and may be in debt."""
+    """Token bucket with a capacity of one minute, whose level may be negative."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self._per_minute = per_minute
@@ -28,50 +28,43 @@ class Bucket:
         self._filled_s = now_s
 
     def fill(self, per_minute: int, now_s: float) -> None:
-        """Fill it up to now, and from now on at another rate if that has changed."""
+        """Refill up to now, and change the rate."""
         self._level += (now_s - self._filled_s) * self._per_minute / MINUTE_S
         self._per_minute, self._filled_s = per_minute, now_s
         self._level = min(self._level, per_minute)
 
     def take(self, amount: int) -> None:
-        """Take out, into debt if need be."""
+        """Take `amount`, below zero if need be."""
         self._level -= amount
 
     def wait_s(self, amount: int) -> float:
-        """How long until it has that much; 0 when it has."""
+        """Seconds until the level is `amount`; 0 if it is already."""
         return max(0.0, (amount - self._level) * MINUTE_S / self._per_minute)
 
 
 class TenantAccount:
-    """One tenant's use: places now, and what has been taken of late."""
+    """Places in use by a tenant, and its buckets of requests and tokens."""
 
     def __init__(self) -> None:
         self.num_places = 0
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
+        self._buckets: dict[str, Bucket] = {}
 
-    def requests(self, per_minute: int, now_s: float) -> Bucket:
-        """Outputs that may begin, filled up to now."""
-        self._requests = self._requests or Bucket(per_minute, now_s)
-        self._requests.fill(per_minute, now_s)
-        return self._requests
-
-    def tokens(self, per_minute: int, now_s: float) -> Bucket:
-        """Tokens that may be used, filled up to now."""
-        self._tokens = self._tokens or Bucket(per_minute, now_s)
-        self._tokens.fill(per_minute, now_s)
-        return self._tokens
+    def bucket(self, name: str, per_minute: int, now_s: float) -> Bucket:
+        """Bucket of "requests" (outputs that may start) or "tokens", filled up to now."""
+        bucket = self._buckets.setdefault(name, Bucket(per_minute, now_s))
+        bucket.fill(per_minute, now_s)
+        return bucket
 
 
 class TenantLease:
-    """What one request uses of its tenant's limits while it is entered."""
+    """Share of a tenant's limits that one request holds while the context is entered."""
 
     def __init__(self, tenant_usage: TenantUsage, tenant: Tenant, num_places: int) -> None:
         self._tenant_usage = tenant_usage
         self._tenant = tenant
         self._num_places = num_places
         self._has_left = False
-        # Of the prompt and of all outputs, once they are known.
+        # Tokens of the prompt and of all outputs, set once known.
         self.num_tokens = 0
 
     def __enter__(self) -> TenantLease:
@@ -83,14 +76,14 @@ class TenantLease:
         self.leave()
 
     def leave(self) -> None:
-        """Count the request out; further calls do nothing."""
+        """Return the places and charge the tokens; further calls do nothing."""
         if not self._has_left:
             self._has_left = True
             self._tenant_usage.leave(self._tenant, self._num_places, self.num_tokens)
 
 
 class TenantUsage:
-    """Limits of tenants, in this process alone: several orchestrators allow as many times as much."""
+    """Limits of tenants within this process: each orchestrator enforces them by itself."""
 
     def __init__(
         self,
@@ -98,22 +91,22 @@ class TenantUsage:
         retry_after_s: Callable[[int], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`retry_after_s` guesses when so many places are free again."""
+        """`retry_after_s` estimates the seconds until that many places are free."""
         self._salt_key = salt_secret.encode()
         self._retry_after_s = retry_after_s
         self._now_s = clock
-        # Of tenants with a token, of which the file has so many.
+        # Only tenants with tokens, so the token file bounds its size.
         self._accounts: dict[str, TenantAccount] = {}
 
     def enter(self, tenant: Tenant, num_outputs: int) -> TenantLease:
-        """Count a request in; leaving what is returned counts it out.
+        """Count a request against its tenant's limits until the lease ends.
 
-        Tokens are known when they are used: a request may begin while some are left, and what it then uses may be more.
-        Later ones wait until that is made up for.
+        Tokens are charged at the end: a request may start while the bucket is not empty, and may overdraw it; later
+        requests wait until the debt is refilled.
 
         Raises:
-            TenantLimitError: a limit is reached; says when it is not any more.
-            InvalidRequestError: the limits never allow so many outputs in one request.
+            TenantLimitError: a limit is reached; has the delay until it no longer is.
+            InvalidRequestError: the limits never allow this many outputs in one request.
         """
         use = TenantLease(self, tenant, num_outputs)
         if not tenant.has_token:
@@ -130,23 +123,23 @@ class TenantUsage:
         return use
 
     def leave(self, tenant: Tenant, num_places: int, num_tokens: int) -> None:
-        """Count a request out, and the tokens that it has used."""
+        """Return a request's places and charge its tokens."""
         if not tenant.has_token:
             return
         account = self._accounts[tenant.name]
         account.num_places -= num_places
         if tenant.tokens_per_minute is not None:
-            account.tokens(tenant.tokens_per_minute, self._now_s()).take(num_tokens)
+            account.bucket("tokens", tenant.tokens_per_minute, self._now_s()).take(num_tokens)
 
     def salt(self, tenant: Tenant, salt: str) -> str:
-        """The salt of what is computed and remembered for a request: no two tenants have the same one.
+        """Salt of a request's cached data, unique to its tenant.
 
-        A message authentication code, since verifiers and Redis may be shared with orchestrators that ask for no
-        tokens: there a client chooses the whole salt, and without the secret it cannot choose this one.
+        It is an HMAC because verifiers and Redis may be shared with orchestrators without tokens, whose clients choose
+        the whole salt: without the secret they cannot produce this one.
         """
         if not tenant.has_token:
             return salt
-        # The name's length keeps ("ab", "c") apart from ("a", "bc").
+        # The length prefix keeps ("ab", "c") apart from ("a", "bc").
         named = f"{len(tenant.name)} {tenant.name}{salt}"
         return hmac.new(self._salt_key, named.encode(), hashlib.sha256).hexdigest()
 
@@ -155,10 +148,10 @@ class TenantUsage:
         waits_s = {}
         requests = tokens = None
         if tenant.requests_per_minute is not None:
-            requests = account.requests(tenant.requests_per_minute, now_s)
+            requests = account.bucket("requests", tenant.requests_per_minute, now_s)
             waits_s["requests"] = requests.wait_s(num_outputs)
         if tenant.tokens_per_minute is not None:
-            tokens = account.tokens(tenant.tokens_per_minute, now_s)
+            tokens = account.bucket("tokens", tenant.tokens_per_minute, now_s)
             waits_s["tokens"] = tokens.wait_s(1)
         what = max(waits_s, key=waits_s.__getitem__, default="")
         if what and waits_s[what] > 0:
@@ -168,10 +161,10 @@ class TenantUsage:
 
 
 def keep_limits(request: inference_pb2.GenerateRequest, tenant: Tenant) -> None:
-    """Hold a request to its tenant's limits; where it names no `max_tokens`, the tenant's is set.
+    """Check a request against its tenant's limits; a missing `max_tokens` is set to the tenant's.
 
     Raises:
-        InvalidRequestError: it asks for more.
+        InvalidRequestError: the request asks for more.
     """
     if tenant.max_tokens is not None:
         if not request.stopping.HasField("max_tokens"):

@@ -1,4 +1,4 @@
-"""Tenants of the public API: what each may use, and which tokens are theirs."""
+"""Tenants of the public API: limits and token digests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.api.validation import MAX_TENANT_CHARACTERS
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# Largest value of each limit, the width of its field in the protos; all but `max_priority` are at least 1.
+# Largest value of each limit: the range of its proto field. All but `max_priority` are at least 1.
 _LIMITS = {
     "weight": 2**31 - 1,
     "max_requests": 2**31 - 1,
@@ -25,27 +25,27 @@ _LOWEST = {"max_priority": -(2**31)}
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who calls, and what it may use; a limit that is None is only that of everyone."""
+    """Tenant and its limits; a limit of None means only the service's own limits apply."""
 
     name: str
-    # Share of the places.
+    # Weight of the tenant in fair sharing.
     weight: int | None = None
-    # Outputs that run or wait at once, and that begin within a minute.
+    # Outputs that run or wait at once, and outputs started per minute.
     max_requests: int | None = None
     requests_per_minute: int | None = None
-    # Of prompts and outputs.
+    # Tokens of prompts and outputs.
     tokens_per_minute: int | None = None
-    # Of one output.
+    # Tokens of one output.
     max_tokens: int | None = None
     max_priority: int | None = None
-    # Whether a token proves it.
+    # Whether a token proves the tenant.
     has_token: bool = False
 
 
 def parse_tokens(text: str) -> dict[str, Tenant]:
-    """Tenants by the digest of their tokens: JSON lines, one for each tenant, `{"tenant": ..., "sha256": [...]}`.
+    """Tenants by SHA-256 digest of their tokens: JSON lines, one per tenant, `{"tenant": ..., "sha256": [...]}`.
 
-    Limits are further fields, by their names in `Tenant`. Empty lines and those that begin with # are left out.
+    Limits are further fields, named as in `Tenant`. Empty lines and lines that begin with # are skipped.
 
     Raises:
         ValueError: a line is wrong; the message has its number and nothing that it says.
@@ -84,7 +84,7 @@ def _tenant(fields: Any) -> Tenant:
 def _limit(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
     lowest, highest = _LOWEST.get(name, 1), _LIMITS[name]
-    # A boolean is an int, too.
+    # `bool` is a subclass of `int`.
     if value is not None and (type(value) is not int or not lowest <= value <= highest):
         raise ValueError(f"{name} must be a whole number in [{lowest}, {highest}]")
     return value

@@ -1,4 +1,4 @@
-"""The file of TOKENS_FILE: read at start, and again whenever it has changed."""
+"""File of TOKENS_FILE: read at start, and again after each change."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from orchestrator.api.tenants import Tenant, parse_tokens
 
 logger = logging.getLogger(__name__)
 
-# How long a token may be valid after it has left the file.
+# Interval between checks: how long a token stays valid after its removal from the file.
 POLL_S = 2.0
 
-# What tells one version of a file from another. Kubernetes replaces a mounted Secret by another link: another inode.
+# Identity of a version of the file. Kubernetes replaces a mounted Secret by another link: another inode.
 Version = tuple[int, int, int, int]
 
 
 class TokenFile:
-    """Whose token a token is. A version of the file that cannot be read is left out, and the last good one stays."""
+    """Tenants by token. After an unreadable version of the file the last good one stays in force."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
-            ConfigError: it cannot be read, or a line is wrong.
+            ConfigError: the file cannot be read, or a line is wrong.
         """
         self._path = path
         self.num_loads = 1
-        # Versions that were left out.
+        # Versions that could not be read.
         self.num_errors = 0
         self._tenants: dict[str, Tenant] = {}
         self._version: Version | None = None
@@ -41,22 +41,22 @@ class TokenFile:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are valid now."""
+        """Valid tokens."""
         return len(self._tenants)
 
     def tenant(self, token: str) -> Tenant | None:
-        """Whose token it is; None where it is nobody's."""
-        # How long a lookup takes depends on the digest, of which a caller can choose no byte: nothing to learn from it.
+        """Tenant of a token; None if it is not valid."""
+        # No constant-time comparison needed: callers cannot choose the digest, so lookup times reveal nothing.
         return self._tenants.get(token_digest(token))
 
     async def follow(self) -> None:
-        """Read the file again whenever it has changed, for ever."""
+        """Reload the file after each change, until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Read the file again if it has changed; all of it off the event loop."""
+        """Reload the file if it has changed; file access is off the event loop."""
         try:
             version = await asyncio.to_thread(_version, self._path)
         except OSError as error:
@@ -70,17 +70,17 @@ class TokenFile:
             self._leave_out(version, error)
         else:
             self.num_loads += 1
-            logger.info("tokens were read anew: %d are valid", self.num_tokens)
+            logger.info("tokens reloaded: %d are valid", self.num_tokens)
 
     def _read(self) -> tuple[Version, dict[str, Tenant]]:
-        # The version first: what changes after it is read again.
+        # The version before the content: a change in between is read again.
         version = _version(self._path)
         return version, parse_tokens(self._path.read_text(encoding="utf-8"))
 
     def _leave_out(self, version: Version | None, error: Exception) -> None:
         if version != self._version:
             self.num_errors += 1
-            logger.warning("TOKENS_FILE is not read anew, the tokens of before stay: %s", _reason(error))
+            logger.warning("TOKENS_FILE cannot be reloaded, the previous tokens stay valid: %s", _reason(error))
         self._version = version
 
 
@@ -90,5 +90,5 @@ def _version(path: Path) -> Version:
 
 
 def _reason(error: Exception) -> str:
-    # What text could not be decoded is part of that error, and may be anything.
+    # A UnicodeDecodeError contains the bytes, which may be secret.
     return "is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,4 +1,4 @@
-"""Every limit of a request, checked in one place before anything is allocated for it."""
+"""Validation of a request: all limits, checked before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from orchestrator.peers.verifier_client import VerifierInfo
 MAX_CACHE_SALT_BYTES = 128
 TENANT_KEY = "x-tenant-id"
 MAX_TENANT_CHARACTERS = 128
-# Far more kinds of drafters than anyone has, and a longer name than any of them.
+# Well above any real number of drafter kinds and length of their names.
 MAX_SOURCES = 64
 MAX_SOURCE_BYTES = 128
-# A prompt as text may have so many bytes for each token of the context: no vocabulary that we know has longer tokens.
+# Bytes of text per token of context: no known vocabulary has longer tokens.
 MAX_BYTES_PER_TOKEN = 512
-# Nor more than so many in all, or than so many for each token where that is more: a long context is no reason to take
-# hundreds of bytes for each of its tokens, where text has about four. A prompt beyond that can be sent as token ids.
+# Cap of a prompt in bytes, or this many bytes per token if that is more: text has about four bytes per token, so a long
+# context does not justify hundreds for each. Longer prompts can be sent as token ids.
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 LEAST_BYTES_PER_TOKEN = 32
-# Tokenizing this much takes about a millisecond; more is done off the event loop.
+# Takes about a millisecond to tokenize; longer prompts are tokenized off the event loop.
 INLINE_PROMPT_CHARACTERS = 4096
-# What a message of a conversation costs the template, in characters of a prompt.
+# Cost of one chat message in the template, in characters of prompt.
 MESSAGE_CHARACTERS = 64
 
 _MODES = inference_pb2.SpeculationPolicy
@@ -50,7 +50,7 @@ _MODES = inference_pb2.SpeculationPolicy
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request that keeps every limit, with its defaults filled in and its prompt tokenized."""
+    """Validated request: defaults filled in, prompt tokenized."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -63,11 +63,11 @@ class GenerationRequest:
     cache_salt: str
     want_text: bool
     want_token_ids: bool
-    # None: no log-probabilities; else those of the generated tokens and of this many likeliest ones.
+    # None: no log-probabilities; n: those of the generated tokens and of the n likeliest tokens.
     top_log_probs: int | None
-    # Whether drafts have to be sampled trees.
+    # Whether drafts must be sampled trees (TRAVERSAL acceptance at a temperature).
     samples_drafts: bool
-    # Whether to draft, with which sources (empty: all) and at most how many nodes.
+    # Whether to draft, sources to use (empty: all) and most nodes of a draft.
     speculates: bool
     forced: bool
     sources: tuple[str, ...]
@@ -76,27 +76,27 @@ class GenerationRequest:
 
 
 def max_prompt_bytes(max_context: int) -> int:
-    """The most bytes that a prompt of text may have with a context of `max_context` tokens."""
+    """Largest size of a text prompt in bytes, for a context of `max_context` tokens."""
     return min(MAX_BYTES_PER_TOKEN * max_context, max(MAX_PROMPT_BYTES, LEAST_BYTES_PER_TOKEN * max_context))
 
 
 def request_sizes(max_context: int) -> MessageSizes:
-    """What the fields of a GenerateRequest may take with a context of `max_context` tokens."""
+    """Maximum size of each field of a GenerateRequest, for a context of `max_context` tokens."""
     sizes = _field_bytes(max_context)
-    # So that a conversation's messages are counted.
+    # The nested entry makes it count a conversation's messages.
     return MessageSizes(inference_pb2.GenerateRequest, sizes | {"messages.messages": sizes["messages"]})
 
 
 def max_request_bytes(max_context: int) -> int:
-    """The most bytes of a GenerateRequest with a context of `max_context` tokens."""
+    """Largest size of a GenerateRequest in bytes, for a context of `max_context` tokens."""
     sizes = _field_bytes(max_context)
-    # One of these.
+    # A oneof: only the largest counts.
     inputs = [sizes.pop(name) for name in ("prompt", "token_ids", "messages")]
     return sum(sizes.values()) + max(inputs) + SCALAR_BYTES
 
 
 def _field_bytes(max_context: int) -> dict[str, int]:
-    """The most bytes of each field that has a length, by its name."""
+    """Largest size in bytes of each field with a length, by name."""
     return {
         "request_id": MAX_REQUEST_ID_BYTES,
         "prompt": max_prompt_bytes(max_context),
@@ -119,7 +119,7 @@ async def validate(
     known_sources: frozenset[str],
     connected_sources: Sequence[str],
 ) -> GenerationRequest:
-    """The request as the rest of the orchestrator may rely on it.
+    """Check a request and fill in its defaults.
 
     Raises:
         InvalidRequestError: the caller's mistake; names the field.
@@ -168,10 +168,10 @@ async def validate(
 
 
 def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> int:
-    """How many outputs a request asks for.
+    """Number of outputs requested.
 
     Raises:
-        InvalidRequestError: none, too many, or several of a call that goes on after another.
+        InvalidRequestError: zero, above `max_outputs`, or several with `resume_token_ids`.
     """
     wanted = message.num_outputs if message.HasField("num_outputs") else 1
     if not 1 <= wanted <= max_outputs:
@@ -184,9 +184,9 @@ def wanted_outputs(message: inference_pb2.GenerateRequest, max_outputs: int) -> 
 
 
 def certain_tokens(message: inference_pb2.GenerateRequest, max_context: int) -> int:
-    """How many tokens an output has at least, unless something goes wrong; of requests that are wrong, any number.
+    """Lower bound on the new tokens of each output that ends without an error; arbitrary for invalid requests.
 
-    No more than the context of `max_context` tokens has room for, as far as that is known before the prompt is encoded.
+    At most the room in the context of `max_context` tokens, as far as it is known before the prompt is encoded.
     """
     stopping = message.stopping
     may_stop = not stopping.ignore_eos or stopping.stop_strings or stopping.stop_token_ids
@@ -199,7 +199,7 @@ def certain_tokens(message: inference_pb2.GenerateRequest, max_context: int) -> 
 
 
 def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Whom a call is for: its metadata `x-tenant-id`, empty where there is none.
+    """Tenant named in the metadata `x-tenant-id`; empty if there is none.
 
     Raises:
         InvalidRequestError: the name is too long.
@@ -211,7 +211,7 @@ def wanted_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> None:
-    """Before any list is copied or gone through: a message has room for millions of entries."""
+    """Check lengths of lists before any is copied: a message may hold millions of entries."""
     sampling, stopping = message.sampling, message.stopping
     sizes = (
         ("token_ids", len(message.token_ids.ids), max_context),
@@ -231,7 +231,7 @@ def _check_sizes(message: inference_pb2.GenerateRequest, max_context: int) -> No
 
 def _check_supported(message: inference_pb2.GenerateRequest, info: VerifierInfo) -> None:
     policy = message.speculation
-    # proto3 enums are open: a number that this version does not know arrives as it is.
+    # proto3 enums are open: unknown numbers pass through.
     known = (
         ("mode", policy.mode, _MODES.Mode.values()),
         ("acceptance", policy.acceptance, sampling_pb2.AcceptanceRule.values()),
@@ -274,7 +274,7 @@ def _check_resume(message: inference_pb2.GenerateRequest, stopping: StoppingOpti
         raise InvalidRequestError(
             "sampling.seed", "must be the interrupted call's seed when resume_token_ids are given"
         )
-    # A call may be interrupted between its last token and its end: whoever has them all is told the end.
+    # Equal is valid: a call may be interrupted after its last token, and its resumption returns the end.
     if stopping.max_tokens is not None and resumed > stopping.max_tokens:
         raise InvalidRequestError("resume_token_ids", f"{resumed} tokens, more than max_tokens {stopping.max_tokens}")
 
@@ -295,30 +295,30 @@ async def _prompt_ids(
     texts = [message.prompt, *(one.content for one in said)]
     most = max_prompt_bytes(info.max_context_tokens)
     size = sum(map(len, texts))
-    # Only what could be too long is encoded to find out.
+    # Encode only if the text might be too long.
     if size > most or (4 * size > most and sum(len(text.encode()) for text in texts) > most):
         text = f"has more than {most} bytes, and the context is of {info.max_context_tokens} tokens"
         raise InvalidRequestError(kind, text)
 
     def encode() -> list[int]:
         if said:
-            # Templates write special tokens themselves.
+            # Templates contain the special tokens themselves.
             return tokenizer.encode(template.render(said), adds_special=False)
         return tokenizer.encode(message.prompt)
 
-    # Several short messages are work for the template, too.
+    # Several short messages also cost the template time.
     is_short = size + len(said) * MESSAGE_CHARACTERS <= INLINE_PROMPT_CHARACTERS
     ids = encode() if is_short else await asyncio.to_thread(encode)
     if not ids:
         raise InvalidRequestError(kind, "encodes to no tokens")
-    # A tokenizer may know added tokens that the model has no row for.
+    # A tokenizer may have added tokens without a row in the model's embedding.
     check_token_ids(kind, tuple(ids), info.vocab_size)
     return tuple(ids)
 
 
 def _check_context(message: inference_pb2.GenerateRequest, num_prompt: int, max_context: int) -> None:
     total = num_prompt + len(message.resume_token_ids)
-    # A whole output may end with the context.
+    # A resumed output may already fill the context.
     if total > max_context or num_prompt >= max_context:
         raise InvalidRequestError(
             message.WhichOneof("input") or "prompt",

@@ -64,7 +64,7 @@ async def test_a_full_queue_turns_requests_away_with_the_time_of_a_place(start_f
         running = await begin(client)
         waiting = [asyncio.create_task(client.generate(PROMPT, ENDLESS)) for _ in range(2)]
         await eventually(lambda: waits(orchestrator, 1, 2))
-        with pytest.raises(RequestFailedError, match="1 requests are running already, 2 wait") as caught:
+        with pytest.raises(RequestFailedError, match="1 running, 2 waiting") as caught:
             await client.generate(PROMPT, ENDLESS)
         assert caught.value.code == EXHAUSTED
         # Three have to go before it, each of which takes as long as the one before did.
@@ -142,7 +142,7 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused_at_once(start_
         calls = [asyncio.create_task(client.generate(PROMPT, options)) for _ in range(60)]
         await eventually(lambda: sum(call.done() for call in calls) >= 18)
         assert orchestrator.service.admission.num_waiting > 20
-        with pytest.raises(RequestFailedError, match="at the best pace of late") as caught:
+        with pytest.raises(RequestFailedError, match="at the best recent throughput") as caught:
             await client.generate(PROMPT, options, timeout_s=0.3)
         assert caught.value.code == EXHAUSTED
         assert caught.value.retry_after_s is not None

@@ -68,7 +68,7 @@ def test_what_is_looked_for_is_found() -> None:
         "<class 'int'>",
     ):
         assert INSIDE.search(text)
-    assert not INSIDE.search("sampling.top_p: must be in (0, 1], got 7.0; 3 requests are running already, 2 wait")
+    assert not INSIDE.search("sampling.top_p: must be in (0, 1], got 7.0; 3 running, 2 waiting")
 
 
 @pytest.mark.parametrize("what", ["reading the prompt", "an outcome", "the place of a request"])
