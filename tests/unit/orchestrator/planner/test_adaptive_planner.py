@@ -67,7 +67,7 @@ def make_slow(deployment: EndlessLoad) -> dict[int, float]:
     return verifier.slow_passes
 
 
-@pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("num_requests", [1, 2, 8, 16, 64])
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_never_slower_than_off_and_hardly_slower_than_the_best_fixed_tree(num_requests: int, text: str) -> None:
     plain = rate_off(TEXTS[text], num_requests)
@@ -81,7 +81,7 @@ def test_it_is_never_slower_than_off_and_hardly_slower_than_the_best_fixed_tree(
     assert planned >= share * max(trees)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_step_from_one_request_to_many_and_back_settles_within_two_seconds(seed: int) -> None:
     text = TEXTS["repetitive"]
     off_at_64 = rate_off(text, 64)

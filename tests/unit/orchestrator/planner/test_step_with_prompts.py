@@ -49,7 +49,7 @@ def over_a_second(bins: Sequence[float]) -> list[float]:
     return [statistics.mean(bins[at : at + 4]) for at in range(len(bins) - 3)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_step_with_prompts_to_read_settles_as_soon_as_they_are_read_and_never_collapses(seed: int) -> None:
     many, one, first_tokens = step(planned(seed))
     off_many, off_one, off_first_tokens = step(plain(seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -16,13 +17,15 @@ from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
 LOAD = ClosedLoad(1, 40.0)
 
 
+@functools.cache
 def speed(policy: str, message_ms: float, depth: int) -> float:
     machine = replace(usual_machine(), message_s=message_ms / 1000)
     workload = Workload((right_trace(depth),), 64, 64)
     return Scenario(machine, workload, Fleet(1, 1)).run(Policy.parse(policy), LOAD).tokens_per_s
 
 
-@pytest.mark.parametrize("message_ms", [5, 8, 10, 12, 20, 50])
+# Where drafts come in time, where they are about as long under way as a pass takes, and where they never are.
+@pytest.mark.parametrize("message_ms", [5, 10, 50])
 @pytest.mark.parametrize("depth", [2, 5])
 def test_the_planner_is_not_slower_than_plain_decoding_however_far_drafters_are(message_ms: float, depth: int) -> None:
     assert speed("planner", message_ms, depth) >= 0.97 * speed("off", message_ms, depth)
