@@ -53,7 +53,8 @@ class Settings:
     after_s: float = 5.0
     # Whether the latency's ratio is a limit, or only told.
     limits_latency: bool = True
-    # Whether attacks last for as long as they need to show what they do.
+    # Whether attacks last no longer than `seconds`, whatever they need to show what they do, and quiet phases no longer
+    # than `quiet_s`, whatever percentiles need.
     is_short: bool = False
 
 
@@ -282,7 +283,8 @@ class Run:
             begin_s = time.monotonic()
             while time.monotonic() < begin_s + MOST_QUIET_S:
                 await asyncio.sleep(SAMPLE_S)
-                enough = len(self._client.between(begin_s, time.monotonic())) >= QUIET_REQUESTS
+                least = 1 if self._settings.is_short else QUIET_REQUESTS
+                enough = len(self._client.between(begin_s, time.monotonic())) >= least
                 if enough and time.monotonic() >= begin_s + self._settings.quiet_s:
                     break
             end_s = time.monotonic()

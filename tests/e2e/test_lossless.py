@@ -264,10 +264,12 @@ async def test_what_comes_again_is_drafted_from_memory_and_says_the_same(bundled
     for speculation in ("cache", "auto"):
         salted = replace(options, speculation=speculation, cache_salt=f"{speculation} {temperature}")
         rounds = []
-        for _ in range(3):
+        for _ in range(8):
             completion = await bundled.generate(prompt, salted)
             assert completion.token_ids == off.token_ids
             rounds.append(completion.speculation.rounds)
+            if len(rounds) > 2 and (speculation == "auto" or rounds[-1] < rounds[0] / 2):
+                break
             # Outputs are written together with others that end at about the same time.
             await asyncio.sleep(0.3)
         if speculation == "cache":

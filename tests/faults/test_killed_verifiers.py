@@ -57,14 +57,12 @@ async def test_a_killed_verifiers_outputs_go_on_with_the_same_tokens(services: S
         for temperature in (0.0, 1.0)
     }
     assert (await services.client.model_info()).num_verifiers == 2
+    begun = asyncio.Event()
     calls = {
-        temperature: [asyncio.create_task(generate(services.client, prompt, temperature)) for prompt in PROMPTS]
+        temperature: [asyncio.create_task(stream(services.client, prompt, temperature, begun)) for prompt in PROMPTS]
         for temperature in (0.0, 1.0)
     }
-    # One more, to see when they are under way.
-    async for chunk in services.client.stream(PROMPTS[0], replace(OPTIONS, max_tokens=40)):
-        if chunk.token_ids:
-            break
+    await begun.wait()
     killed = services.verifiers[0]._process
     assert killed is not None
     killed.send_signal(signal.SIGKILL)
@@ -77,3 +75,12 @@ async def test_a_killed_verifiers_outputs_go_on_with_the_same_tokens(services: S
 
 async def generate(client: Client, prompt: tuple[int, ...], temperature: float) -> tuple[int, ...]:
     return (await client.generate(prompt, replace(OPTIONS, temperature=temperature), timeout_s=60)).token_ids
+
+
+async def stream(client: Client, prompt: tuple[int, ...], temperature: float, begun: asyncio.Event) -> tuple[int, ...]:
+    """The same as it comes; says when it has begun."""
+    tokens: list[int] = []
+    async for chunk in client.stream(prompt, replace(OPTIONS, temperature=temperature), timeout_s=60):
+        tokens += chunk.token_ids
+        begun.set()
+    return tuple(tokens)
