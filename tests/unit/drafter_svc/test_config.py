@@ -20,55 +20,6 @@ def test_only_the_model_must_be_given() -> None:
     assert config.num_threads == 1
 
 
-def test_every_variable_is_read() -> None:
-    env = {
-        "MODEL": "m",
-        "LISTEN_ADDRESS": "0.0.0.0:50051",
-        "DRAFTER_KIND": "small-lm",
-        "DEVICE": "cpu",
-        "THREADS": "2",
-        "MAX_NODES": "32",
-        "MAX_SEQUENCES": "9",
-        "GRACE_S": "1.5",
-        "DRAFT_WIDTH": "2",
-        "DRAFT_STEPS": "3",
-        "DRAFT_MIN_GAIN": "0.2",
-        "METRICS_PORT": "9100",
-        "PREFIX_MIB": "7",
-        "DRAFT_CHILDREN": "3",
-        "COUPLING": "off",
-        "ONLINE_CALIBRATION": "off",
-        "SEMI_AR_MASKS": "4",
-        "DIFFUSION_STEPS": "2",
-        "DIFFUSION_BLOCK": "6",
-        "DIFFUSION_MAX_STEPS": "12",
-    }
-    config = DrafterConfig.from_env(env)
-    assert config == DrafterConfig(
-        model="m",
-        listen_address="0.0.0.0:50051",
-        drafter_kind="small-lm",
-        device="cpu",
-        threads=2,
-        max_nodes=32,
-        max_sequences=9,
-        grace_s=1.5,
-        draft_width=2,
-        draft_steps=3,
-        draft_min_gain=0.2,
-        metrics_port=9100,
-        prefix_mib=7,
-        draft_children=3,
-        coupling="off",
-        online_calibration="off",
-        semi_ar_masks=4,
-        diffusion_steps=2,
-        diffusion_block=6,
-        diffusion_max_steps=12,
-    )
-    assert config.host == "0.0.0.0"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -79,26 +30,6 @@ def test_every_variable_is_read() -> None:
         ("DRAFTER_KIND", "crystal-ball"),
         ("DEVICE", "tpu"),
         ("THREADS", "many"),
-        ("THREADS", "-1"),
-        ("MAX_NODES", "0"),
-        ("MAX_SEQUENCES", "1.5"),
-        ("GRACE_S", "nan"),
-        ("DRAFT_WIDTH", "0"),
-        ("NICENESS", "-1"),
-        ("NICENESS", "20"),
-        ("METRICS_PORT", "-1"),
-        ("METRICS_PORT", "65536"),
-        ("DRAFT_STEPS", "-1"),
-        ("DIFFUSION_STEPS", "0"),
-        ("DRAFT_CHILDREN", "0"),
-        ("COUPLING", "no"),
-        ("ONLINE_CALIBRATION", "no"),
-        ("SEMI_AR_MASKS", "65"),
-        ("DIFFUSION_BLOCK", "65"),
-        ("DIFFUSION_MAX_STEPS", "0"),
-        ("DRAFT_MIN_GAIN", "2"),
-        ("PREFIX_MIB", "-1"),
-        ("PREFIX_MIB", "1048577"),
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:

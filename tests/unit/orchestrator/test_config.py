@@ -18,77 +18,12 @@ def test_defaults_need_only_a_verifier() -> None:
     assert config.drafter_addresses == ()
 
 
-def test_several_verifiers_are_separated_by_commas() -> None:
-    assert Config.from_env({"VERIFIER_ADDRESS": "v:1"}).verifier_addresses == ("v:1",)
-    assert Config.from_env({"VERIFIER_ADDRESS": " v:1, w:2,"}).verifier_addresses == ("v:1", "w:2")
-
-
-def test_every_variable_is_read() -> None:
-    env = {
-        "VERIFIER_ADDRESS": "v:1",
-        "DRAFTER_ADDRESSES": "a:1, b:2,",
-        "LISTEN_ADDRESS": "0.0.0.0:5",
-        "REQUIRE_DRAFTERS": "true",
-        "MAX_NODES": "7",
-        "LINGER_MS": "1.5",
-        "MAX_REQUESTS": "3",
-        "DEFAULT_TIMEOUT_S": "4",
-        "CONNECT_TIMEOUT_S": "5",
-        "GRACE_S": "0",
-        "RESUME_S": "6",
-        "MAX_OUTPUTS": "2",
-        "CACHE_DRAFTER": "on",
-        "REDIS_URL": "redis://r:1",
-        "REDIS_TIMEOUT_MS": "7",
-        "CACHE_SECRET": " of all ",
-        "CACHE_MIB": "8",
-        "CACHE_TTL_S": "9",
-        "MAX_QUEUED": "8",
-        "MAX_QUEUE_WAIT_S": "0.5",
-        "MAX_TOKEN_MS": "25",
-        "TENANT_WEIGHTS": "a=2, b = 3",
-        "PLANNER": "fixed",
-        "METRICS_PORT": "9100",
-        "TOKENS_FILE": "/tokens",
-        "OPEN_REFLECTION": "true",
-        "ROUNDS": "synchronous",
-        "SYNCHRONOUS_WAIT_S": "3.5",
-        "SHARED_PLACES": "5",
-        "UNREAD_S": "2.5",
-    }
-    expected = Config(
-        verifier_address="v:1",
-        drafter_addresses=("a:1", "b:2"),
-        listen_address="0.0.0.0:5",
-        require_drafters=True,
-        max_nodes=7,
-        linger_ms=1.5,
-        max_requests=3,
-        default_timeout_s=4.0,
-        connect_timeout_s=5.0,
-        grace_s=0.0,
-        resume_s=6.0,
-        max_outputs=2,
-        cache_drafter=True,
-        redis_url="redis://r:1",
-        redis_timeout_ms=7.0,
-        cache_secret=" of all ",
-        cache_mib=8,
-        cache_ttl_s=9.0,
-        max_queued=8,
-        max_queue_wait_s=0.5,
-        max_token_ms=25.0,
-        tenant_weights=(("a", 2), ("b", 3)),
-        planner="fixed",
-        metrics_port=9100,
-        tokens_file="/tokens",
-        open_reflection=True,
-        rounds="synchronous",
-        synchronous_wait_s=3.5,
-        shared_places=5,
-        unread_s=2.5,
-    )
-    assert Config.from_env(env) == expected
+def test_lists_are_separated_by_commas() -> None:
+    env = {"VERIFIER_ADDRESS": " v:1, w:2,", "DRAFTER_ADDRESSES": "a:1, b:2,", "TENANT_WEIGHTS": "a=2, b = 3"}
+    config = Config.from_env(env)
+    assert config.verifier_addresses == ("v:1", "w:2")
+    assert config.drafter_addresses == ("a:1", "b:2")
+    assert config.tenant_weights == (("a", 2), ("b", 3))
 
 
 def test_secrets_do_not_show() -> None:
@@ -102,30 +37,9 @@ def test_secrets_do_not_show() -> None:
         ("VERIFIER_ADDRESS", " "),
         ("VERIFIER_ADDRESS", ","),
         ("VERIFIER_ADDRESS", "v:1, v:1"),
-        ("MAX_NODES", "many"),
-        ("MAX_OUTPUTS", "0"),
-        ("MAX_NODES", "-1"),
-        ("LINGER_MS", "nan"),
-        ("MAX_REQUESTS", "0"),
-        ("MAX_QUEUED", "-1"),
-        ("MAX_QUEUE_WAIT_S", "-1"),
-        ("MAX_TOKEN_MS", "nan"),
-        ("METRICS_PORT", "65536"),
-        ("METRICS_PORT", "-1"),
         ("TENANT_WEIGHTS", "a=0"),
         ("TENANT_WEIGHTS", "a"),
         ("TENANT_WEIGHTS", "a=many"),
-        ("REQUIRE_DRAFTERS", "perhaps"),
-        ("DEFAULT_TIMEOUT_S", "0"),
-        ("GRACE_S", "-1"),
-        ("CACHE_DRAFTER", "perhaps"),
-        ("REDIS_TIMEOUT_MS", "0"),
-        ("CACHE_MIB", "0"),
-        ("CACHE_TTL_S", "-1"),
-        ("PLANNER", "clever"),
-        ("HEALTH_PORT", "65536"),
-        ("SHARED_PLACES", "-1"),
-        ("UNREAD_S", "nan"),
     ],
 )
 def test_a_bad_value_names_its_variable(name: str, value: str) -> None:
