@@ -95,7 +95,8 @@ Observations: TypeAlias = tuple[Floats, Floats]
 def fit(groups: Sequence[Observations]) -> Floats:
     """Coefficients [F] from 0 on. Each load counts the same, by its relative errors, however many passes it had.
 
-    All are 0 where no time was taken. Within a load all passes weigh the same, so that times add up to what was measured; medians would not.
+    All are 0 where no time was taken. Within a load all passes weigh the same, so that times add up to what was
+    measured; medians would not.
     """
     known = [group for group in groups if len(group[1]) and group[1].mean() > 0]
     if not known:
