@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Protocol
+from pathlib import Path
+from typing import Annotated
 
 import grpc
 import typer
 
 from coppice.checkpoints.catalogue import CATALOGUE
 from coppice.cli.child import ChildError
-from coppice.cli.demo_prompts import PROMPTS, QUESTIONS, DemoPrompt
 from coppice.cli.options import DEFAULT_CHAT_TARGET, DEFAULT_TARGET, Device, Drafters, Threads, topology_spec
 from coppice.cli.topology import TopologySpec, running
-from coppice.client import Client, Options, RequestFailedError, Stream
+from coppice.client import Client, Options, RequestFailedError
 from coppice.completion import Completion
 
 TEMPERATURES = (0.0, 1.0)
@@ -34,18 +35,20 @@ INDENT = "    "
 Show = Callable[[str], None]
 
 
-class Generator(Protocol):
-    """What the demo asks of a client."""
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """A prompt and its name; the target's chat template is applied to a question."""
 
-    def stream(self, prompt: str | Sequence[int], options: Options | None = None, timeout_s: float = ...) -> Stream:
-        """Complete a prompt, chunk by chunk."""
-        ...
+    name: str
+    prompt: str
+    is_question: bool
 
-    def stream_chat(
-        self, messages: Sequence[Mapping[str, str]], options: Options | None = None, timeout_s: float = ...
-    ) -> Stream:
-        """Answer a conversation, chunk by chunk."""
-        ...
+
+_LINES = Path(__file__).with_name("demo_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+_ALL = [DemoPrompt(**json.loads(line)) for line in _LINES]
+# Questions for a chat model; beginnings of Python code for the bundled target.
+QUESTIONS = [one for one in _ALL if one.is_question]
+PROMPTS = [one for one in _ALL if not one.is_question]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ async def has_chat_template(client: Client) -> bool:
 
 
 async def compare_all(
-    client: Generator, prompts: Sequence[DemoPrompt], max_tokens: int, show: Show, stream: Show = lambda _: None
+    client: Client, prompts: Sequence[DemoPrompt], max_tokens: int, show: Show, stream: Show = lambda _: None
 ) -> list[Comparison]:
     """Complete every prompt at every temperature both ways, showing each comparison and then a summary.
 
@@ -167,7 +170,7 @@ async def compare_all(
 
 
 async def _compare(
-    client: Generator, prompt: DemoPrompt, temperature: float, max_tokens: int, stream: Show, *, plain_first: bool
+    client: Client, prompt: DemoPrompt, temperature: float, max_tokens: int, stream: Show, *, plain_first: bool
 ) -> Comparison:
     # In turn, so that neither way always meets the warmer machine.
     measured: dict[str, DemoRun] = {}
@@ -179,11 +182,11 @@ async def _compare(
     return Comparison(prompt, temperature, measured["off"], measured["auto"])
 
 
-async def _complete(client: Generator, prompt: DemoPrompt, options: Options, stream: Show) -> Completion:
+async def _complete(client: Client, prompt: DemoPrompt, options: Options, stream: Show) -> Completion:
     if prompt.is_question:
-        chunks = client.stream_chat([{"role": "user", "content": prompt.text}], options, TIMEOUT_S)
+        chunks = client.stream_chat([{"role": "user", "content": prompt.prompt}], options, TIMEOUT_S)
     else:
-        chunks = client.stream(prompt.text, options, TIMEOUT_S)
+        chunks = client.stream(prompt.prompt, options, TIMEOUT_S)
     async for chunk in chunks:
         stream(chunk.text)
     return chunks.result()
@@ -198,7 +201,7 @@ def _options(speculation: str, temperature: float, max_tokens: int) -> Options:
 def heading(prompt: DemoPrompt, temperature: float, number: str) -> str:
     """A title, and the prompt dim; what follows it is streamed."""
     title = f"── {number}  {prompt.name}, temperature {temperature:g} "
-    text = typer.style(prompt.text, dim=True)
+    text = typer.style(prompt.prompt, dim=True)
     return f"\n{typer.style(title.ljust(78, '─'), bold=True)}\n{text}" + ("\n" if prompt.is_question else "")
 
 

@@ -1,28 +1,15 @@
-"""`coppice bench`: how fast this is, compared with what. One file per suite."""
+"""`coppice bench`: how fast this is, compared with what."""
 
 from __future__ import annotations
 
 import typer
 
-from coppice.cli.bench import (
-    ablation,
-    cache,
-    latency,
-    load,
-    overhead,
-    overload,
-    passes,
-    profile,
-    prompts,
-    report,
-    throughput,
-    timeline,
-)
+from coppice.cli.bench import ablation, commands
 
 # In the order in which --help shows them.
 COMMANDS = (
-    *(prompts.prompts, latency.latency, passes.passes, throughput.throughput, load.load, overload.overload),
-    *(overhead.overhead, profile.profile, cache.cache, timeline.timeline, ablation.ablation, report.report),
+    *(commands.prompts, commands.latency, commands.passes, commands.throughput, commands.load, commands.overload),
+    *(commands.overhead, commands.profile, commands.cache, commands.timeline, ablation.ablation, commands.report),
 )
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)

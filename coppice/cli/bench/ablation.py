@@ -148,11 +148,11 @@ def ablation(
 
     from coppice.lab.bench.ablation import drafters as of_drafters
     from coppice.lab.bench.ablation import in_pass
-    from coppice.lab.bench.comparison import Plan
     from coppice.lab.bench.services import measure_on
     from orchestrator.config import Config
 
-    setup = opt.setup(target, chosen, Plan(num_runs, length, temperatures, seed, repetition_penalty or 1.0), threads)
+    penalty = repetition_penalty or 1.0
+    setup = opt.setup(target, chosen, threads, num_runs, length, temperatures, seed, penalty)
     if suite == IN_PASS:
         alone = min(num_prompts or usual[0], len(chosen))
         measured = in_pass.InPassSuite(setup, what, in_pass.make_groups(what, temperatures), alone, left_out)

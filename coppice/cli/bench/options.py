@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from coppice.cli.topology import DEFAULT_KIND, DrafterSpec
 from coppice.kernels.cpu.openmp import set_spin_count
 
 if TYPE_CHECKING:
-    from coppice.lab.bench.comparison import Plan, Setup
+    from coppice.lab.bench.comparison import Setup
     from coppice.lab.bench.prompts import Prompt
 
 # Defaults of every suite's --target and --drafter.
@@ -74,11 +74,11 @@ def num_threads(threads: int) -> int:
     return threads or os.cpu_count() or 1
 
 
-def setup(target: Path, prompts: Sequence[Prompt], plan: Plan, threads: int) -> Setup:
-    """What is measured on which prompts."""
-    from coppice.lab.bench.comparison import Setup
+def setup(target: Path, prompts: Sequence[Prompt], threads: int, *plan: Any) -> Setup:
+    """What is measured on which prompts; `plan` are the arguments of `Plan`."""
+    from coppice.lab.bench.comparison import Plan, Setup
 
-    return Setup(target, tuple(prompts), plan, num_threads(threads))
+    return Setup(target, tuple(prompts), Plan(*plan), num_threads(threads))
 
 
 def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: int = 900) -> list[Prompt]:
@@ -86,11 +86,9 @@ def choose_prompts(path: Path | None, num_prompts: int, seed: int, max_chars: in
     from coppice.lab.bench.prompts import PromptsError, held_out_prompts, read_prompts
 
     try:
-        return (
-            held_out_prompts(num_prompts, seed, max_chars=max_chars)
-            if path is None
-            else read_prompts(path)[:num_prompts]
-        )
+        if path is None:
+            return held_out_prompts(num_prompts, seed, max_chars=max_chars)
+        return read_prompts(path)[:num_prompts]
     except PromptsError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from coppice.cli.demo import Comparison, DemoRun, compare_all, describe, summarise
-from coppice.cli.demo_prompts import PROMPTS, QUESTIONS
-from coppice.client import Chunk, Options
+from coppice.cli.demo import PROMPTS, QUESTIONS, Comparison, DemoRun, compare_all, describe, summarise
+from coppice.client import Chunk, Client, Options
 from coppice.completion import Completion, Speculation, Timing, Usage
 
 COMPLETION = Completion(
@@ -36,7 +35,7 @@ class ScriptedStream:
         return COMPLETION
 
 
-class ScriptedClient:
+class ScriptedClient(Client):
     """Answers every request alike, and writes down what it was asked."""
 
     def __init__(self) -> None:
@@ -95,7 +94,7 @@ async def test_both_ways_are_asked_in_turn_with_one_seed() -> None:
     comparisons = await compare_all(client, PROMPTS[:4], 128, shown.append, streamed.append)
     assert len(comparisons) == 8
     assert streamed == [COMPLETION.text] * 8
-    assert PROMPTS[0].text in shown[0]
+    assert PROMPTS[0].prompt in shown[0]
     assert "identical: yes (8 of 8" in shown[-1]
     measured = client.asked[2:]
     assert [options.speculation for _, options in measured[:4]] == ["off", "auto", "auto", "off"]
@@ -104,7 +103,7 @@ async def test_both_ways_are_asked_in_turn_with_one_seed() -> None:
     for first, second in zip(measured[::2], measured[1::2], strict=True):
         assert first[0] == second[0]
         assert first[1].cache_salt != second[1].cache_salt, "neither finds what the other has computed"
-        same = {"speculation": "", "cache_salt": ""}
+        same: dict[str, Any] = {"speculation": "", "cache_salt": ""}
         assert replace(first[1], **same) == replace(second[1], **same)
 
 
@@ -113,11 +112,11 @@ async def test_questions_are_asked_of_the_chat_template() -> None:
     comparisons = await compare_all(client, QUESTIONS, 64, lambda _: None)
     assert len(QUESTIONS) == 6
     assert [one.temperature for one in comparisons] == [0.0] * 6 + [1.0] * 2
-    assert {prompt for prompt, _ in client.asked} == {question.text for question in QUESTIONS}
+    assert {prompt for prompt, _ in client.asked} == {question.prompt for question in QUESTIONS}
 
 
 def test_prompts_end_where_a_word_ends() -> None:
     assert len(PROMPTS) >= 4
     for prompt in PROMPTS:
-        assert prompt.text == prompt.text.rstrip()
+        assert prompt.prompt == prompt.prompt.rstrip()
     assert len({prompt.name for prompt in PROMPTS}) == len(PROMPTS)

@@ -1,0 +1,467 @@
+"""Commands of `coppice bench`, but for the ablations."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coppice.cli.bench import options as opt
+from coppice.cli.bench.services import explained, finish, measure_or_exit, run_or_exit
+from coppice.cli.options import Device, Threads, require_device, topology_spec
+from coppice.cli.topology import DEFAULT_KIND, LOCAL, NO_DRAFTER, DrafterSpec, TopologySpec
+
+if TYPE_CHECKING:
+    from coppice.lab.bench.forms import Form
+    from coppice.lab.bench.load.loads import Arrival
+
+
+def prompts(
+    out: Annotated[Path, typer.Option(help="The file to write, JSON lines.")],
+    num_prompts: opt.NumPrompts = 20,
+    seed: opt.Seed = 0,
+    max_chars: Annotated[
+        int, typer.Option(min=100, help="Most characters of a prompt; the fewest are two thirds.")
+    ] = 900,
+) -> None:
+    """Write code prompts cut from held-out files of the standard library."""
+    from coppice.lab.bench.prompts import write_prompts
+
+    chosen = opt.choose_prompts(None, num_prompts, seed, max_chars)
+    write_prompts(chosen, out)
+    typer.echo(f"wrote {len(chosen)} prompts to {out}")
+
+
+NO_DELAY = "0"
+
+
+def latency(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: Annotated[
+        str, typer.Option(metavar="small-lm=DIR", help="The small LM's checkpoint directory.")
+    ] = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    num_prompts: opt.NumPrompts = 20,
+    max_tokens: opt.MaxTokens = 128,
+    runs: opt.Runs = 3,
+    temperature: opt.Temperatures = None,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+    forms: Annotated[
+        str,
+        typer.Option(
+            metavar="FORM,FORM,…",
+            help="Measure these forms of the deployment as well: asynchronous, draft-ahead, synchronous, colocated.",
+        ),
+    ] = "",
+    delays: Annotated[
+        str,
+        typer.Option(metavar="MS,MS,…", help="With --forms: add so much to the way between orchestrator and drafter."),
+    ] = NO_DELAY,
+) -> None:
+    """One stream: transformers, transformers assisted, and us with speculation off and on, in turn.
+
+    With --forms, also us as deployments whose rounds and drafters go together in other ways, or are further apart.
+    Exit code 1 when our output with speculation on is not what it is with speculation off.
+    """
+    small_lm = _small_lm_directory(drafter)
+    opt.begin(target)
+    opt.require_checkpoint(small_lm, "--drafter")
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+    temperatures = opt.choose_temperatures(temperature)
+    chosen_forms = _forms(forms, delays)
+
+    from coppice.lab.bench.forms import PANEL
+    from coppice.lab.bench.harness.plots import draw
+    from coppice.lab.bench.latency import SHOWN, LatencySuite, measure_with_forms
+
+    spec = TopologySpec(str(target), (DrafterSpec(DEFAULT_KIND, str(small_lm)),), threads=threads)
+    setup = opt.setup(target, chosen, threads, runs, max_tokens, temperatures, seed)
+    suite = LatencySuite(setup, small_lm)
+    if chosen_forms:
+        report = run_or_exit(measure_with_forms(suite, spec, chosen_forms))
+        draw(report, [PANEL], out / "forms.png")
+    else:
+        report = measure_or_exit(suite, spec)
+    finish(report, SHOWN, out)
+
+
+def _forms(names: str, delays: str) -> tuple[Form, ...]:
+    """The forms asked for; raises typer.BadParameter where one cannot be had."""
+    if not names.strip():
+        if delays != NO_DELAY:
+            raise typer.BadParameter("--delays: says how far apart the services of --forms are")
+        return ()
+    from coppice.lab.bench.forms import parse_forms
+    from coppice.lab.bench.harness.experiment import BenchmarkError
+
+    try:
+        return parse_forms(names, delays)
+    except BenchmarkError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _small_lm_directory(drafter: str) -> Path:
+    spec = opt.drafter_spec(drafter)
+    if spec.kind != DEFAULT_KIND:
+        # It is transformers' assistant too, which has to be a language model.
+        raise typer.BadParameter(f"--drafter: this suite takes a {DEFAULT_KIND}, got {drafter!r}")
+    return Path(spec.model)
+
+
+def passes(
+    target: opt.Target = opt.TARGET,
+    out: opt.Out = opt.OUT,
+    rows: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a pass.")] = "1,2,4,8,16,32,64,128,256",
+    context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
+    repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
+    device: Device = "",
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """One pass of the target by rows and context, and transformers' own forward, in turn."""
+    require_device(device)
+    opt.begin(target)
+    sizes, contexts = opt.numbers(rows, "--rows", least=1), opt.numbers(context, "--context", least=1)
+
+    from coppice.lab.bench.passes import SHOWN, PassesPlan, measure_passes
+
+    with explained():
+        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto")
+    finish(report, SHOWN, out)
+
+
+def throughput(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    concurrency: opt.Concurrency = "1,4,16,64",
+    max_tokens: opt.MaxTokens = 64,
+    runs: opt.Runs = 3,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Many requests at once: transformers' batched and continuous batching, and us with speculation off and on.
+
+    Exit code 1 when our output with speculation on is not what it is with speculation off.
+    """
+    opt.begin(target)
+    levels = opt.numbers(concurrency, "--concurrency", least=1)
+    chosen = opt.choose_prompts(prompts, max(levels), seed)
+
+    from coppice.lab.bench.throughput import SHOWN, ThroughputSuite
+
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    suite = ThroughputSuite(opt.setup(target, chosen, threads, runs, max_tokens, (0.0,), seed), levels)
+    finish(measure_or_exit(suite, spec), SHOWN, out)
+
+
+def load(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND=DIR|none",
+            help="The drafter's checkpoint directory; none: the bundled target drafts for itself.",
+        ),
+    ] = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    concurrency: opt.Concurrency = "1,4,16,64",
+    runs: opt.Runs = 3,
+    duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window; of each level of the step.")] = 10.0,
+    rates: Annotated[
+        str, typer.Option(metavar="F,F,…", help="Arrivals, in shares of saturation without speculation; empty: none.")
+    ] = "0.6,0.9,1.2",
+    trace: Annotated[
+        Path | None, typer.Option(help="Arrivals as in this CSV file, with TIMESTAMP and GeneratedTokens.")
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(min=0.001, help="How many times as fast the trace is played.")] = 1.0,
+    step: Annotated[int, typer.Option(min=0, help="Requests at once on top of the step; 0 for no step.")] = 64,
+    ttft_ms: opt.TtftTarget = 1000.0,
+    tpot_ms: opt.TpotTarget = 50.0,
+    transformers: Annotated[
+        bool, typer.Option(help="Whether transformers by itself has its turn beside the closed loads (greedy ones).")
+    ] = True,
+    num_prompts: opt.NumPrompts = 64,
+    output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of random lengths.")] = "32,128",
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="Of every request.")] = 0.0,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Load through the public API: speculation off, small and large fixed budgets and the planner, in turn.
+
+    So many requests at once, requests that arrive whatever the server does, and a step. Exit code 1 when a token is not
+    what it is with speculation off.
+    """
+    opt.begin(target)
+    levels = opt.numbers(concurrency, "--concurrency", least=1)
+    shortest, longest = opt.length_range(output_tokens)
+    shares = opt.multiples(rates, "--rates")
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+
+    from coppice.lab.bench.load.figures import Targets
+    from coppice.lab.bench.load.suite import SHOWN, LoadPlan, LoadSuite
+
+    targets = Targets(ttft_ms / 1000, tpot_ms / 1000)
+    plan = LoadPlan(levels, duration, shares, _read_trace(trace), trace_speed, step, targets, transformers)
+    setup = opt.setup(target, chosen, threads, runs, longest, (temperature,), seed)
+    suite = LoadSuite(setup, plan, shortest)
+    finish(measure_or_exit(suite, topology_spec(str(target), [drafter], threads=threads)), SHOWN, out)
+
+
+def _read_trace(path: Path | None) -> tuple[Arrival, ...]:
+    from coppice.lab.bench.load.loads import TraceError, read_trace
+
+    try:
+        return () if path is None else tuple(read_trace(path))
+    except TraceError as error:
+        raise typer.BadParameter(f"--trace: {error}") from error
+
+
+def overload(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    factors: Annotated[str, typer.Option(metavar="F,F,…", help="Loads, in multiples of saturation.")] = "1,2,4",
+    runs: opt.Runs = 2,
+    duration: Annotated[
+        float, typer.Option(min=0.25, help="Seconds of a load; the calm one takes twice as long.")
+    ] = 20.0,
+    recovery: Annotated[float, typer.Option(min=0.25, help="Seconds of calm load after each overload.")] = 10.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once that saturate the server.")] = 32,
+    max_token_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="MAX_TOKEN_MS of the orchestrator; 0: no bound. Default: by --token-ratio."),
+    ] = None,
+    token_ratio: Annotated[
+        float,
+        typer.Option(min=1, help="How much longer than alone a request may take per token; alone is measured first."),
+    ] = 3.0,
+    max_queue_wait_s: Annotated[
+        float, typer.Option(min=0, help="MAX_QUEUE_WAIT_S of the orchestrator; 0: no bound.")
+    ] = 0.15,
+    leaving: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that leave early.")] = 0.05,
+    slow: Annotated[float, typer.Option(min=0, max=0.5, help="Share of clients that read slowly.")] = 0.05,
+    ttft_ms: opt.TtftTarget = 1000.0,
+    tpot_ms: opt.TpotTarget = 50.0,
+    num_prompts: opt.NumPrompts = 64,
+    output_tokens: Annotated[str, typer.Option(metavar="MIN,MAX", help="Outputs are of lognormal lengths.")] = "16,128",
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Requests at 0.7, 1, 2 and 4 times what saturates the server, which wait for no answer.
+
+    Who is refused and how, what those who get in wait for, how many wait, and how soon it is over. Exit code 1 when a
+    token is not what it is with speculation off, or a request fails otherwise than by a refusal that says when to come
+    again.
+    """
+    opt.begin(target)
+    loads = opt.multiples(factors, "--factors")
+    if not loads:
+        raise typer.BadParameter("--factors: needs at least one number")
+    shortest, longest = opt.length_range(output_tokens)
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+
+    from coppice.lab.bench.load.figures import Targets
+    from coppice.lab.bench.overload import SHOWN, OverloadPlan, OverloadSuite, Visitors
+    from coppice.lab.bench.services import free_port, measure_on, start_all
+
+    visitors, targets = Visitors(leaving, slow), Targets(ttft_ms / 1000, tpot_ms / 1000)
+    plan = OverloadPlan(loads, duration, recovery, concurrency, visitors, shortest, targets)
+    suite = OverloadSuite(opt.setup(target, chosen, threads, runs, longest, (0.0,), seed), plan)
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    alone_ms = None
+    if max_token_ms is None:
+        alone_ms = run_or_exit(measure_on(spec, start_all, suite.alone))
+        max_token_ms = round(token_ratio * alone_ms, 3)
+        typer.echo(f"a request alone takes {alone_ms:g} ms per token; bound: {max_token_ms:g} ms")
+    port = asyncio.run(free_port())
+    suite = replace(
+        suite,
+        max_token_ms=max_token_ms,
+        max_queue_wait_s=max_queue_wait_s,
+        alone_token_ms=alone_ms,
+        metrics_url=f"http://{LOCAL}:{port}/metrics",
+    )
+    bounds = {"MAX_TOKEN_MS": f"{max_token_ms:g}", "MAX_QUEUE_WAIT_S": f"{max_queue_wait_s:g}"}
+    settings = tuple({**bounds, "METRICS_PORT": str(port)}.items())
+    finish(measure_or_exit(suite, replace(spec, settings=settings)), SHOWN, out)
+
+
+def overhead(
+    out: opt.Out = opt.OUT,
+    requests: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once.")] = "1,16,64",
+    nodes: Annotated[int, typer.Option(min=4, max=1024, help="Nodes of each draft.")] = 32,
+    passes: Annotated[int, typer.Option(min=1, help="Passes that are planned, at each number of requests.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="About so many rounds, of all requests together.")] = 6400,
+    seed: Annotated[int, typer.Option(min=0, help="Of the planner's trees.")] = 0,
+) -> None:
+    """What the planner costs per pass, and the orchestrator per round between peers that answer at once. No models."""
+    levels = opt.numbers(requests, "--requests", least=1)
+
+    from coppice.lab.bench.overhead.suite import SHOWN, OverheadPlan, measure_overhead
+
+    with explained():
+        report = measure_overhead(OverheadPlan(levels, nodes, passes, rounds, seed))
+    finish(report, SHOWN, out)
+
+
+def profile(
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, whose outputs are recorded.")] = 32,
+    concurrency: Annotated[str, typer.Option(metavar="N,N,…", help="Requests at once, to fit to.")] = "1,8,64",
+    validate: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Requests at once, to predict: also writes validation.json.")
+    ] = "",
+    runs: opt.Runs = 3,
+    duration: Annotated[float, typer.Option(min=0.25, help="Seconds of a window.")] = 5.0,
+    max_minutes: Annotated[
+        float, typer.Option(min=1, help="No run begins that would not end by then; one is made in any case, or none.")
+    ] = 40.0,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Loads in service, and recorded outputs, for `coppice simulate`; some minutes.
+
+    What passes, drafts and messages take is fitted to plain decoding and to fixed budgets of 2 and 8 nodes. With
+    --validate, other policies take turns with these, and the simulator then predicts them.
+    """
+    opt.begin(target)
+    levels = opt.numbers(concurrency, "--concurrency", least=1)
+    predicted = opt.numbers(validate, "--validate")
+
+    from coppice.lab.bench.harness.report import write_json
+    from coppice.lab.bench.profile.suite import ProfilePlan, ProfileSuite
+
+    plan = ProfilePlan(levels, validation=predicted, num_runs=runs, duration_s=duration, max_s=60 * max_minutes)
+    chosen = tuple(opt.choose_prompts(None, num_prompts, seed))
+    suite = ProfileSuite(target, chosen, opt.num_threads(threads), plan, seed=seed)
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    with explained():
+        report, loads = suite.reports(*run_or_exit(suite.run(spec)))
+    # What took minutes to measure is kept whatever comes of the prediction.
+    write_json(report, out / "profile.json")
+    if loads is not None:
+        write_json(loads, out / "validation.json")
+        report["validation"], report["ratios"] = _validated(report, loads)
+        write_json(report, out / "profile.json")
+    for text in report["notes"]:
+        typer.echo(text)
+    typer.echo(f"wrote {out / 'profile.json'}" + (f" and {out / 'validation.json'}" if loads else ""))
+    for text in loads["mismatches"] if loads else ():
+        typer.echo(f"MISMATCH: {text}", err=True)
+    if loads and loads["mismatches"]:
+        raise typer.Exit(1)
+
+
+def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The measured loads beside those of the simulator, and how far off it is."""
+    from coppice.lab.simulator.profile import profile_from_json
+    from coppice.lab.simulator.report import print_comparison
+    from coppice.lab.simulator.validation import compare, errors
+
+    rows = []
+    for row in compare(profile_from_json(report), loads):
+        rows.append(row)
+        typer.echo(f"simulated {row['name']}", err=True)
+    ratios = errors(rows)
+    print_comparison(rows, ratios)
+    return rows, ratios
+
+
+def cache(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: Annotated[
+        str, typer.Option(metavar="KIND=DIR|none", help="The drafter next to the cache; none: the cache alone.")
+    ] = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    systems: Annotated[int, typer.Option(min=1, help="System prompts, the beginnings that prompts share.")] = 3,
+    endings: Annotated[int, typer.Option(min=1, help="Prompts with each of them.")] = 3,
+    max_tokens: opt.MaxTokens = 48,
+    runs: opt.Runs = 3,
+    temperature: opt.Temperatures = None,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """The prefix cache under shared system prompts and repeated code: cold, warm, through Redis, and Redis killed.
+
+    The cache with a drafter and alone, one request at a time. Exit code 1 when a request failed, or when a token is
+    not what it is with speculation off.
+    """
+    opt.begin(target)
+    drafters = () if drafter == NO_DRAFTER else (opt.drafter_spec(drafter),)
+
+    from coppice.lab.bench.cache.services import measure_on_services
+    from coppice.lab.bench.cache.suite import SHOWN, CacheSuite, settings
+    from coppice.lab.bench.cache.workload import make_workload, num_pieces
+
+    chosen = opt.choose_prompts(prompts, needed := num_pieces(systems, endings), seed)
+    if len(chosen) < needed:
+        raise typer.BadParameter(f"--prompts: {systems} system prompts x {endings} endings are made of {needed}")
+    workload = make_workload(chosen, systems, endings)
+    temperatures = opt.choose_temperatures(temperature)
+    setup = opt.setup(target, workload.prompts, threads, runs, max_tokens, temperatures, seed)
+    suite = CacheSuite(setup, workload, settings(one.kind for one in drafters))
+    report = run_or_exit(measure_on_services(suite.run, TopologySpec(str(target), drafters, threads=threads)))
+    finish(report, SHOWN, out)
+    if report["ratios"]["failed-requests"]:
+        raise typer.Exit(1)
+
+
+def timeline(
+    prompts: opt.PromptsFile = None,
+    target: opt.Target = opt.TARGET,
+    drafter: opt.Drafter = opt.DRAFTER,
+    out: opt.Out = opt.OUT,
+    num_prompts: opt.NumPrompts = 4,
+    max_tokens: opt.MaxTokens = 96,
+    temperature: Annotated[float, typer.Option(min=0, max=100)] = 0.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in the picture.")] = 6,
+    threads: Threads = 0,
+    seed: opt.Seed = 0,
+) -> None:
+    """Every hop of a round: who was busy, and who waited. Requests one after another, each forced to speculate."""
+    opt.require_checkpoint(target, "--target")
+    spec = TopologySpec(str(target), (opt.drafter_spec(drafter),), threads=threads)
+    chosen = opt.choose_prompts(prompts, num_prompts, seed)
+
+    from coppice.lab.bench.timeline.suite import TimelineSuite, add_rounds, services_spec, shown
+    from coppice.obs.timeline import Timeline
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        client = Timeline(directory / "client")
+        suite = TimelineSuite(target, tuple(chosen), directory, client, max_tokens, temperature, seed)
+        report = measure_or_exit(suite, services_spec(spec, directory))
+        with explained():
+            watched = suite.read_events()
+            requests = add_rounds(report, watched)
+    finish(report, shown(requests, watched.drafter, rounds), out)
+
+
+def report(
+    results: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Directory with JSON files of results.")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Directory for the pages.")] = Path("docs/results"),
+) -> None:
+    """Write a Markdown page for each JSON file of results: machine, versions, command, ratios and rows."""
+    from coppice.lab.bench.results_pages import write_pages
+
+    try:
+        written = write_pages(results, out)
+    except (OSError, ValueError) as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"wrote {len(written)} files to {out}")
