@@ -366,8 +366,8 @@ def profile(
 
 def _validated(report: dict[str, Any], loads: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The measured loads beside those of the simulator, and how far off it is."""
+    from coppice.cli.simulate import print_comparison
     from coppice.lab.simulator.profile import profile_from_json
-    from coppice.lab.simulator.report import print_comparison
     from coppice.lab.simulator.validation import compare, errors
 
     rows = []

@@ -122,9 +122,9 @@ def rounded(value: float | None, digits: int = 3) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def milliseconds(seconds: float | None, digits: int = 3) -> float | None:
+def milliseconds(seconds: float | None) -> float | None:
     """For a row; None stays None."""
-    return None if seconds is None else round(1000 * seconds, digits)
+    return None if seconds is None else round(1000 * seconds, 3)
 
 
 def spread(name: str, by_run: Iterable[float | None], digits: int = 3) -> dict[str, float | None]:

@@ -98,7 +98,6 @@ class Panel:
     log_y: bool = False
     # A dashed line at 1, what all are compared with.
     has_base: bool = False
-    source: str = "rows"
     custom: Callable[[Axes, Report], None] | None = None
 
 
@@ -119,7 +118,7 @@ def draw(report: Report, panels: Sequence[Panel], path: Path, per_row: int = 3) 
 
 
 def _panels(report: Report, panel: Panel) -> Iterator[tuple[Panel, str, list[Row]]]:
-    rows = [row for row in report.get(panel.source, ()) if panel.where(row)]
+    rows = [row for row in report.get("rows", ()) if panel.where(row)]
     if not panel.by:
         yield panel, panel.title, rows
     for value in dict.fromkeys(row[panel.by] for row in rows) if panel.by else ():

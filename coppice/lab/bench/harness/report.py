@@ -83,12 +83,9 @@ def machine_remarks(machine: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def write_report(report: Report, shown: Shown, out: Path, name: str = "") -> str:
-    """Write `NAME.json` and `.png` as far as the suite has one, print its tables, and say what was written.
-
-    `name` is the suite's unless it is given.
-    """
-    path = out / (name or report["suite"])
+def write_report(report: Report, shown: Shown, out: Path) -> str:
+    """Write `SUITE.json` and `.png` as far as the suite has one, print its tables, and say what was written."""
+    path = out / report["suite"]
     written = [path.with_suffix(".json")]
     write_json(report, written[0])
     if shown.panels:

@@ -41,11 +41,9 @@ def text(cell: Cell, row: Row) -> str:
     return _TEXTS.vformat(cell, (), row) if isinstance(cell, str) else cell(row)
 
 
-def print_tables(
-    report: Mapping[str, Any], tables: Iterable[Table], line: str, ratio_title: str, console: Console | None = None
-) -> None:
+def print_tables(report: Mapping[str, Any], tables: Iterable[Table], line: str, ratio_title: str) -> None:
     """Print tables, named ratios, `line`, remarks and mismatches."""
-    console = console or Console()
+    console = Console()
     console.width = max(console.width, MIN_WIDTH)
     for table in tables:
         for drawn in _tables(report, table):

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coppice.lab.bench.client import Answer, Fate
 from coppice.lab.bench.figures import nodes_per_round
 
@@ -90,32 +93,26 @@ def num_good(answers: Iterable[Answer], targets: Targets) -> int:
     return sum(map(targets.met_by, answers))
 
 
-def token_bins(answers: Iterable[Answer], span: Span, bin_s: float = BIN_S) -> list[float]:
+def token_bins(answers: Iterable[Answer], span: Span) -> list[float]:
     """Tokens per second in each bin of the span; what is left over at its end is no bin."""
-    counts = [0.0] * _num_bins(span, bin_s)
-    for answer in answers:
-        for delta in answer.deltas:
-            _add(counts, delta.at_s, delta.num_tokens, span, bin_s)
-    return [count / bin_s for count in counts]
+    deltas = [delta for answer in answers for delta in answer.deltas]
+    counts = _binned([delta.at_s for delta in deltas], [delta.num_tokens for delta in deltas], span)
+    return [float(count / BIN_S) for count in counts]
 
 
-def node_bins(answers: Iterable[Answer], span: Span, bin_s: float = BIN_S) -> list[float | None]:
+def node_bins(answers: Iterable[Answer], span: Span) -> list[float | None]:
     """Draft nodes per round by bin: each delta stands for a round with the mean nodes of its request.
 
     The server counts them for a whole request, when it is completed. None where no delta of such a request came.
     """
-    nodes, rounds = [0.0] * _num_bins(span, bin_s), [0.0] * _num_bins(span, bin_s)
-    for answer in answers:
-        mean = nodes_per_round([answer])
-        if mean is None:
-            continue
-        for delta in answer.deltas:
-            _add(nodes, delta.at_s, mean, span, bin_s)
-            _add(rounds, delta.at_s, 1, span, bin_s)
-    return [total / count if count else None for total, count in zip(nodes, rounds, strict=True)]
+    pairs = [(answer, mean) for answer in answers if (mean := nodes_per_round([answer])) is not None]
+    times = [delta.at_s for answer, _ in pairs for delta in answer.deltas]
+    nodes = _binned(times, [mean for answer, mean in pairs for _ in answer.deltas], span)
+    rounds = _binned(times, [1] * len(times), span)
+    return [float(total / count) if count else None for total, count in zip(nodes, rounds, strict=True)]
 
 
-def settle_s(bins: Sequence[float], bin_s: float = BIN_S, tolerance: float = TOLERANCE) -> float | None:
+def settle_s(bins: Sequence[float], tolerance: float = TOLERANCE) -> float | None:
     """When a level had settled: the first time after which, for two seconds, every second has about the lasting speed.
 
     About is: its mean differs by `tolerance` times that at most.
@@ -127,7 +124,7 @@ def settle_s(bins: Sequence[float], bin_s: float = BIN_S, tolerance: float = TOL
     num_means = STEADY_BINS - SMOOTHED_BINS + 1
     for first in range(len(steady) - num_means + 1) if lasting else ():
         if all(steady[first : first + num_means]):
-            return first * bin_s
+            return first * BIN_S
     return None
 
 
@@ -138,7 +135,7 @@ def strays(bins: Sequence[float]) -> float:
     return max((abs(mean / lasting - 1) for mean in running_mean(second_half)), default=0.0) if lasting else 0.0
 
 
-def lost_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
+def lost_s(bins: Sequence[float]) -> float | None:
     """What the beginning of a level costs: the tokens by which its first half is behind, in seconds of lasting speed.
 
     Below 0 where the first half is the faster one; None where nothing comes in the second.
@@ -146,7 +143,7 @@ def lost_s(bins: Sequence[float], bin_s: float = BIN_S) -> float | None:
     Lumps of tokens cancel out, so that a level that never stays near its lasting speed has one too.
     """
     half, lasting = len(bins) // 2, lasting_speed(bins)
-    return half * bin_s - sum(bins[:half]) * bin_s / lasting if lasting else None
+    return half * BIN_S - sum(bins[:half]) * BIN_S / lasting if lasting else None
 
 
 def lasting_speed(bins: Sequence[float]) -> float:
@@ -160,12 +157,11 @@ def running_mean(bins: Sequence[float], width: int = SMOOTHED_BINS) -> list[floa
     return [statistics.fmean(bins[start : start + width]) for start in range(len(bins) - width + 1)]
 
 
-def _num_bins(span: Span, bin_s: float) -> int:
+def _binned(times_s: Sequence[float], amounts: Sequence[float], span: Span) -> NDArray[np.float64]:
+    """Sums of amounts by bins of the span [bins]."""
     # Rounding must not cost a bin.
-    return int(span.length_s / bin_s + 1e-9)
-
-
-def _add(bins: list[float], at_s: float, amount: float, span: Span, bin_s: float) -> None:
-    index = int((at_s - span.start_s) // bin_s)
-    if 0 <= index < len(bins):
-        bins[index] += amount
+    edges = span.start_s + BIN_S * np.arange(int(span.length_s / BIN_S + 1e-9) + 1)
+    places = np.searchsorted(edges, times_s, side="right") - 1
+    sums = np.zeros(len(edges))
+    np.add.at(sums, places[places >= 0], np.asarray(amounts, float)[places >= 0])
+    return sums[:-1]
