@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -117,28 +116,22 @@ async def reference_outputs(client: Client, workload: Workload, off: Policy) -> 
 
     Raises BenchmarkError if a request failed.
     """
-    window = Window(client, off)
-    room = asyncio.Semaphore(REFERENCE_CONCURRENCY)
+    window, room = Window(client, off), asyncio.Semaphore(REFERENCE_CONCURRENCY)
 
-    async def ask(prompt: int) -> None:
+    async def output(prompt: int) -> tuple[int, ...]:
+        task = workload.longest(prompt)
         async with room:
             # A server may run fewer at once than we ask for.
             give_up_s = time.monotonic() + REFERENCE_PATIENCE_S
-            while time.monotonic() < give_up_s:
-                if (await window.ask(workload.longest(prompt))).fate is not Fate.REFUSED:
-                    return
+            answer = await window.ask(task)
+            while answer.fate is Fate.REFUSED and time.monotonic() < give_up_s:
                 await asyncio.sleep(PAUSE_S)
+                answer = await window.ask(task)
+        if answer.fate is not Fate.COMPLETED or len(answer.token_ids) != task.max_tokens:
+            raise BenchmarkError(f"no output of {OFF} to compare with: {answer.error or 'it is too short'}")
+        return answer.token_ids
 
-    await asyncio.gather(*map(ask, range(len(workload.prompts))))
-    outputs = {
-        answer.task.prompt: answer.token_ids
-        for answer in window.answers()
-        if answer.fate is Fate.COMPLETED and len(answer.token_ids) == answer.task.max_tokens
-    }
-    failed = next((answer.error for answer in window.answers() if answer.error), "it is too short")
-    if len(outputs) < len(workload.prompts):
-        raise BenchmarkError(f"no output of {OFF} to compare with: {failed}")
-    return tuple(outputs[prompt] for prompt in range(len(workload.prompts)))
+    return tuple(await asyncio.gather(*map(output, range(len(workload.prompts)))))
 
 
 async def measure_loads(
@@ -307,12 +300,6 @@ def step_bins(load: StepLoad, sample: Sample) -> list[list[float]]:
     return [figures.token_bins(sample.answers, level.span) for level in load.levels]
 
 
-def lowest_speed(load: StepLoad, sample: Sample) -> float:
-    """The fewest tokens per second, over two seconds, with many requests at once."""
-    _, bins, _ = step_bins(load, sample)
-    return min(figures.running_mean(bins, min(len(bins), figures.COLLAPSE_BINS)))
-
-
 def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
     """How far from its lasting speed each level may be and have settled.
 
@@ -323,15 +310,27 @@ def settle_tolerances(results: Results, load: StepLoad) -> list[float]:
     return [max(figures.TOLERANCE, statistics.median(map(figures.strays, bins))) for bins in by_level]
 
 
-def settle_times(load: StepLoad, sample: Sample, tolerances: Sequence[float]) -> list[float | None]:
-    """Seconds after the steps up and down until the level had settled."""
-    pairs = zip(step_bins(load, sample), tolerances, strict=True)
-    return [figures.settle_s(bins, tolerance=tolerance) for bins, tolerance in pairs][1:]
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Seconds until the levels after the steps up and down settled, None where they never did, and that they lost.
+
+    `lowest` are the fewest tokens per second, over two seconds, with many requests at once.
+    """
+
+    settle_s: list[float | None]
+    lost_s: list[float | None]
+    lowest: float
 
 
-def lost_times(load: StepLoad, sample: Sample) -> list[float | None]:
-    """What the steps up and down cost, in seconds of the level's lasting speed."""
-    return [figures.lost_s(bins) for bins in step_bins(load, sample)][1:]
+def step_runs(load: StepLoad, group: Iterable[Sample], tolerances: Sequence[float]) -> list[StepRun]:
+    """What each run of a step came to."""
+    runs = []
+    for sample in group:
+        bins = step_bins(load, sample)
+        settle_s = [figures.settle_s(one, far) for one, far in zip(bins, tolerances, strict=True)]
+        lowest = min(figures.running_mean(bins[1], min(len(bins[1]), figures.COLLAPSE_BINS)))
+        runs.append(StepRun(settle_s[1:], list(map(figures.lost_s, bins))[1:], lowest))
+    return runs
 
 
 def load_rows(results: Results, references: References) -> list[Row]:
@@ -410,12 +409,12 @@ def _step_figures(load: StepLoad, group: Sequence[Sample], tolerances: Sequence[
     for level, name in zip(load.levels, ("before", "at", "after"), strict=True):
         speeds = [figures.tokens_per_s(sample.answers, level.span) for sample in group]
         found[f"tokens_per_s_{name}"] = rounded(statistics.median(speeds))
+    runs = step_runs(load, group, tolerances)
     for number, name in enumerate(("up", "down")):
-        settled = [settle_times(load, sample, tolerances)[number] for sample in group]
-        found[f"settle_{name}_s"] = _median_or_never(settled)
+        found[f"settle_{name}_s"] = _median_or_never([run.settle_s[number] for run in runs])
         found[f"settle_tolerance_{name}"] = rounded(tolerances[1 + number])
-        found[f"lost_{name}_s"] = _median_or_never([lost_times(load, sample)[number] for sample in group])
-    found["lowest_tokens_per_s_at"] = rounded(statistics.median(lowest_speed(load, sample) for sample in group))
+        found[f"lost_{name}_s"] = _median_or_never([run.lost_s[number] for run in runs])
+    found["lowest_tokens_per_s_at"] = rounded(statistics.median(run.lowest for run in runs))
     return found
 
 
@@ -494,25 +493,24 @@ def _step_ratios(results: Results) -> ByRun:
     """Of the planner and of speculation off: when levels had settled, what steps cost, the lowest speed."""
     found: ByRun = {}
     for load in results.loads(StepLoad):
-        planner, off = results.of(load, PLANNER), results.of(load, OFF)
-        far = settle_tolerances(results, load)
-        times = [[_never_is(load, settle_times(load, one, far), 1) for one in group] for group in (planner, off)]
-        for whose, by_run in zip(("", f".{OFF}"), times, strict=True):
+        tolerances, lengths = settle_tolerances(results, load), [level.span.length_s for level in load.levels[1:]]
+        both = [step_runs(load, results.of(load, name), tolerances) for name in (PLANNER, OFF)]
+        settle, off_settle = ([_or_never(run.settle_s, lengths) for run in runs] for runs in both)
+        lost, off_lost = ([_or_never(run.lost_s, [each / 2 for each in lengths]) for run in runs] for runs in both)
+        for whose, by_run in (("", settle), (f".{OFF}", off_settle)):
             for number, name in enumerate(("up", "down")):
-                found[f"step.settle_{name}_s{whose}"] = [both[number] for both in by_run]
-            found[f"step.settle_s{whose}"] = [max(both) for both in by_run]
-        found["step.settle_beyond_off_s"] = _beyond(*times)
-        lost = [[_never_is(load, lost_times(load, one), 0.5) for one in group] for group in (planner, off)]
-        found["step.lost_s"] = [max(both) for both in lost[0]]
-        found["step.lost_beyond_off_s"] = _beyond(*lost)
-        found[f"step.lowest/{OFF}"] = _within_runs(results, load, PLANNER, OFF, partial(lowest_speed, load))
+                found[f"step.settle_{name}_s{whose}"] = [times[number] for times in by_run]
+            found[f"step.settle_s{whose}"] = list(map(max, by_run))
+        found["step.settle_beyond_off_s"] = _beyond(settle, off_settle)
+        found["step.lost_s"] = list(map(max, lost))
+        found["step.lost_beyond_off_s"] = _beyond(lost, off_lost)
+        found[f"step.lowest/{OFF}"] = over(*([run.lowest for run in runs] for runs in both))
     return found
 
 
-def _never_is(load: StepLoad, times: Sequence[float | None], share: float) -> list[float]:
-    """Of the steps up and down; where a time never comes, so large a share of the level."""
-    pairs = zip(times, load.levels[1:], strict=True)
-    return [share * level.span.length_s if time is None else time for time, level in pairs]
+def _or_never(times: Sequence[float | None], never: Sequence[float]) -> list[float]:
+    """Of the steps up and down; where a time never comes, what it counts then."""
+    return [instead if time is None else time for time, instead in zip(times, never, strict=True)]
 
 
 def _beyond(mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
