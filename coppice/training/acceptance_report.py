@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,15 @@ class AcceptanceReport:
         """Probability that a child is right, by its rank, at the highest temperature: what `Describe` reports."""
         within = self.within_rank[max(self.within_rank)]
         return [share - before for share, before in zip(within, [0.0, *within], strict=False)]
+
+    def calibration(self, context: int) -> dict[str, Any]:
+        """What `drafter.json` holds of a small LM that was trained on rows of `context` tokens."""
+        return {
+            "sigmas": self.sigmas,
+            "acceptance_by_rank": self.by_rank,
+            "within_rank": self.within_rank,
+            "context": context,
+        }
 
     def table(self) -> str:
         """A Markdown table."""
@@ -78,8 +88,7 @@ def coupled_parts(
     for temperature, batch in rows.items():
         for part in batch.split(_ROWS_PER_PART):
             logs = continuation_log_probs(target, part, prompt_tokens)
-            noise = -torch.log(-torch.log(torch.rand(logs.shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
-            noise *= temperature
+            noise = temperature * gumbel(logs.shape, generator)
             yield CoupledPart(temperature, part, noise, (logs + noise).argmax(-1))
 
 
@@ -102,6 +111,11 @@ def measure_acceptance(
     within_rank = {temperature: (hits[temperature] / counts[temperature]).tolist() for temperature in rows}
     sigmas = {temperature: _SIGMAS[int(likelihoods[temperature].argmax())] for temperature in rows}
     return AcceptanceReport(within_rank, sigmas, sum(counts.values()))
+
+
+def gumbel(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise of a shape."""
+    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
 
 
 def continuation_log_probs(model: PreTrainedModel, rows: Tensor, prompt_tokens: int) -> Tensor:

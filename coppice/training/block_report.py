@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coppice.training.acceptance_report import RANKS
+from coppice.training.acceptance_report import RANKS, gumbel
 from coppice.training.block_layout import BlockLayout
 
 # Scales that are tried, in even ratios, and the fewest tokens that one is chosen by.
@@ -102,14 +102,10 @@ def posterior_noise(logits: Tensor, drawn: Tensor, generator: torch.Generator) -
     The largest sum has a Gumbel law of its own, and the others have theirs, cut off there.
     """
     log_probs = logits.log_softmax(-1)
-    largest = _gumbel(drawn[..., None].shape, generator)
-    others = log_probs + _gumbel(log_probs.shape, generator)
+    largest = gumbel(drawn[..., None].shape, generator)
+    others = log_probs + gumbel(log_probs.shape, generator)
     sums = -torch.logaddexp(-largest, -others)
     return sums.scatter(-1, drawn[..., None], largest) - log_probs
-
-
-def _gumbel(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    return -torch.log(-torch.log(torch.rand(shape, generator=generator).clamp(1e-12, 1 - 1e-7)))
 
 
 class _Tally:

@@ -16,12 +16,10 @@ from coppice.training.block_layout import even_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint, write_card
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state, weights_digest
+from coppice.training.run import open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import TaughtRows
-from coppice.training.token_store import TokenStore
 from drafter_svc.model.layers_checkpoint import save_layers
 from drafter_svc.training.block_model import block_logits, freeze_tokens, mask_ids, new_block_model
 from drafter_svc.training.models import load_models
@@ -91,10 +89,7 @@ def train_block_drafter(
     Raises IncompatibleError if the model to start from is not the target's, or the state there is another run's.
     """
     tokenizer, target, start = load_models(target_dir, start_dir)
-    files = read_corpus(roots)
-    made_from = {"target": weights_digest(target), "start": weights_digest(start), "corpus": corpus_digest(files)}
-    state_dir = open_state(out, recipe, made_from)
-    store = TokenStore.build(files, tokenizer, state_dir)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=target, start=start)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     rank = recipe.transition_rank

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from coppice.training.acceptance_report import TEMPERATURES, AcceptanceReport, held_out_text, measure_acceptance
+from coppice.training.acceptance_report import (
+    TEMPERATURES,
+    AcceptanceReport,
+    gumbel,
+    held_out_text,
+    measure_acceptance,
+)
 from coppice.training.checkpoint import write_card
 from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
@@ -82,13 +88,7 @@ def train_boost(
         parameters = sum(value.numel() for value in model.parameters() if value.requires_grad)
         title = f"Boosted small LM {number}"
         write_card(directory, title=title, parameters=parameters, recipe=member, store=store, loop=loop, extra=extra)
-        calibration = {
-            "sigmas": acceptance.sigmas,
-            "acceptance_by_rank": acceptance.by_rank,
-            "within_rank": acceptance.within_rank,
-            "context": shape.length,
-            "base": base,
-        }
+        calibration = {**acceptance.calibration(shape.length), "base": base}
         (directory / "drafter.json").write_text(json.dumps(calibration) + "\n")
 
 
@@ -106,8 +106,7 @@ def missed(
         temperatures: of the noise, by row [rows].
         generator: of the noise.
     """
-    uniform = torch.rand(taught.top_ids.shape, generator=generator).clamp(1e-12, 1 - 1e-7)
-    noise = -torch.log(-torch.log(uniform)) * temperatures[:, None, None]
+    noise = gumbel(taught.top_ids.shape, generator) * temperatures[:, None, None]
     right = (taught.top_log_probs + noise).argmax(-1, keepdim=True)
     found = torch.zeros(right.shape[:-1], dtype=torch.bool)
     for logits in scores:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from coppice.core.errors import IncompatibleError
-from coppice.training.loop import training_dtype
+from coppice.training.run import load_target, reading_from
 
 
 class TrainingModels(NamedTuple):
@@ -37,31 +35,12 @@ def load_models(target_dir: Path, start_dir: Path) -> TrainingModels:
     return TrainingModels(tokenizer, target, start)
 
 
-def load_target(directory: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """The target in the precision of training, and its tokenizer. Raises IncompatibleError if one cannot be read."""
-    with _named(directory):
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        target = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=training_dtype(), use_safetensors=True, trust_remote_code=False
-        ).eval()
-    return tokenizer, target
-
-
 def load_start(directory: Path) -> LlamaForCausalLM:
     """The Llama to start from, in float32. Raises IncompatibleError if it is no Llama, or cannot be read."""
-    with _named(directory):
+    with reading_from(directory):
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
     if not isinstance(model, LlamaForCausalLM):
         raise IncompatibleError(f"{directory} is a {type(model).__name__}; drafters start from a Llama")
     return model
-
-
-@contextlib.contextmanager
-def _named(directory: Path) -> Iterator[None]:
-    """What transformers raises for a directory that is none, or holds no model, in one error that says which it is."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError) as error:
-        raise IncompatibleError(f"no model can be read from {directory}: {error}") from error

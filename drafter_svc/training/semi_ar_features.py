@@ -18,15 +18,12 @@ from coppice.training.block_layout import even_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
-from coppice.training.corpus import corpus_digest, read_corpus
-from coppice.training.state import open_state, weights_digest
+from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import committed_states, states_of
-from coppice.training.token_store import TokenStore
 from drafter_svc.drafters.features.checkpoint import save_matrices, trunk_reference
 from drafter_svc.training.block_run import EVALUATION_BATCHES, EVALUATION_GROUPS, write_calibration
 from drafter_svc.training.head_run import HeadPace, HeadRun
-from drafter_svc.training.models import load_target
 from drafter_svc.training.trunk import Trunk, load_trunk
 
 KIND = "semi-ar-features"
@@ -66,10 +63,7 @@ def train_semi_ar_features(
     """
     tokenizer, target = load_target(target_dir)
     trunk = load_trunk(trunk_dir, target.config.get_text_config().vocab_size)
-    files = read_corpus(roots)
-    made_from = {"target": weights_digest(target), "trunk": weights_digest(trunk.model), "corpus": corpus_digest(files)}
-    state_dir = open_state(out, recipe, made_from)
-    store = TokenStore.build(files, tokenizer, state_dir)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=target, trunk=trunk.model)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir, with_states=True)
     width: int = states_of(target, own.samples[:1, :1]).shape[-1]

@@ -20,13 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from coppice.training.acceptance_report import AcceptanceReport, held_out_text, measure_acceptance
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import Cycles, LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state, weights_digest
+from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_loss, full_distillation_loss
 from coppice.training.token_store import TokenStore
-from drafter_svc.training.models import load_target
 
 # Two layers: the second can look for what followed an earlier occurrence, which code is full of.
 LAYERS = 2
@@ -97,9 +95,7 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
     Raises IncompatibleError if the target cannot be read, or the state there is another run's.
     """
     tokenizer, target = load_target(target_dir)
-    files = read_corpus(roots)
-    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
-    store = TokenStore.build(files, tokenizer, state_dir)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     model = new_small_lm(target, recipe.seed).train()
@@ -125,18 +121,13 @@ def train_small_lm(roots: Sequence[Path], target_dir: Path, out: Path, recipe: S
 
     loop = TrainingLoop(model, loss, evaluate, LoopConfig(recipe.schedule(), state_dir))
     loop.run()
-    report = _report(target, model.eval(), store, shape, recipe.seed)
+    rows = held_out_text(target, store, shape, recipe.seed)
+    report = measure_acceptance(target.float(), model.eval(), rows, shape.prompt_tokens, recipe.seed)
     fresh_tokens = recipe.fresh_cycles * recipe.fresh_steps * recipe.fresh_rows * shape.length
     extra = _card_extra(report, own.samples.numel(), own.windows.numel(), fresh_tokens, target_dir)
     save_checkpoint(model, tokenizer, out, title="Bundled small LM", recipe=recipe, store=store, loop=loop, extra=extra)
-    calibration = {
-        "sigmas": report.sigmas,
-        "acceptance_by_rank": report.by_rank,
-        "within_rank": report.within_rank,
-        # What it was trained on: farther behind a beginning it guesses badly.
-        "context": shape.length,
-    }
-    (out / "drafter.json").write_text(json.dumps(calibration) + "\n")
+    # It guesses badly beyond the context that it was trained on.
+    (out / "drafter.json").write_text(json.dumps(report.calibration(shape.length)) + "\n")
 
 
 def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: int, length: int) -> Tensor:
@@ -150,14 +141,6 @@ def fresh_rows(samples: Tensor, store: TokenStore, recipe: SmallLmRecipe, step: 
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled where there is a C++ compiler; slower, not different in kind, where there is none."""
     return torch.compile(function, dynamic=False) if shutil.which("g++") else function
-
-
-def _report(
-    target: PreTrainedModel, drafter: PreTrainedModel, store: TokenStore, shape: SampleShape, seed: int
-) -> AcceptanceReport:
-    """Acceptance on the target's continuations of held-out prompts."""
-    rows = held_out_text(target, store, shape, seed)
-    return measure_acceptance(target.float(), drafter, rows, shape.prompt_tokens, seed)
 
 
 def _card_extra(

@@ -14,14 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
 from coppice.training.checkpoint import make_readable
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state, weights_digest
-from coppice.training.token_store import TokenStore
+from coppice.training.run import load_target, open_run
 from verifier_svc.extras.pruning.head import EarlyHead, predicted_norm, save_head
 from verifier_svc.extras.pruning.layers import decoder_layers
 from verifier_svc.extras.redraft.adapter import LowRank
@@ -145,13 +143,8 @@ def self_normalised_loss(logits: Tensor, target_logits: Tensor, normalising: flo
 
 def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe: EarlyExitRecipe) -> None:
     """Train, calibrate thresholds on held-out text, and write the head with its card."""
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
-    files = read_corpus(roots)
-    state_dir = open_state(out, recipe, {"target": weights_digest(model), "corpus": corpus_digest(files)})
-    store = TokenStore.build(files, tokenizer, state_dir)
+    tokenizer, model = load_target(target_dir, torch.float32)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=model)
     output, target = output_layer(model), FrozenTarget(model, recipe.layer)
     head = HeadModule(final_norm(model), recipe.rank, recipe.seed)
     held_out = store.held_out_batches(recipe.held_out_windows, recipe.rows, recipe.length)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coppice.search.error_scales import ErrorScales
 from coppice.training.acceptance_report import held_out_text
@@ -16,12 +15,10 @@ from coppice.training.block_layout import even_layout, random_layout
 from coppice.training.block_losses import position_weights, token_terms, weighted
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import write_card
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state, weights_digest
+from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import OwnText, SampleShape
 from coppice.training.teacher import distillation_terms
-from coppice.training.token_store import TokenStore
 from verifier_svc.extras.redraft.adapter import save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space_masks import SpaceMasks
@@ -65,13 +62,8 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     is made, and what it says of the next one is learned beside. Raises IncompatibleError if no additions can be put on
     the target, or the state there is another run's.
     """
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    ).eval()
-    files = read_corpus(roots)
-    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
-    store = TokenStore.build(files, tokenizer, state_dir)
+    tokenizer, target = load_target(target_dir, torch.float32)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
     shape = SampleShape(rows=recipe.sample_rows)
     own = OwnText.build(target, store, shape, recipe.corpus_rows, recipe.seed, state_dir)
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)

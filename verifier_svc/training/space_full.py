@@ -14,18 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from coppice.training.acceptance_report import held_out_text
 from coppice.training.block_layout import BlockLayout, even_layout, random_layout
 from coppice.training.block_losses import token_terms
 from coppice.training.block_report import BlockReport, measure_blocks
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state, weights_digest
+from coppice.training.run import load_target, open_run
 from coppice.training.target_samples import SampleShape
-from coppice.training.token_store import TokenStore
 from verifier_svc.extras.redraft.adapter import SpaceAdapter, save_adapter
 from verifier_svc.model.made_for import write_target
 from verifier_svc.training.space import EVALUATION_BATCHES, EVALUATION_GROUPS, sigmas_of_masks
@@ -79,13 +77,8 @@ def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
 
     Raises IncompatibleError if the state there is another run's.
     """
-    tokenizer = AutoTokenizer.from_pretrained(target_dir, trust_remote_code=False)
-    target = AutoModelForCausalLM.from_pretrained(
-        target_dir, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
-    files = read_corpus(roots)
-    state_dir = open_state(out, recipe, {"target": weights_digest(target), "corpus": corpus_digest(files)})
-    store = TokenStore.build(files, tokenizer, state_dir)
+    tokenizer, target = load_target(target_dir, torch.float32)
+    store, state_dir = open_run(roots, tokenizer, out, recipe, target=target)
     shape = SampleShape()
     model = TunedTarget(target, recipe.masks, recipe.seed).train()
     held_out = store.held_out_batches(EVALUATION_BATCHES * recipe.rows, recipe.rows, shape.length)

@@ -12,10 +12,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from coppice.core.tokenizer import fingerprint
 from coppice.training.checkpoint import save_checkpoint
-from coppice.training.corpus import corpus_digest, read_corpus
 from coppice.training.loop import LoopConfig, Schedule, TrainingLoop
-from coppice.training.state import open_state
-from coppice.training.token_store import TokenStore
+from coppice.training.run import open_run
 
 # Few, wide layers: transformers costs about half a millisecond per layer on a CPU, whatever the width.
 LAYERS = 5
@@ -67,13 +65,8 @@ def new_target(vocab_size: int, eos_token_id: int, seed: int) -> LlamaForCausalL
 def train_target(roots: Sequence[Path], tokenizer_dir: Path, out: Path, recipe: TargetRecipe) -> None:
     """Train, evaluate in bits per byte on the held-out split, and write the checkpoint with its card."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, trust_remote_code=False)
-    files = read_corpus(roots)
-    made_from = {
-        "tokenizer": fingerprint(tokenizer.backend_tokenizer.to_str().encode()),
-        "corpus": corpus_digest(files),
-    }
-    state_dir = open_state(out, recipe, made_from)
-    store = TokenStore.build(files, tokenizer, state_dir)
+    digest = fingerprint(tokenizer.backend_tokenizer.to_str().encode())
+    store, state_dir = open_run(roots, tokenizer, out, recipe, tokenizer=digest)
     model = new_target(len(tokenizer), tokenizer.eos_token_id, recipe.seed).train()
     held_out = store.held_out_batches(windows=64, rows=16, length=256)
 
