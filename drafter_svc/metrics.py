@@ -18,29 +18,29 @@ def drafter_metrics(service: DrafterService, certificates: Certificates | None =
     """The drafter's metrics now. Safe on any thread: they are numbers that are read once."""
     counts = service.counts
     yield _OWN.gauge("info", "1 for the kind of the drafter.", 1, kind=service.drafter.info.kind)
-    yield _OWN.gauge("sequences", "Sequences that are open.", service.num_sequences)
+    yield _OWN.gauge("sequences", "Open sequences.", service.num_sequences)
     yield _OWN.counter("opened_sequences", "Sequences opened.", counts.num_opened)
     yield _OWN.counters(
-        "failed_sequences", "Sequences refused, or failed later, by status.", "code", counts.failed.copy()
+        "failed_sequences", "Sequences refused or failed, by gRPC status.", "code", counts.failed.copy()
     )
     prefixes = service.drafter.prefixes
-    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", counts.num_prompt_tokens)
+    yield _OWN.counter("prompt_tokens", "Prompt tokens of opened sequences.", counts.num_prompt_tokens)
     yield _OWN.counter(
-        "reused_prompt_tokens", "Those of them that had been read for another sequence.", prefixes.num_reused_tokens
+        "reused_prompt_tokens", "Prompt tokens read before for another sequence.", prefixes.num_reused_tokens
     )
-    yield _OWN.gauge("prefix_bytes", "Memory that holds beginnings of prompts.", prefixes.num_bytes)
+    yield _OWN.gauge("prefix_bytes", "Memory of cached prompt prefixes.", prefixes.num_bytes)
     caches = service.caches
-    yield _OWN.gauge("cached_tokens", "Tokens that open sequences have read and keep.", caches.num_tokens)
+    yield _OWN.gauge("cached_tokens", "Tokens in the KV caches of open sequences.", caches.num_tokens)
     yield _OWN.counter(
-        "forgotten_sequences", "Sequences whose tokens have to be read again, for want of room.", caches.num_forgotten
+        "forgotten_sequences", "Sequences whose KV cache was dropped for lack of memory.", caches.num_forgotten
     )
-    yield _OWN.gauge("waiting_jobs", "Drafts and other jobs that wait for the model.", service.thread.num_waiting)
+    yield _OWN.gauge("waiting_jobs", "Drafts and other jobs waiting for the model.", service.thread.num_waiting)
     for distribution in (counts.queue_s, counts.draft_s, counts.nodes):
         yield from distribution.collect()
     joint = service.turns.num_joint_passes
-    yield _OWN.counter("joint_passes", "Passes of the model that were made for drafts of several sequences.", joint)
+    yield _OWN.counter("joint_passes", "Forward passes shared by drafts of several sequences.", joint)
     expected = {"drafted_for": counts.num_expected, "dropped": counts.num_dropped + counts.num_gone}
-    yield _OWN.counters("expectations", "Trees told to be in verification, by what was done.", "result", expected)
+    yield _OWN.counters("expectations", "Expected trees announced, by result.", "result", expected)
     yield _OWN.counter("ahead_drafts", "Trees sent for likely outcomes.", counts.num_ahead)
     yield from _acceptance_metrics(service.acceptance)
     yield from _OWN.certificates(server=certificates)
@@ -50,8 +50,8 @@ def _acceptance_metrics(acceptance: AcceptanceMap) -> Iterator[Metric]:
     counts = acceptance.counts
     families: tuple[tuple[str, str, Sequence[Sequence[float]]], ...] = (
         ("observed_nodes", "Nodes sent whose parent was committed.", counts.nodes),
-        ("expected_acceptance", "Their probabilities, as they were sent, added up.", counts.expected),
-        ("accepted_nodes", "Those of them whose token was the target's.", counts.accepted),
+        ("expected_acceptance", "Sum of the probabilities sent for these nodes.", counts.expected),
+        ("accepted_nodes", "Of these nodes, those with the target's token.", counts.accepted),
     )
     for name, description, values in families:
         for temperature, by_tenth in zip(TEMPERATURE_CLASSES, values, strict=True):

@@ -1,4 +1,4 @@
-"""`python -m orchestrator`: one orchestrator, configured by environment variables."""
+"""`python -m orchestrator`: an orchestrator, configured by environment variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_MISCONFIGURED = 2
 
 
 async def serve(config: Config, tracing: Tracing | None, timeline: Timeline | None) -> None:
-    """Serve until the process is asked to stop."""
+    """Serve until a stop signal."""
     async with running(config, tracing, timeline) as orchestrator:
         sys.stdout.write(f"ready {orchestrator.address}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The orchestrator put together: built by constructors, taken down in the opposite order."""
+"""Construction of the orchestrator; closed in reverse order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long the start waits for the first answer of a drafter that is not required.
+# Seconds to wait at start for the first answer of optional drafters.
 FIRST_ANSWER_S = 3.0
 
 
@@ -57,9 +57,9 @@ class Orchestrator:
     service: InferenceService
     verifiers: VerifierPool
     drafters: DrafterPool
-    # None where CACHE_DRAFTER switches it off.
+    # None if CACHE_DRAFTER is off.
     cache: PrefixCache | None
-    # None where the planner learns nothing, or there is no Redis to share it through.
+    # None if the planner does not learn, or without Redis.
     knowledge: SharedKnowledge | None
 
 
@@ -67,26 +67,26 @@ class Orchestrator:
 async def running(
     config: Config, tracing: Tracing | None = None, timeline: Timeline | None = None, dial: Dial = dial
 ) -> AsyncIterator[Orchestrator]:
-    """An orchestrator that serves while the context is open, and drains when it closes.
+    """Run an orchestrator while the context is open; closing drains it.
 
-    Without `tracing` its requests are not traced; without `timeline` nobody watches its streams. It reaches back ends
-    with `dial`.
+    Without `tracing` requests are not traced; without `timeline` streams are not recorded. `dial` opens channels to
+    verifiers and drafters.
 
     Raises:
-        UnavailableError: no verifier was reached in time.
-        IncompatibleError: drafters are required, and one does not fit or is not there.
-        ConfigError: the prefix cache cannot be where it is to be, or the tokens cannot be read.
-        ValueError: a certificate cannot be used.
+        UnavailableError: no verifier connected in time.
+        IncompatibleError: drafters are required, and one does not match or did not connect.
+        ConfigError: the prefix cache or the token file cannot be opened.
+        ValueError: a certificate is invalid.
     """
     certificates = read_certificates(config.tls, "TLS_")
-    to_back_ends = read_certificates(config.backend_tls, "BACKEND_TLS_")
+    to_peers = read_certificates(config.backend_tls, "BACKEND_TLS_")
     async with contextlib.AsyncExitStack() as stack:
-        # First: what is wrong with it must not show after a verifier has been waited for.
+        # First, so that its errors show before any wait for a verifier.
         authentication = _authentication(stack, config)
-        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_back_ends, dial)
+        verifiers = VerifierPool(config.verifier_addresses, config.resume_s, to_peers, dial)
         stack.push_async_callback(verifiers.close)
         await verifiers.connect(config.connect_timeout_s)
-        drafters = await _drafters(stack, config, verifiers.info, to_back_ends, dial)
+        drafters = await _drafters(stack, config, verifiers.info, to_peers, dial)
         if timeline is not None:
             _watch(timeline, verifiers, drafters)
         namespace = open_namespace(config, verifiers.info)
@@ -127,13 +127,13 @@ async def running(
             timeline=timeline,
         )
         if config.metrics_port:
-            await _serve_metrics(stack, config, service, certificates, to_back_ends)
+            await _serve_metrics(stack, config, service, certificates, to_peers)
         max_context = verifiers.info.max_context_tokens
         sizes = SizeChecks({f"/{SERVICE_NAME}/Generate": request_sizes(max_context)})
         server = Server(
             [SERVICE_NAME],
             certificates,
-            # Who has no token has nothing read.
+            # Calls without a token are refused before their message is read.
             [authentication, sizes] if authentication is not None else [sizes],
             max_request_bytes=max_request_bytes(max_context),
         )
@@ -150,7 +150,7 @@ async def running(
 async def _drafters(
     stack: contextlib.AsyncExitStack, config: Config, info: VerifierInfo, certificates: Certificates | None, dial: Dial
 ) -> DrafterPool:
-    """All drafters, those of them connected that answer soon."""
+    """All drafters; waits for those that answer soon, or for all if required."""
     drafters = DrafterPool(
         [
             DrafterClient(address, info.tokenizer_fingerprint, certificates, dial, info.feature_size)
@@ -170,23 +170,23 @@ def _admission(config: Config) -> Admission:
         dict(config.tenant_weights),
         max_token_s=config.max_token_ms / 1000 or None,
         max_wait_s=config.max_queue_wait_s or None,
-        # Tenants with tokens have limits of their own, and connections say nothing of them.
+        # With tokens, tenants have limits of their own, and connections do not identify them.
         shared_places=0 if config.tokens_file else config.shared_places,
         call_later=asyncio.get_running_loop().call_later,
     )
 
 
 def _affinity(config: Config, namespace: CacheNamespace) -> SharedAffinity:
-    """What orchestrators tell one another of where sequences went."""
+    """Prefixes by verifier, shared with other orchestrators."""
     counts = CacheCounts()
     return SharedAffinity(open_redis(config, config.redis_timeout_ms / 1000, counts), counts, namespace)
 
 
 def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authentication | None:
-    """Who asks for tokens; None where nobody does."""
+    """Authentication by TOKENS_FILE; None without it."""
     if not config.tokens_file:
         if not is_loopback(config.listen_address):
-            logger.warning("whoever reaches %s may use it: TOKENS_FILE is not set", config.listen_address)
+            logger.warning("any client that reaches %s can use it: TOKENS_FILE is not set", config.listen_address)
         return None
     tokens = TokenFile(Path(config.tokens_file))
     following = asyncio.create_task(tokens.follow(), name="tokens")
@@ -197,7 +197,7 @@ def _authentication(stack: contextlib.AsyncExitStack, config: Config) -> Authent
 def _planner(config: Config, max_nodes: int, verifiers: VerifierPool) -> Planner:
     linger_us, addresses = round(config.linger_ms * 1000), config.verifier_addresses
     if config.is_synchronous:
-        # What pays is not asked: every round has its draft, and waits for it.
+        # Every round has a draft and waits for it, whether it pays or not.
         return FixedPlanner(max_nodes, round(config.synchronous_wait_s * 1e6))
     if config.planner == "fixed":
         return FixedPlanner(max_nodes, linger_us)
@@ -214,10 +214,10 @@ def _watch(timeline: Timeline, verifiers: VerifierPool, drafters: DrafterPool) -
 
 
 def _latencies(config: Config) -> Latencies | None:
-    """What keeps times for operators; None where nobody reads them."""
+    """Latency histograms; None without a metrics server."""
     if not config.metrics_port:
         return None
-    # Here, so that nothing else pays for loading it.
+    # Imported late: only needed with a metrics server.
     from orchestrator.request.latencies import Latencies
 
     return Latencies()
@@ -228,24 +228,24 @@ async def _serve_metrics(
     config: Config,
     service: InferenceService,
     certificates: Certificates | None,
-    to_back_ends: Certificates | None,
+    to_peers: Certificates | None,
 ) -> None:
-    # Here, so that nothing else pays for loading it.
+    # Imported late: only needed with a metrics server.
     from coppice.obs.metrics import Prefix
     from coppice.obs.metrics_server import MetricsServer, on_event_loop
 
     own = Prefix("coppice_orchestrator_")
     host = config.listen_address.rpartition(":")[0].strip("[]")
-    read = on_event_loop(lambda: [*service.metrics(), *own.certificates(server=certificates, client=to_back_ends)])
+    read = on_event_loop(lambda: [*service.metrics(), *own.certificates(server=certificates, client=to_peers)])
     server = MetricsServer(read, host, config.metrics_port, certificates, config.metrics_tls)
-    # It waits for its thread, which may have a question to the event loop.
+    # In a thread: it joins the server's thread, which may wait for the event loop.
     stack.push_async_callback(asyncio.to_thread, server.stop)
 
 
 def _knowledge(
     config: Config, namespace: CacheNamespace, verifiers: VerifierPool, drafters: DrafterPool, planner: Planner
 ) -> SharedKnowledge | None:
-    """What planners learn, shared through Redis where there is one."""
+    """Planner knowledge shared through Redis; None without Redis or an adaptive planner."""
     planners = adaptive_planners(planner, config.verifier_addresses)
     if not config.redis_url or not planners:
         return None

@@ -10,7 +10,7 @@ from coppice.net.service_settings import ServiceSettings
 from coppice.net.tls import ChannelTls, TlsError, settings_named
 from coppice.settings import LAB, VERBATIM, Mebibytes, Milliseconds, Nodes, Rule, Seconds, parts
 
-# A verifier is told the wait in microseconds, in 32 bits.
+# Sent to verifiers in microseconds, as 32 bits.
 MAX_SYNCHRONOUS_WAIT_S = 3600.0
 
 
@@ -20,7 +20,7 @@ def _distinct(text: str) -> bool:
 
 
 def _weights(text: Any) -> Any:
-    """Pairs of name and weight from "a=2,b=3"; what is no text stays as it is."""
+    """Pairs of name and weight from "a=2,b=3"; other types pass through to validation."""
     if not isinstance(text, str):
         return text
     pairs = [part.rpartition("=") for part in parts(text)]
@@ -57,7 +57,8 @@ class Config(ServiceSettings):
         description="How long a client may leave a message unread before its call ends; 0: until its deadline.",
     )
 
-    # Rows come in fours on CPU: fifteen nodes and the root make sixteen. Drafters leave out the nodes that do not pay.
+    # Rows are padded to multiples of four on CPU: fifteen nodes and the root fill sixteen. Drafters skip nodes that do
+    # not pay.
     max_nodes: Nodes = Field(default=15, ge=0, le=1024, description="Most draft nodes of a round.")
     linger_ms: Milliseconds = Field(default=40.0, ge=0, le=10_000, description="Longest wait for a round's draft.")
     planner: Annotated[Literal["adaptive", "fixed"], LAB] = Field(
@@ -153,13 +154,13 @@ class Config(ServiceSettings):
 
     @property
     def backend_tls(self) -> ChannelTls | None:
-        """The files of TLS for calls to verifiers and drafters, who want to see a certificate; None for plaintext."""
+        """TLS files for calls to verifiers and drafters, which require a client certificate; None for plaintext."""
         ca, cert, key, name = self.backend_tls_ca, self.backend_tls_cert, self.backend_tls_key, self.backend_tls_name
         if not (ca or cert or key or name):
             return None
         with settings_named("BACKEND_TLS_"):
             if not ca:
-                raise TlsError("ca", "must be set where another of BACKEND_TLS_ is")
+                raise TlsError("ca", "must be set if any other BACKEND_TLS_ setting is")
             if not (cert or key):
-                raise TlsError("cert", "must be set: back ends serve nobody without a certificate")
+                raise TlsError("cert", "must be set: verifiers and drafters require a client certificate")
             return ChannelTls(ca, cert, key, name)

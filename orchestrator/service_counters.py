@@ -1,4 +1,4 @@
-"""Counts over all requests, which outlive them. Nothing is added up while they run."""
+"""Counts over all requests, past ones included. Running ones are added when read."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceCounters:
-    """Counts requests, and adds up what the outputs that have ended counted and those that run have so far.
+    """Counts requests; totals are those of ended outputs plus those of running ones.
 
-    Only the event loop touches it.
+    Only used on the event loop.
     """
 
     def __init__(self, latencies: Latencies | None = None) -> None:
-        """Without `latencies` no times are kept."""
+        """Without `latencies` no histograms are kept."""
         self.latencies = latencies
         self.num_requests = 0
         self.num_prompt_tokens = 0
-        # Calls that got no place, by reason; outputs that have ended, by reason.
+        # Refused calls, and ended outputs, by reason.
         self.refused = Counter(dict.fromkeys(REFUSALS, 0))
         self.finished = Counter(dict.fromkeys(ENDS, 0))
         self._ended = Statistics()
         self._num_generated = 0
         self._stale: Counter[str] = Counter()
-        # Of drafters' trees, for requests that are greedy and others.
+        # Records of drafters' trees for greedy (True) and sampled (False) requests.
         self.records = {True: SourceRecords(), False: SourceRecords()}
         self._running: dict[Outputs, None] = {}
 
     def request(self) -> CountedRequest:
-        """Count a call while it is entered."""
+        """Count a call while the context is entered."""
         self.num_requests += 1
         return CountedRequest(self)
 
     def generations(self) -> list[Generation]:
-        """Outputs that run now."""
+        """Running outputs."""
         return [generation for outputs in self._running for generation in outputs.generations]
 
     def statistics(self) -> Statistics:
-        """The counts of all outputs, together."""
+        """Total counts of all outputs."""
         total = Statistics()
         total.add(self._ended)
         for generation in self.generations():
@@ -62,19 +62,19 @@ class ServiceCounters:
         return self._num_generated + sum(generation.num_generated for generation in self.generations())
 
     def stale(self) -> Counter[str]:
-        """Drafts of all outputs that came when they were of no use any more, by reason."""
+        """Discarded drafts of all outputs, by reason."""
         total = self._stale.copy()
         for generation in self.generations():
             total.update(generation.stale)
         return total
 
     def began(self, outputs: Outputs, num_prompt: int) -> None:
-        """A request has its places, for outputs after a prompt of so many tokens."""
+        """Record the start of a request with a prompt of `num_prompt` tokens."""
         self._running[outputs] = None
         self.num_prompt_tokens += num_prompt
 
     def ended(self, outputs: Outputs, error: BaseException | None) -> None:
-        """A request's outputs have ended, or were left because of an error."""
+        """Record the end of a request's outputs, or their abandonment because of an error."""
         del self._running[outputs]
         for generation in outputs.generations:
             self._ended.add(generation.statistics)
@@ -94,7 +94,7 @@ class ServiceCounters:
 
 
 class CountedRequest:
-    """One call of Generate, from its arrival to its end."""
+    """One call of Generate, from arrival to end."""
 
     def __init__(self, tally: ServiceCounters) -> None:
         self._tally = tally
@@ -104,7 +104,7 @@ class CountedRequest:
         return self
 
     def began(self, outputs: Outputs, num_prompt: int) -> None:
-        """It has its places."""
+        """Record that it was admitted."""
         self._outputs = outputs
         self._tally.began(outputs, num_prompt)
 

@@ -21,10 +21,12 @@ def verifier_metrics(engine: Engine, info: TargetInfo, certificates: Certificate
     """
     mode = "strict" if info.exact else "fast"
     yield _OWN.gauge("exactness", "1 for the mode that the server runs in, strict or fast.", 1, mode=mode)
-    yield _OWN.gauge("bit_exact", "Whether rows had the same bits alone and in company at start.", info.bit_exact)
+    yield _OWN.gauge(
+        "bit_exact", "Whether rows had the same bits alone and in a batch, as tested at start.", info.bit_exact
+    )
     if info.near_tie_gap:
-        yield _OWN.gauge("near_tie_gap", "Scores less than this apart, as logits, are near-ties.", info.near_tie_gap)
-        yield _OWN.counter("near_ties", "Tokens chosen where rounding may choose another.", engine.counts.num_near_ties)
+        yield _OWN.gauge("near_tie_gap", "Logit difference below which scores are near-ties.", info.near_tie_gap)
+        yield _OWN.counter("near_ties", "Tokens whose choice rounding may change.", engine.counts.num_near_ties)
     yield from _passes(engine)
     yield from _drafts(engine)
     yield from _sequences(engine)
@@ -37,9 +39,9 @@ def _passes(engine: Engine) -> Iterator[Metric]:
     counts = engine.counts
     for distribution in (counts.pass_s, counts.pass_rows, counts.bubble_s):
         yield from distribution.collect()
-    yield _OWN.counter("failed_passes", "Passes that had no result.", counts.num_failed_passes)
-    yield _OWN.counter("rounds", "Rounds of all sequences, parts of prompts left out.", counts.num_rounds)
-    yield _OWN.counter("linger_seconds", "Time that rounds waited for drafts, added up.", counts.linger_s)
+    yield _OWN.counter("failed_passes", "Passes that failed.", counts.num_failed_passes)
+    yield _OWN.counter("rounds", "Rounds of all sequences, without chunks of prefill.", counts.num_rounds)
+    yield _OWN.counter("linger_seconds", "Total time that rounds waited for drafts.", counts.linger_s)
     yield _OWN.counter("committed_tokens", "Tokens committed.", engine.counts.num_tokens)
 
 
@@ -53,16 +55,16 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
     yield _OWN.counters("origin_drafts", "Rounds that verified a draft, by when it was made.", "origin", rounds)
     text = "Accepted nodes, by when the draft was made."
     yield _OWN.counters("origin_accepted_tokens", text, "origin", accepted)
-    yield _OWN.counter("masks", "Rows of masks computed for re-drafts.", counts.num_masks)
-    yield _OWN.counter("redraft_tokens", "Nodes of the target's own drafts.", counts.num_redraft_nodes)
-    text = "Passes that left nodes out after the layer of the early head."
+    yield _OWN.counter("masks", "Mask rows computed for in-pass re-drafts.", counts.num_masks)
+    yield _OWN.counter("redraft_tokens", "Nodes of in-pass re-drafts.", counts.num_redraft_nodes)
+    text = "Passes that dropped nodes after the layer of the early head."
     yield _OWN.counter("early_pruned_passes", text, counts.num_pruned_passes)
-    yield _OWN.counter("early_pruned_nodes", "Draft nodes that these passes left out.", counts.num_pruned_nodes)
+    yield _OWN.counter("early_pruned_nodes", "Draft nodes dropped by early pruning.", counts.num_pruned_nodes)
     yield from _pruning_times(engine)
     arrived = {"in_time": drafts.in_time, "late": drafts.late}
-    yield _OWN.counters("drafts", "Drafts of use: in time, or late and re-rooted.", "arrival", arrived)
+    yield _OWN.counters("drafts", "Drafts used, by arrival: in time, or late and re-rooted.", "arrival", arrived)
     ahead = {"hit": drafts.ahead_hits, "miss": drafts.ahead_misses}
-    text = "Outcomes that there were drafts ahead for, by whether for this very one."
+    text = "Rounds with drafts made ahead, by whether their outcome was among them."
     yield _OWN.counters("ahead_outcomes", text, "result", ahead)
     stale = {
         "left": drafts.stale_left,
@@ -71,14 +73,14 @@ def _drafts(engine: Engine) -> Iterator[Metric]:
         "sampled": drafts.stale_sampled,
         "missed": drafts.stale_missed,
     }
-    yield _OWN.counters("stale_drafts", "Drafts of no use, by reason.", "reason", stale)
+    yield _OWN.counters("stale_drafts", "Drafts discarded, by reason.", "reason", stale)
     pruned = {
         "output": drafts.pruned_output,
         "grammar": drafts.pruned_grammar,
         "budget": drafts.pruned_budget,
         "room": drafts.pruned_room,
     }
-    yield _OWN.counters("pruned_nodes", "Nodes at hand that a round did not verify, by reason.", "reason", pruned)
+    yield _OWN.counters("pruned_nodes", "Available nodes that a round did not verify, by reason.", "reason", pruned)
 
 
 def _pruning_times(engine: Engine) -> Iterator[Metric]:
@@ -97,15 +99,13 @@ def _pruning_times(engine: Engine) -> Iterator[Metric]:
 
 
 def _sequences(engine: Engine) -> Iterator[Metric]:
-    yield _OWN.gauge("waiting_sequences", "Sequences that wait for room.", engine.scheduler.num_waiting)
-    yield _OWN.gauge("running_sequences", "Sequences that take part in passes.", engine.scheduler.num_running)
+    yield _OWN.gauge("waiting_sequences", "Sequences waiting for KV blocks.", engine.scheduler.num_waiting)
+    yield _OWN.gauge("running_sequences", "Sequences in the running batch.", engine.scheduler.num_running)
     # The engine's thread may come to know another status meanwhile.
     finished, failed = engine.counts.finished.copy(), engine.counts.failed.copy()
-    yield _OWN.counters("finished_sequences", "Outputs that came to an end, by reason.", "reason", finished)
-    yield _OWN.counters("failed_sequences", "Sequences refused, or failed later, by status.", "code", failed)
-    yield _OWN.counter(
-        "preemptions", "How often a sequence had to make room for others.", engine.scheduler.num_preemptions
-    )
+    yield _OWN.counters("finished_sequences", "Finished outputs, by reason.", "reason", finished)
+    yield _OWN.counters("failed_sequences", "Sequences refused or failed, by gRPC status.", "code", failed)
+    yield _OWN.counter("preemptions", "Preemptions of sequences.", engine.scheduler.num_preemptions)
     yield _OWN.counter(
         "recomputed_tokens",
         "Tokens computed again after preemptions and at rope boundaries.",
@@ -114,22 +114,20 @@ def _sequences(engine: Engine) -> Iterator[Metric]:
 
 
 def _cache(engine: Engine) -> Iterator[Metric]:
-    yield _OWN.gauge("kv_blocks", "Blocks of the KV cache.", engine.cache.num_blocks)
-    yield _OWN.gauge("free_kv_blocks", "Blocks of the KV cache that no sequence uses.", engine.cache.num_free_blocks)
-    yield _OWN.gauge(
-        "reusable_kv_blocks", "Free blocks that hold what a prompt may begin with.", engine.cache.num_reusable_blocks
-    )
-    yield _OWN.counter("prompt_tokens", "Tokens that sequences began with.", engine.scheduler.num_prompt_tokens)
+    yield _OWN.gauge("kv_blocks", "KV blocks in total.", engine.cache.num_blocks)
+    yield _OWN.gauge("free_kv_blocks", "KV blocks not used by a sequence.", engine.cache.num_free_blocks)
+    yield _OWN.gauge("reusable_kv_blocks", "Free KV blocks with a reusable prefix.", engine.cache.num_reusable_blocks)
+    yield _OWN.counter("prompt_tokens", "Prompt tokens of opened sequences.", engine.scheduler.num_prompt_tokens)
     yield _OWN.counter(
-        "cached_prompt_tokens", "Those of them that were in the cache.", engine.scheduler.num_cached_tokens
+        "cached_prompt_tokens", "Prompt tokens found in the prefix cache.", engine.scheduler.num_cached_tokens
     )
 
 
 def _grammars(engine: Engine) -> Iterator[Metric]:
     grammars = engine.grammars
     results = grammars.counts.results.copy()
-    yield _OWN.counters("grammars", "Grammars looked at, by what became of them.", "result", results)
-    yield _OWN.counter("grammar_trials", "Grammars tried in another process first.", grammars.counts.num_trials)
-    yield _OWN.gauge("waiting_grammars", "Grammars that wait to be compiled.", grammars.num_waiting)
+    yield _OWN.counters("grammars", "Grammars checked, by result.", "result", results)
+    yield _OWN.counter("grammar_trials", "Grammars tried in a separate process.", grammars.counts.num_trials)
+    yield _OWN.gauge("waiting_grammars", "Grammars waiting to be compiled.", grammars.num_waiting)
     yield from grammars.counts.queue_s.collect()
-    yield _OWN.gauge("grammar_cache_bytes", "Memory of grammars that are remembered.", grammars.cache_bytes)
+    yield _OWN.gauge("grammar_cache_bytes", "Memory of cached grammars.", grammars.cache_bytes)

@@ -51,7 +51,7 @@ class Prefix:
         """When the certificates of a service end, by what they are used as; nothing where there are none."""
         for use, one in certificates.items():
             if one is not None and math.isfinite(end_s := one.current().not_after_s):
-                text = "When the certificate ends, in Unix time."
+                text = "End of the certificate's validity, in Unix time."
                 yield self.gauge("certificate_expiry_timestamp_seconds", text, end_s, use=use)
 
 

@@ -1,4 +1,4 @@
-"""Verifiers and drafters as the orchestrator sees them: streams, pool, routing.
+"""Clients of verifiers and drafters: streams, pools, routing.
 
 For `orchestrator.request` and `orchestrator.app`.
 """

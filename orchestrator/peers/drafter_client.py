@@ -1,4 +1,4 @@
-"""Drafters as the orchestrator sees them: one stream each for all sequences; losing one costs speed only."""
+"""Drafter clients: one stream per drafter for all sequences; losing one only costs speed."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from orchestrator.request.rounds import DraftOpening, Outcome
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-# Features are in bfloat16.
+# bfloat16.
 BYTES_PER_NUMBER = 2
 
 
 class DraftHandler(Protocol):
-    """A sequence's owner. All calls come from the event loop and have to be quick."""
+    """Owner of a sequence. Calls come from the event loop and must be quick."""
 
     @property
     def request_id(self) -> str: ...
 
     def draft_opening(self) -> DraftOpening:
-        """The sequence as it is now."""
+        """Current state of the sequence."""
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None: ...
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
-        """Trees after likely outcomes of the round that starts at `base_length`."""
+        """Receive trees after likely outcomes of the round that starts at `base_length`."""
 
     def on_drafters_changed(self) -> None:
-        """A drafter of this sequence came or went."""
+        """A drafter of this sequence connected or disconnected."""
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
-        """A drafter of this sequence went, and another of its kind is to follow it."""
+        """A drafter of this sequence was lost; another of its kind takes over."""
 
 
 class DrafterClient:
-    """Follows sequences on one drafter, which is refused unless it speaks of the target's tokens and features."""
+    """Follows sequences on one drafter, which must match the target's tokenizer and feature size."""
 
     def __init__(
         self,
@@ -62,33 +62,33 @@ class DrafterClient:
         dial: Dial = dial,
         feature_size: int = 0,
     ) -> None:
-        """`feature_size`: numbers of a feature of the target's; 0 where its verifier gives none."""
+        """`feature_size`: numbers per token in the target's features; 0 if its verifier sends none."""
         self.address = address
         self._fingerprint = tokenizer_fingerprint
         self._offered_feature_size = feature_size
         self._channel = PeerChannel(address, drafter_pb2_grpc.DrafterServiceStub, certificates, dial)
         self._ids = itertools.count(1)
         self._handlers: dict[int, DraftHandler] = {}
-        # Those that may be of the same kind.
+        # Other drafters, possible replicas.
         self.others: Sequence[DrafterClient] = ()
-        # Of each sequence, the tokens that the drafter knows, and the limits: most nodes and the multiple of rows.
+        # By sequence: tokens that the drafter has, and its limits (most nodes, row multiple).
         self._lengths: dict[int, int] = {}
         self._limits: dict[int, tuple[int, int]] = {}
-        # Known once the drafter has been connected.
+        # Set by the handshake.
         self.kind = ""
-        # Why it was refused, in words for clients.
+        # Reason of the refusal, in words for clients.
         self.refusal = ""
         self.needs_features = False
         self.feature_size = 0
         self.samples_trees = False
         self.drafts_ahead = False
-        # Tokens of the blocks in which it shares what it has read, and what sequences that were sent there began with.
+        # Block size of its prefix cache in tokens, and prefixes of sequences sent to it.
         self.shared_block_tokens = 0
         self.prefixes = PrefixMemory()
-        # Sequences that were given to another replica, and those that it erred in.
+        # Sequences moved to a replica, and sequences dropped after an error.
         self.num_handed_over = 0
         self.num_dropped = 0
-        # Calibrated probability that the likeliest child is right; 0 where it was not measured.
+        # Calibrated probability that its likeliest child is right; 0 if not measured.
         self.acceptance = 0.0
         self.stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
             f"drafter {address}", lambda: self._channel.stub.Draft(), self
@@ -96,16 +96,16 @@ class DrafterClient:
 
     @property
     def connected(self) -> bool:
-        """Whether it can be asked for drafts now."""
+        """Whether drafts can be requested."""
         return self.stream.connected
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that it follows now."""
+        """Sequences open there."""
         return len(self._handlers)
 
     def follows(self, sequence_id: int) -> bool:
-        """Whether a sequence has its drafts from here now."""
+        """Whether a sequence gets drafts from here."""
         return self.connected and sequence_id in self._handlers
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class DrafterClient:
         await self._channel.close()
 
     def join(self, handler: DraftHandler) -> int:
-        """Ask for drafts of a sequence, now or as soon as the drafter is back; returns its id here."""
+        """Follow a sequence, now or once the drafter is connected; returns its id."""
         sequence_id = next(self._ids)
         self._handlers[sequence_id] = handler
         if self.connected:
@@ -122,9 +122,9 @@ class DrafterClient:
         return sequence_id
 
     def outcome(self, sequence_id: int, outcome: Outcome, max_nodes: int, row_multiple: int) -> None:
-        """Tell what was committed and, when they have changed, the next round's most nodes and multiple of rows.
+        """Report committed tokens and, if changed, the next round's limits.
 
-        It may be that of several rounds; what the drafter was opened with since is left out.
+        The outcome may cover several rounds; tokens that the drafter already has are left out.
         """
         if sequence_id in self._lengths:
             known = self._lengths[sequence_id] - outcome.base_length
@@ -142,11 +142,11 @@ class DrafterClient:
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, outcome=message))
 
     def expect(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
-        """Tell which tree is being verified, if that is behind what the drafter knows."""
+        """Send the tree under verification, if it follows what the drafter has."""
         if self._lengths.get(sequence_id) == base_length:
             request = drafter_pb2.DraftRequest(sequence_id=sequence_id)
             request.expect.base_length = base_length
-            # The drafter has probabilities of its own.
+            # Without log-probabilities: the drafter has its own.
             request.expect.tree.token_ids.extend(tree.token_ids)
             request.expect.tree.parents.extend(tree.parents)
             self.stream.send(request)
@@ -160,7 +160,7 @@ class DrafterClient:
             self.stream.send(drafter_pb2.DraftRequest(sequence_id=sequence_id, close=close))
 
     async def handshake(self) -> None:
-        """Make sure that the drafter speaks of the same tokens as the target."""
+        """Check that the drafter matches the target's tokenizer and features."""
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
@@ -189,7 +189,7 @@ class DrafterClient:
         self.acceptance = described.acceptance_by_rank[0] if described.acceptance_by_rank else 0.0
 
     def on_up(self) -> None:
-        """Open every sequence from where it is, and take over those of replicas that are not there."""
+        """Open all sequences, and take over those of disconnected replicas."""
         for sequence_id, handler in list(self._handlers.items()):
             self._open(sequence_id, handler)
             handler.on_drafters_changed()
@@ -198,7 +198,7 @@ class DrafterClient:
                 other._hand_over()
 
     def on_down(self) -> None:
-        """Give the sequences to another replica, or tell them that nothing will come for now."""
+        """Move the sequences to a replica, or tell their owners that no drafts will come."""
         self.prefixes.clear()
         if self._handlers:
             logger.warning("drafter %s at %s lost with %d sequences", self.kind, self.address, len(self._handlers))
@@ -207,7 +207,7 @@ class DrafterClient:
             handler.on_drafters_changed()
 
     def on_message(self, message: drafter_pb2.DraftResponse) -> None:
-        """Hand a tree to its sequence. A drafter that errs in one sequence is dropped from it."""
+        """Dispatch a message to its sequence. A drafter that errs in a sequence is dropped from it."""
         handler = self._handlers.get(message.sequence_id)
         if handler is None:
             return
@@ -237,7 +237,7 @@ class DrafterClient:
             handler.on_ahead(self.kind, base_length, of_a_round)
 
     def _hand_over(self) -> None:
-        """Give each sequence to the least busy replica that is there, if any."""
+        """Move each sequence to the least busy connected replica, if any."""
         replicas = [other for other in self.others if other.connected and self._can_be_replaced_by(other)]
         if replicas:
             self.num_handed_over += len(self._handlers)
@@ -245,7 +245,7 @@ class DrafterClient:
                 handler.on_drafter_replaced(self, min(replicas, key=lambda replica: replica.num_sequences))
 
     def _features_of_last(self, num_tokens: int, features: bytes) -> bytes:
-        """Those of the last tokens, where the drafter needs any: earlier ones it may know already."""
+        """Features of the last `num_tokens` tokens, if the drafter needs any; it may have the earlier ones."""
         size = BYTES_PER_NUMBER * self.feature_size * num_tokens
         return features[max(0, len(features) - size) :] if self.needs_features else b""
 
@@ -285,7 +285,7 @@ class DrafterClient:
 
 
 class DrafterPool:
-    """All drafters, known by kind; several of one kind share the sequences."""
+    """All drafters, by kind; drafters of one kind are replicas."""
 
     def __init__(self, clients: Sequence[DrafterClient]) -> None:
         self._clients = tuple(clients)
@@ -298,7 +298,7 @@ class DrafterPool:
         return self._clients
 
     def connected_kinds(self) -> tuple[str, ...]:
-        """Kinds that can be asked for drafts now."""
+        """Kinds with a connected drafter."""
         return tuple(sorted({client.kind for client in self._clients if client.connected}))
 
     def known_kinds(self) -> frozenset[str]:
@@ -306,16 +306,16 @@ class DrafterPool:
         return frozenset(client.kind for client in self._clients if client.kind)
 
     def refusals(self) -> list[str]:
-        """Which drafters are refused now, in words for clients: addresses and details are for the log."""
+        """Drafters that are refused, in words for clients: addresses and details are only logged."""
         return [client.refusal for client in self._clients if client.stream.refusal is not None]
 
     def choose(
         self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
     ) -> tuple[DrafterClient, ...]:
-        """The best replica of each given kind, or of every kind, for a sequence that begins with these tokens.
+        """Best replica of each given kind, or of every kind, for a sequence with these tokens.
 
-        One that is connected, then the least busy: a request has many drafts, each of which takes about as long as
-        reading a block does. Then the one that has probably read most of its beginning.
+        Connected ones first, then the least busy (a request needs many drafts, each of which costs about as much as
+        reading a block), then the one whose cache has the longest prefix.
         """
         replicas: dict[str, list[DrafterClient]] = {}
         for client in self._clients:
@@ -326,20 +326,20 @@ class DrafterPool:
     def choose_sampling(
         self, kinds: Sequence[str], token_ids: Sequence[int] = (), cache_salt: str = ""
     ) -> tuple[DrafterClient, ...]:
-        """The one drafter, if any, of those `choose` gives whose sampled trees a request gets.
+        """The drafter, if any, whose sampled trees the request gets, out of those of `choose`.
 
-        Sampled trees are never merged, nor picked by what they hold. So the drafter is picked beforehand: one that is
-        connected, then the one that is right most often, then the first.
+        Sampled trees must not be merged or selected by content, so one drafter is chosen in advance: connected, then by
+        acceptance.
         """
         sampling = [client for client in self.choose(kinds, token_ids, cache_salt) if client.samples_trees]
         best = max(sampling, key=lambda client: (client.connected, client.acceptance), default=None)
         return () if best is None else (best,)
 
     async def start(self, timeout_s: float, require_all: bool) -> None:
-        """Connect to every drafter; those that are not there keep being tried in the background.
+        """Connect to every drafter; unreachable ones are retried in the background.
 
         Raises:
-            IncompatibleError: `require_all`, and a drafter has another tokenizer or was not there within `timeout_s`.
+            IncompatibleError: `require_all`, and a drafter does not match or did not connect within `timeout_s`.
         """
         for client in self._clients:
             client.stream.start()
@@ -348,14 +348,14 @@ class DrafterPool:
                 async with asyncio.timeout(timeout_s):
                     await client.stream.settled(patient=require_all)
             except TimeoutError:
-                logger.warning("drafter %s has not answered, going on without it", client.address)
+                logger.warning("drafter %s has not answered, continuing without it", client.address)
             if client.stream.refusal is not None:
                 if require_all:
                     raise client.stream.refusal
                 logger.error("%s", client.stream.refusal)
             elif require_all and not client.connected:
                 reason = client.stream.last_failure or "no answer"
-                raise IncompatibleError(f"the drafter {client.address} is required but not there ({reason})")
+                raise IncompatibleError(f"the drafter {client.address} is required but not connected ({reason})")
 
     async def close(self) -> None:
         """Close every stream."""

@@ -1,4 +1,4 @@
-"""The channel to a back end and its stub, both made anew when certificates have changed."""
+"""Channel and stub of a peer, recreated after certificates change."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from coppice.net.rpc import PEER_KEEPALIVE_MS, open_channel
 from orchestrator.peers.peer_stream import CHANNEL_BACKOFF_MAX_MS
 
 Stub = TypeVar("Stub")
-# From a peer's address, and the certificates if any, to a channel.
+# Opens a channel to an address, with the certificates if any.
 Dial = Callable[[str, Certificates | None], grpc.aio.Channel]
 
 
 def dial(address: str, certificates: Certificates | None) -> grpc.aio.Channel:
-    """A channel through the network."""
+    """A network channel."""
     return open_channel(address, CHANNEL_BACKOFF_MAX_MS, PEER_KEEPALIVE_MS, certificates)
 
 
 class PeerChannel(Generic[Stub]):
-    """Plaintext without certificates. With them it shows those that it was opened with, since gRPC has no others."""
+    """Channel to a peer; plaintext without certificates. gRPC fixes the certificates of a channel when it is opened."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PeerChannel(Generic[Stub]):
         self._open()
 
     async def renew(self) -> None:
-        """Open it anew where certificates have changed. To be called between two streams: one that is open ends."""
+        """Reopen it if certificates have changed. Call between streams: an open stream ends."""
         if self._certificates is not None and self._certificates.current() is not self._pems:
             await self.close()
             self._open()
@@ -48,7 +48,7 @@ class PeerChannel(Generic[Stub]):
         await self._channel.close()
 
     def _open(self) -> None:
-        # Before the channel looks: a change in between is seen the next time.
+        # Before dialling: a change in between is seen by the next `renew`.
         self._pems = None if self._certificates is None else self._certificates.current()
         self._channel = self._dial()
         self.stub = self._new_stub(self._channel)

@@ -1,4 +1,4 @@
-"""One long-lived bidirectional stream to a peer: reader, writer, and reconnects when it is lost."""
+"""Long-lived bidirectional stream to a peer, reconnected when lost."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ResponseIn = TypeVar("ResponseIn", contravariant=True)
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
-# The channel's own backoff must not outlast that of the stream, nor the time for which requests wait.
+# The channel's own backoff must not exceed the stream's, nor the time that requests wait.
 CHANNEL_BACKOFF_MAX_MS = 1000
-# A peer with this many messages waiting for it has stopped reading.
+# Unsent messages at which a peer counts as stuck.
 MAX_UNSENT = 8192
 
 
 class StreamEvents(Protocol[ResponseIn]):
-    """What a stream tells its owner, always from the event loop and never concurrently."""
+    """Callbacks of a stream, from the event loop and never concurrent."""
 
     async def handshake(self) -> None:
-        """Look at the peer before its stream is opened; a CoppiceError refuses it."""
+        """Check the peer before the stream is opened; a CoppiceError refuses it."""
 
     def on_up(self) -> None:
         """The stream is open: messages may be sent."""
@@ -41,11 +41,11 @@ class StreamEvents(Protocol[ResponseIn]):
     def on_message(self, message: ResponseIn) -> None: ...
 
     def on_down(self) -> None:
-        """The stream is lost, and everything that the peer knew through it."""
+        """The stream is lost, and the peer's state with it."""
 
 
 class PeerStream(Generic[Request, Response]):
-    """Keeps a stream to one peer open. Messages are sent in order and never block the caller."""
+    """Keeps one stream open. Messages are sent in order, without blocking the caller."""
 
     def __init__(
         self,
@@ -56,29 +56,29 @@ class PeerStream(Generic[Request, Response]):
         self._name = name
         self._open_call = open_call
         self._events = events
-        # None while there is no stream.
+        # None while disconnected.
         self._writer: MessageWriter[Request] | None = None
         self._call: grpc.aio.StreamStreamCall[Request, Response] | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
-        # None where nobody watches.
+        # Set by recorders only.
         self.observer: StreamObserver | None = None
-        # Why the last attempt to connect failed; None when it did not.
+        # Reason of the last failed attempt; None after a success.
         self.last_failure: str | None = None
         # Set while the peer is refused.
         self.refusal: CoppiceError | None = None
         self.num_attempts = 0
-        # Streams that were open and ended, not by `stop`.
+        # Streams lost while open.
         self.num_lost = 0
 
     @property
     def connected(self) -> bool:
-        """Whether messages reach the peer now."""
+        """Whether messages reach the peer."""
         return self._writer is not None
 
     def start(self) -> None:
-        """Begin to connect, and keep connecting until `stop`."""
+        """Connect, and reconnect until `stop`."""
         self._task = asyncio.create_task(self._run(), name=f"stream to {self._name}")
 
     async def stop(self) -> None:
@@ -89,21 +89,21 @@ class PeerStream(Generic[Request, Response]):
             await asyncio.wait({self._task})
 
     def drop(self) -> None:
-        """Leave the stream that is open, if any, and connect anew."""
+        """Cancel the open stream, if any, and reconnect."""
         if self._call is not None:
             self._call.cancel()
 
     async def settled(self, *, patient: bool) -> None:
-        """Return when it is connected or refused or, unless `patient`, when a first attempt has failed."""
+        """Wait until it is connected or refused or, unless `patient`, the first attempt has failed."""
         while not (self.connected or self.refusal or (self.num_attempts and not patient)):
             await self.changed()
 
     async def changed(self) -> None:
-        """Return after the next change of `connected`, `refusal` or `num_attempts`."""
+        """Wait for the next change of `connected`, `refusal` or `num_attempts`."""
         await self._changed.wait()
 
     def send(self, message: Request) -> None:
-        """Send a message; it is dropped when there is no stream, since `on_up` starts from scratch anyway."""
+        """Send a message; dropped while disconnected, since `on_up` starts from scratch."""
         if self._writer is None or self._call is None:
             return
         if self._writer.num_waiting >= MAX_UNSENT:
@@ -128,11 +128,11 @@ class PeerStream(Generic[Request, Response]):
             self.num_attempts += 1
             self._announce()
             delay_s = BACKOFF_MIN_S if was_up else min(delay_s * 2, BACKOFF_MAX_S)
-            # Jitter, so that many orchestrators do not come back in step.
+            # Jitter keeps orchestrators from reconnecting in step.
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
 
     async def _attempt(self) -> tuple[str, bool]:
-        """One connection from beginning to end: why it ended, and whether it had been up."""
+        """One connection from start to end: the reason it ended, and whether it was up."""
         try:
             await self._events.handshake()
             self.refusal = None
@@ -140,19 +140,19 @@ class PeerStream(Generic[Request, Response]):
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}", self._end()
         except UnreadablePeerError:
-            return "it sent what is no message", self._end()
+            return "it sent an unreadable message", self._end()
         except CoppiceError as error:
             self.refusal = error
             return str(error), self._end()
         except asyncio.CancelledError:
             was_up = self._end()
             task = asyncio.current_task()
-            # A call that we cancelled ourselves surfaces here too, and must not end the reconnecting.
+            # Cancelling the call raises here too; only a cancelled task may end the loop.
             if task is not None and task.cancelling():
                 raise
             return "cancelled", was_up
         except Exception:
-            # A bug of ours must not be the end of all reconnecting.
+            # A bug must not stop reconnecting.
             logger.exception("the stream to %s broke", self._name)
             return "internal error", self._end()
         return "the peer ended the stream", self._end()
@@ -167,7 +167,7 @@ class PeerStream(Generic[Request, Response]):
 
     async def _converse(self) -> None:
         call = self._open_call()
-        # The reader sees the status of a call that is over.
+        # A failed write cancels the call; the reader sees its status.
         writer: MessageWriter[Request] = MessageWriter(call.write, call.cancel)
         try:
             await call.wait_for_connection()

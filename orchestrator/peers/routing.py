@@ -1,4 +1,4 @@
-"""Choice of a sequence's replica: its known blocks of the prompt, against its load."""
+"""Choice of a replica for a sequence: prefix blocks it has cached, against its load."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Blocks of prompts remembered per replica: a million tokens, in blocks of 64.
+# Prefix blocks remembered per replica: a million tokens in blocks of 64.
 MAX_BLOCKS = 16_384
-# What a sequence costs those that run with it, in blocks of prompt to compute. A guess from passes on CPUs:
-# sixteen rounds of 2.5 ms each, where a block of prompt takes 10 ms.
+# Cost of a sequence for those it shares passes with, in prompt blocks. An estimate for passes on CPUs: sixteen rounds
+# of 2.5 ms, where a block of prompt takes 10 ms.
 BLOCKS_PER_SEQUENCE = 4
-# What it costs to have no room: the sequence waits for others to end, or makes them compute their tokens again.
+# Cost of a lack of room, in prompt blocks: the sequence waits for others to end, or preempts them.
 BLOCKS_WITHOUT_ROOM = 64
-# For counting where the verifiers share nothing, and do not say how long their blocks are.
+# Block size for the estimate if verifiers have no prefix cache.
 DEFAULT_BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class RouteCandidate:
-    """A verifier that a sequence could go to."""
+    """A verifier as a destination for a sequence."""
 
-    # Sequences that run or wait there.
+    # Running and waiting sequences.
     num_sequences: int
-    # How many of the prompt's first blocks it has probably computed before.
+    # Leading blocks of the prompt that it has probably cached.
     known_blocks: int = 0
-    # None where it has not said so lately.
+    # None without a recent report.
     free_kv_blocks: int | None = None
 
 
 def cost(candidate: RouteCandidate, num_blocks: int) -> int:
-    """What it costs to run a sequence of `num_blocks` blocks there, in blocks of prompt to compute."""
+    """Cost of running a sequence of `num_blocks` blocks there, in prompt blocks to compute."""
     missing = max(0, num_blocks - candidate.known_blocks)
     is_full = candidate.free_kv_blocks is not None and candidate.free_kv_blocks < missing
     return missing + BLOCKS_PER_SEQUENCE * candidate.num_sequences + BLOCKS_WITHOUT_ROOM * is_full
 
 
 class PrefixMemory:
-    """Which blocks the sequences of one replica began with; the ones that were left longest ago are forgotten."""
+    """Prefix blocks of sequences sent to one replica, in LRU order."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -47,11 +47,11 @@ class PrefixMemory:
         return len(self._digests)
 
     def num_known(self, digests: Sequence[bytes]) -> int:
-        """How many of a sequence's first blocks are remembered."""
+        """Number of leading blocks remembered."""
         return next((index for index, digest in enumerate(digests) if digest not in self._digests), len(digests))
 
     def add(self, digests: Sequence[bytes]) -> None:
-        """Remember a sequence's blocks. Later ones are of no use without the earlier, so they are forgotten first."""
+        """Remember a sequence's blocks. Later blocks need the earlier ones, so they are evicted first."""
         for digest in reversed(digests):
             self._digests[digest] = None
             self._digests.move_to_end(digest)
@@ -59,5 +59,5 @@ class PrefixMemory:
             self._digests.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything: the replica has gone, and its cache with it."""
+        """Forget all: the replica's cache is gone."""
         self._digests.clear()

@@ -1,6 +1,6 @@
-"""Beginnings of prompts by verifier, kept in Redis for all orchestrators of the same verifiers.
+"""Prefixes of prompts by verifier, shared in Redis among orchestrators of the same verifiers.
 
-A hint, as everything there: wrong or missing, it costs the time to compute a prompt's beginning again.
+Only a hint: if wrong or missing, a prefix is computed again.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from orchestrator.prefix_cache.store import CacheCounts
 
 logger = logging.getLogger(__name__)
 
-# The longest that a request waits for an answer; what comes later serves the next one.
+# Longest wait for an answer, in seconds; a later answer serves the next request.
 WAIT_S = 0.005
-# How long it is remembered that a verifier was given a beginning: it keeps it for as long as it has room.
+# Lifetime of a note in seconds, a guess at how long the verifier keeps the prefix.
 TTL_S = 600.0
-# How long notes are collected before they are written together, how many at once, and how many may wait.
+# Seconds to collect notes before a write, notes per write, and notes that may wait.
 _COLLECT_S = 0.1
 _MOST_KEYS = 256
 _MOST_WAITING = 4096
-# Of the values: a version, a kind (those of the prefix cache and of knowledge are others), and a verifier.
+# Header of values: version and kind (distinct from those of the prefix cache and the planner), then the verifier.
 _HEAD = bytes((1, 17))
 _VERIFIER_BYTES = 8
 
-# Told how many of the first blocks the verifier of this digest was given.
+# Called with a verifier's digest and the number of leading blocks it was sent.
 OnFound = Callable[[bytes, int], None]
 
 
 class AffinityStore(Protocol):
-    """Remembers bytes for a while. Every call has a deadline; what goes wrong looks like something forgotten."""
+    """Byte store with expiry. Calls have deadlines; errors look like missing values."""
 
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys, in their order, in one round trip; None for what is not there."""
+        """Values of the keys in order, in one round trip; None if missing."""
 
     async def write(self, values: Mapping[bytes, bytes], ttl_s: float) -> None:
-        """Remember values for so long, in one round trip."""
+        """Store values for `ttl_s` seconds, in one round trip."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 def verifier_digest(instance_id: str) -> bytes:
-    """A verifier's process, in few bytes."""
+    """Short id of a verifier process."""
     return hashlib.blake2b(instance_id.encode(), digest_size=_VERIFIER_BYTES).digest()
 
 
 def landmarks(num_blocks: int) -> Iterator[int]:
-    """Numbers of first blocks that are noted and looked up: two per doubling, and all of them.
+    """Prefix lengths in blocks that are noted and looked up: two per doubling, and the whole.
 
-    So a long prompt has few keys, and of blocks that two prompts begin with alike at least two in three are found.
+    This bounds the keys of long prompts and finds at least two thirds of a shared prefix.
     """
     step = 1
     while step < num_blocks:
@@ -66,13 +66,13 @@ def landmarks(num_blocks: int) -> Iterator[int]:
 
 
 class SharedAffinity:
-    """Looks up what others have noted, and writes own notes behind. The last to note a beginning wins."""
+    """Looks up and records which verifier has a prefix; writes are asynchronous, the last one wins."""
 
     def __init__(self, store: AffinityStore, counts: CacheCounts, namespace: CacheNamespace) -> None:
-        """To be made, and closed, where an event loop runs."""
+        """To be created and closed on a running event loop."""
         self._store = store
         self._namespace = namespace
-        # By salt and digest of the beginning, the verifier.
+        # Verifier by salt and prefix digest.
         self._notes: dict[tuple[str, bytes], bytes] = {}
         self._news = asyncio.Event()
         self._reads: set[asyncio.Task[None]] = set()
@@ -80,21 +80,21 @@ class SharedAffinity:
         self.counts = counts
 
     def note(self, instance_id: str, salt: str, digests: Sequence[bytes]) -> None:
-        """A verifier is given a sequence with these blocks; written soon, unless too many wait."""
+        """Record that a verifier was sent these blocks; dropped if too many notes wait."""
         if len(self._notes) < _MOST_WAITING:
             verifier = verifier_digest(instance_id)
             self._notes.update(((salt, digests[number - 1]), verifier) for number in landmarks(len(digests)))
             self._news.set()
 
     async def look_up(self, salt: str, digests: Sequence[bytes], on_found: OnFound) -> None:
-        """Ask who was given these blocks, and return when that is known or `WAIT_S` later; `on_found` may come then."""
+        """Look up the verifiers of these blocks, for at most `WAIT_S`; `on_found` may be called later."""
         read = asyncio.create_task(self._read(TenantKeys(self._namespace, salt), digests, on_found))
         self._reads.add(read)
         read.add_done_callback(self._reads.discard)
         await asyncio.wait({read}, timeout=WAIT_S)
 
     async def close(self) -> None:
-        """Let go of the store; what waits is not worth waiting for."""
+        """Close the store; pending notes are dropped."""
         tasks = {self._task, *self._reads}
         for task in tasks:
             task.cancel()
@@ -126,8 +126,8 @@ class SharedAffinity:
             try:
                 await self._store.write(self._values(written), TTL_S)
             except Exception:
-                # A bug of ours must not be the end of all sharing.
-                logger.exception("who was given which beginning could not be written")
+                # A bug must not stop the sharing.
+                logger.exception("shared affinity could not be written")
 
     def _values(self, notes: Sequence[tuple[tuple[str, bytes], bytes]]) -> dict[bytes, bytes]:
         keys = {salt: TenantKeys(self._namespace, salt) for (salt, _), _ in notes}

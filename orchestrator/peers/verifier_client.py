@@ -1,4 +1,4 @@
-"""One verifier as the orchestrator sees it: one stream for all of its sequences."""
+"""Verifier client: one stream for all sequences of this orchestrator."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ from orchestrator.request.rounds import Finish, Outcome, VerifyOpening
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
-# A verifier tells its load ten times a second while passes run; what it said, or refused, longer ago than this says
-# nothing.
+# Verifiers report load ten times a second while passes run; older reports and refusals are ignored.
 LOAD_IS_NEWS_S = 1.0
 
 
 @dataclass(frozen=True)
 class VerifierInfo:
-    """What a verifier serves, and its limits."""
+    """Model and limits of a verifier."""
 
     model: str
     tokenizer_fingerprint: str
@@ -52,41 +51,41 @@ class VerifierInfo:
     max_nodes: int
     exactness: sampling_pb2.Exactness
     version: str
-    # Prompts that begin alike share what is computed for them in blocks of this many tokens; 0 when they do not.
+    # Block size of its prefix cache in tokens; 0 without one.
     shared_block_tokens: int
-    # A pass computes its rows in multiples of this.
+    # Rows of a pass are padded to multiples of this.
     row_multiple: int = 1
-    # Every verifier samples and follows.
+    # Every verifier has this rule.
     acceptance_rules: tuple[sampling_pb2.AcceptanceRule, ...] = (sampling_pb2.ACCEPTANCE_RULE_SAMPLE_AND_FOLLOW,)
-    # What its passes run on, in words, and which process it is; empty where it does not say.
+    # Hardware in words, and id of the process; empty if not reported.
     hardware: str = ""
     instance_id: str = ""
-    # Most nodes of the target's own drafts; 0 where it makes none.
+    # Most nodes of in-pass re-drafts; 0 if it makes none.
     redraft_nodes: int = 0
-    # Numbers of a committed token's feature; 0 where it gives none.
+    # Numbers per token in features; 0 if it sends none.
     feature_size: int = 0
 
 
 class VerifierHandler(Protocol):
-    """A sequence's owner. All calls come from the event loop and have to be quick."""
+    """Owner of a sequence. Calls come from the event loop and must be quick."""
 
     @property
     def request_id(self) -> str: ...
 
     def opening(self) -> VerifyOpening | None:
-        """How to open the sequence as it is now; None when its output has ended already."""
+        """Message to open the sequence in its current state; None if its output has ended."""
 
     def finish_if_complete(self) -> bool:
-        """End the output where the tokens that are here already reach its end; whether they do."""
+        """End the output if its committed tokens are already complete; returns whether they are."""
 
     def refused(self) -> int:
-        """A verifier has no room for it; returns how many have said so since the last outcome."""
+        """Count a refusal by a full verifier; returns the refusals since the last outcome."""
 
     def on_opened(self, place: SequenceHandle) -> None:
-        """The sequence was sent to a verifier, which knows nothing else of it."""
+        """The sequence was sent to a verifier, which has no other state of it."""
 
     def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
-        """A round is over; `load` is the verifier's, when it last told."""
+        """A round is over; `load` is the verifier's latest report."""
 
     def on_finished(self, finish: Finish) -> None: ...
 
@@ -94,36 +93,36 @@ class VerifierHandler(Protocol):
 
 
 class VerifierOwner(Protocol):
-    """Who decides which verifiers are used, and what becomes of their sequences."""
+    """Decides on the use of verifiers and on their sequences."""
 
     def check(self, client: VerifierClient, info: VerifierInfo) -> None:
-        """Raise IncompatibleError to refuse what a verifier serves."""
+        """Raise IncompatibleError to refuse the verifier."""
 
     def on_up(self, client: VerifierClient) -> None: ...
 
     def on_down(self, client: VerifierClient, handlers: Sequence[VerifierHandler]) -> None:
-        """The verifier is lost, and with it the sequences of `handlers`."""
+        """The verifier is lost, with the sequences of `handlers`."""
 
     def on_refused(self, handler: VerifierHandler, error: OverloadedError) -> None:
-        """A verifier has no room for a sequence that it was to open."""
+        """The verifier has no room for a sequence."""
 
     def on_idle(self, client: VerifierClient) -> None:
-        """A verifier that is about to stop has no sequence of ours any more."""
+        """A draining verifier has no sequence of ours left."""
 
 
 @dataclass(frozen=True)
 class SequenceHandle:
-    """Where a sequence runs. What is sent there once it runs no more is dropped."""
+    """A sequence at a verifier. Messages after its end are dropped."""
 
     verifier: VerifierClient
     sequence_id: int
 
     def draft(self, base_length: int, tree: TokenTree, budget: int, linger_us: int | None) -> None:
-        """Send the draft for the round that starts at `base_length`; an empty tree means not to wait for one."""
+        """Send the draft for the round at `base_length`; an empty tree means not to wait for one."""
         self.verifier.draft(self.sequence_id, base_length, tree, budget, linger_us)
 
     def draft_ahead(self, base_length: int, tree: TokenTree) -> None:
-        """Send outcomes of the round that starts at `base_length`, and what may follow them."""
+        """Send likely outcomes of the round at `base_length` with their continuations."""
         self.verifier.draft_ahead(self.sequence_id, base_length, tree)
 
     def leave(self) -> None:
@@ -132,7 +131,7 @@ class SequenceHandle:
 
 
 class VerifierClient:
-    """Runs sequences on one verifier; when its stream is lost, hands them back to its owner and connects anew."""
+    """Runs sequences on one verifier; returns them to the owner when the stream is lost, and reconnects."""
 
     def __init__(
         self, address: str, owner: VerifierOwner, certificates: Certificates | None = None, dial: Dial = dial
@@ -147,7 +146,7 @@ class VerifierClient:
         self.load = VerifierLoad()
         self._load_came_s = -math.inf
         self._refused_s = -math.inf
-        # Sequences of other orchestrators, when the load came.
+        # Sequences of other orchestrators, as of the last report.
         self._num_foreign = 0
         # Whether it is about to stop.
         self.is_draining = False
@@ -157,30 +156,30 @@ class VerifierClient:
 
     @property
     def info(self) -> VerifierInfo:
-        """What the verifier serves; known once it has been connected."""
+        """Model and limits of the verifier; available after the first connection."""
         if self._info is None:
             raise UnavailableError(f"the verifier {self.address} has not been connected yet")
         return self._info
 
     @property
     def is_known(self) -> bool:
-        """Whether it has been connected at some time."""
+        """Whether it has ever been connected."""
         return self._info is not None
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are open now."""
+        """Open sequences."""
         return len(self._handlers)
 
     def candidate(self, known_blocks: int) -> RouteCandidate:
-        """How busy it is, as far as is known, for a sequence of whose blocks it has `known_blocks`."""
+        """Its load as a candidate for a sequence of which it has `known_blocks` blocks cached."""
         if time.monotonic() - self._load_came_s > LOAD_IS_NEWS_S:
             return RouteCandidate(self.num_sequences, known_blocks)
         return RouteCandidate(self.num_sequences + self._num_foreign, known_blocks, self.load.free_kv_blocks)
 
     @property
     def is_full(self) -> bool:
-        """Whether it has turned a sequence away just now."""
+        """Whether it has refused a sequence within `LOAD_IS_NEWS_S`."""
         return time.monotonic() - self._refused_s <= LOAD_IS_NEWS_S
 
     async def close(self) -> None:
@@ -207,7 +206,7 @@ class VerifierClient:
             self.stream.send(request)
 
     def draft_ahead(self, sequence_id: int, base_length: int, tree: TokenTree) -> None:
-        """Send outcomes of a round and what may follow them, unless the sequence has ended."""
+        """Send outcomes with continuations, unless the sequence has ended."""
         if sequence_id in self._handlers:
             request = verifier_pb2.VerifyRequest(sequence_id=sequence_id)
             request.draft.base_length = base_length
@@ -223,7 +222,7 @@ class VerifierClient:
             self._forget(sequence_id)
 
     async def handshake(self) -> None:
-        """Learn what the verifier serves, and whether that is what is wanted."""
+        """Fetch the verifier's description and check it."""
         await self._channel.renew()
         stub = self._channel.stub
         described = await stub.Describe(verifier_pb2.VerifierServiceDescribeRequest(), timeout=HANDSHAKE_TIMEOUT_S)
@@ -239,13 +238,13 @@ class VerifierClient:
         self._owner.on_up(self)
 
     def on_down(self) -> None:
-        """Give the sequences back."""
+        """Return the sequences to the owner."""
         handlers, self._handlers = list(self._handlers.values()), {}
         self.load, self._load_came_s, self._refused_s, self.is_draining = VerifierLoad(), -math.inf, -math.inf, False
         self._owner.on_down(self, handlers)
 
     def on_message(self, message: verifier_pb2.VerifyResponse) -> None:
-        """Hand a message to its sequence; an error of one sequence stays with it."""
+        """Dispatch a message to its sequence; an error only fails that sequence."""
         handler = self._handlers.get(message.sequence_id)
         if handler is None:
             self._on_news(message)
@@ -268,7 +267,7 @@ class VerifierClient:
                 match_text = finished.stop_match if finished.HasField("stop_match") else None
                 handler.on_finished(Finish(finished.reason, match_text, finished.queue_us, finished.cached_tokens))
             case "error":
-                # Closed at the verifier already.
+                # The verifier has closed it.
                 self._forget(message.sequence_id)
                 error = _error(message.error)
                 if isinstance(error, OverloadedError):
@@ -281,12 +280,12 @@ class VerifierClient:
                 logger.warning("the verifier rejected a draft: %s", told, extra=extra)
 
     def _on_news(self, message: verifier_pb2.VerifyResponse) -> None:
-        """Take what the verifier tells of itself; of sequences that have ended here nothing is news."""
+        """Process messages about the verifier itself; those of ended sequences are ignored."""
         event = message.WhichOneof("event")
         if event == "load":
             self.load = _load(message.load)
             self._load_came_s = time.monotonic()
-            # Of ours, those that ended with the pass are gone already.
+            # The report precedes the ends of our sequences in the same pass, so `_handlers` may be smaller.
             num_open = message.load.running_sequences + message.load.queued_sequences
             self._num_foreign = max(0, num_open - len(self._handlers))
         elif event == "draining":
@@ -335,7 +334,7 @@ def _load(load: verifier_pb2.Load) -> VerifierLoad:
 
 
 def _open_message(opening: VerifyOpening, info: VerifierInfo | None) -> verifier_pb2.OpenSequence:
-    """What opens a sequence; what the verifier does not offer is not asked for, and drafts go on without."""
+    """Message to open a sequence, without features or re-drafts that the verifier does not offer."""
     offered_redraft_nodes, feature_size = (info.redraft_nodes, info.feature_size) if info is not None else (0, 0)
     return verifier_pb2.OpenSequence(
         prompt_token_ids=opening.token_ids,

@@ -1,4 +1,4 @@
-"""All verifiers: replicas of one model, among which sequences are shared out."""
+"""Pool of verifiers: replicas of one model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from orchestrator.request.rounds import VerifyOpening
 
 logger = logging.getLogger(__name__)
 
-# How long the start waits for the first answers of the other verifiers, once one is connected.
+# Seconds to wait for the other verifiers' first answers, once one is connected.
 FIRST_ANSWERS_S = 3.0
 
 
 class VerifierPool:
-    """Runs sequences on the verifiers that are connected and serve the same model.
+    """Distributes sequences over connected verifiers of the same model.
 
-    When a verifier is lost, its sequences are opened again with the tokens that they have by then: on another one at
-    once, or on the first that comes back. Those for which that takes longer than `resume_s` fail with UnavailableError.
+    Sequences of a lost verifier are reopened with their committed tokens, on another one at once or on the first that
+    returns. After `resume_s` seconds without one they fail with UnavailableError.
     """
 
     def __init__(
@@ -40,20 +40,20 @@ class VerifierPool:
         self._resume_s = resume_s
         self._clients = tuple(VerifierClient(address, self, certificates, dial) for address in addresses)
         self._prefixes = {client: PrefixMemory() for client in self._clients}
-        # When each was chosen last: among equals, the one that has waited longest is next.
+        # Number of the last choice of each: among equals, the one chosen longest ago is next.
         self._turns = dict.fromkeys(self._clients, 0)
         self._turn = itertools.count(1)
-        # Connected, and of the model that is served here.
+        # Connected, with the model served here.
         self._usable: list[VerifierClient] = []
-        # Sequences for which there is no verifier now, in order.
+        # Sequences that wait for a verifier, in order.
         self._waiting: dict[VerifierHandler, None] = {}
         self._giving_up: asyncio.TimerHandle | None = None
         self._lost = False
-        # Sequences that had to leave a verifier which was lost.
+        # Sequences moved off lost verifiers.
         self.num_rehomed = 0
         self._changed = asyncio.Event()
         self._info: VerifierInfo | None = None
-        # What orchestrators tell one another of where sequences went; None where they do not.
+        # Prefixes shared with other orchestrators; None if not shared.
         self.affinity: SharedAffinity | None = None
         self.tokenizer = verifier_pb2.GetTokenizerResponse()
 
@@ -64,35 +64,35 @@ class VerifierPool:
 
     @property
     def info(self) -> VerifierInfo:
-        """What is served here; known once a verifier has been connected."""
+        """Model and limits served here; available after the first connection."""
         if self._info is None:
             raise UnavailableError("no verifier has been connected yet")
         return self._info
 
     @property
     def num_usable(self) -> int:
-        """Verifiers that sequences can go to now."""
+        """Usable verifiers."""
         return len(self._usable)
 
     def is_usable(self, address: str) -> bool:
-        """Whether sequences can go to the verifier at this address now."""
+        """Whether the verifier at this address is usable."""
         return any(client.address == address for client in self._usable)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are open now, or wait for a verifier."""
+        """Sequences that are open or wait for a verifier."""
         return len(self._waiting) + sum(client.num_sequences for client in self._clients)
 
     def refusals(self) -> list[str]:
-        """Which verifiers are refused now, in words for clients: addresses and details are for the log."""
+        """Verifiers that are refused, in words for clients: addresses and details are only logged."""
         refused = sum(client.stream.refusal is not None for client in self._clients)
         return ["a verifier: serves something else than the others"] * refused
 
     async def connect(self, timeout_s: float) -> None:
-        """Connect for the first time. What most of the verifiers serve that answer soon is what is served here.
+        """Connect for the first time. The model served here is that of most verifiers that answer soon.
 
         Raises:
-            UnavailableError: no verifier was there within `timeout_s`.
+            UnavailableError: no verifier connected within `timeout_s`.
         """
         for client in self._clients:
             client.stream.start()
@@ -107,15 +107,15 @@ class VerifierPool:
                 for client in self._clients:
                     await client.stream.settled(patient=False)
         except TimeoutError:
-            logger.warning("not every verifier has answered, going on without")
+            logger.warning("not every verifier has answered, continuing without them")
         self._settle_on(_most_common([client for client in self._clients if client.is_known]))
 
     async def changed(self) -> None:
-        """Return after the next change of which verifiers can be used."""
+        """Wait for the next change of the usable verifiers."""
         await self._changed.wait()
 
     async def close(self) -> None:
-        """Close every stream; sequences that are still open fail."""
+        """Close all streams; open sequences fail."""
         self._usable.clear()
         for client in self._clients:
             await client.close()
@@ -124,10 +124,10 @@ class VerifierPool:
             self._giving_up.cancel()
 
     def join(self, handler: VerifierHandler) -> None:
-        """Open a sequence, now or as soon as there is a verifier again.
+        """Open a sequence, now or once a verifier is connected.
 
         Raises:
-            UnavailableError: all verifiers have been away for too long.
+            UnavailableError: all verifiers have been gone for longer than `resume_s`.
         """
         if not self._lost:
             self._place(handler)
@@ -135,9 +135,9 @@ class VerifierPool:
             raise UnavailableError("no verifier is connected")
 
     async def recall(self, token_ids: Sequence[int], cache_salt: str) -> None:
-        """Before a sequence joins: find out where others sent its beginning, if that may matter and nobody knows here.
+        """Look up which verifier other orchestrators sent this prefix to, if it is unknown here.
 
-        Takes `shared_affinity.WAIT_S` at most, and nothing with one verifier.
+        Takes at most `shared_affinity.WAIT_S`, and returns at once with a single verifier.
         """
         if self.affinity is None or len(self._usable) < 2:
             return
@@ -153,11 +153,11 @@ class VerifierPool:
         await self.affinity.look_up(cache_salt, digests, on_found)
 
     def leave(self, handler: VerifierHandler) -> None:
-        """Let a sequence no longer wait for a verifier."""
+        """Remove a sequence from those that wait for a verifier."""
         self._waiting.pop(handler, None)
 
     def check(self, client: VerifierClient, info: VerifierInfo) -> None:
-        """Refuse a verifier whose outputs may not be those of the others."""
+        """Refuse a verifier whose outputs may differ from the others'."""
         if self._info is None or not (differences := _differences(info, self._info)):
             return
         error = IncompatibleError(
@@ -168,9 +168,9 @@ class VerifierPool:
         raise error
 
     def on_up(self, client: VerifierClient) -> None:
-        """Use a verifier, first of all for the sequences that wait."""
+        """Use a verifier, first for the sequences that wait."""
         if self._info is not None and _differences(client.info, self._info):
-            # What is served here was settled between its handshake and now; its next handshake says why.
+            # The reference was settled after its handshake; the next handshake reports the difference.
             client.stream.drop()
             return
         self._lost = False
@@ -183,7 +183,7 @@ class VerifierPool:
         self._announce()
 
     def on_down(self, client: VerifierClient, handlers: Sequence[VerifierHandler]) -> None:
-        """Move a verifier's sequences to others, or keep them for a while."""
+        """Move a verifier's sequences to others, or keep them for `resume_s`."""
         self._prefixes[client].clear()
         if client in self._usable:
             self._usable.remove(client)
@@ -197,14 +197,14 @@ class VerifierPool:
         self._announce()
 
     def on_refused(self, handler: VerifierHandler, error: OverloadedError) -> None:
-        """Try another verifier, unless all of them are full, or as many as there are have said so."""
+        """Try another verifier, unless all are full or each has refused."""
         if handler.refused() >= len(self._usable) or all(client.is_full for client in self._usable):
             handler.on_failed(error)
         else:
             self._place(handler)
 
     def on_idle(self, client: VerifierClient) -> None:
-        """Let go of a verifier that is about to stop, so that it need not wait for us, if there are others."""
+        """Disconnect from a draining verifier, so that it need not wait, if another one is available."""
         if any(not other.is_draining for other in self._usable):
             client.stream.drop()
 
@@ -212,20 +212,20 @@ class VerifierPool:
         self._info, self.tokenizer = client.info, client.tokenizer
         for other in list(self._usable):
             if _differences(other.info, client.info):
-                # Its next handshake says why.
+                # The next handshake reports the difference.
                 self._usable.remove(other)
                 other.stream.drop()
 
     def _place(self, handler: VerifierHandler) -> None:
         if not self._usable:
-            # What needs no more passes needs no verifier.
+            # Complete sequences need no verifier.
             if not handler.finish_if_complete():
                 self._waiting[handler] = None
         elif (opening := handler.opening()) is not None:
             self._choose(opening).open(handler, opening)
 
     def _choose(self, opening: VerifyOpening) -> VerifierClient:
-        """The verifier that a sequence is best opened on; one that is about to stop only where there is no other."""
+        """Best verifier for a sequence; a draining one only if there is no other."""
         if len(self._clients) == 1:
             return self._usable[0]
         block_tokens = self.info.shared_block_tokens
@@ -238,7 +238,7 @@ class VerifierPool:
 
         best = min(self._usable, key=rank)
         self._prefixes[best].add(digests)
-        # One that does not say which process it is could be empty when others read of it.
+        # An empty id would be no hint.
         if self.affinity is not None and best.info.instance_id:
             self.affinity.note(best.info.instance_id, opening.cache_salt, digests)
         self._turns[best] = next(self._turn)
@@ -264,7 +264,7 @@ class VerifierPool:
 
 
 def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
-    """What of it could make an output another one."""
+    """Differences that could change outputs, in words."""
     names = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "exactness")
     different = [
         f"{name} {getattr(info, name)} instead of {getattr(reference, name)}"
@@ -277,5 +277,5 @@ def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
 
 
 def _most_common(clients: Sequence[VerifierClient]) -> VerifierClient:
-    """The first of those that serve what most of them do."""
+    """The first verifier that agrees with most others."""
     return max(clients, key=lambda client: sum(not _differences(other.info, client.info) for other in clients))

@@ -1,4 +1,4 @@
 """Drafts from memory: continuations of the same tokens in this request, or in others of its tenant.
 
-For `orchestrator.request` and `orchestrator.app`. Nothing here is on a round's path, and a failure costs speed alone.
+For `orchestrator.request` and `orchestrator.app`. It is off the rounds' critical path; its failures only cost speed.
 """

@@ -1,4 +1,4 @@
-"""The prefix cache of one orchestrator: its store, its secret, and what all requests share."""
+"""Prefix cache of one orchestrator: store, secret, and estimates shared by all requests."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from orchestrator.prefix_cache.store import CacheCounts, MemoryStore, NearStore,
 from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.prefix_cache.write_behind import Finished, WriteBehind
 
-# How long a stop may wait for what has not been written yet.
+# Seconds that a shutdown waits for pending writes.
 _CLOSE_S = 1.0
 _SECRET_BYTES = 32
-# What is near is looked up in Redis again after this: others may have added to it.
+# Lifetime in seconds of local copies of values in Redis: others may have added to them.
 _NEAR_TTL_S = 60.0
 
 
 class PrefixCache:
-    """Makes a drafter for each output, and remembers what outputs have said."""
+    """Creates a drafter for each output, and remembers finished outputs."""
 
     def __init__(self, store: PrefixStore, counts: CacheCounts, namespace: CacheNamespace, vocab_size: int) -> None:
-        """To be made, and closed, where an event loop runs."""
+        """To be created and closed on a running event loop."""
         self._store = store
         self._namespace = namespace
         self._vocab_size = vocab_size
         self._rates = HitRates()
         self._promise = CachePromise()
-        # Reads of requests, which may outlive them.
+        # Pending reads, which may outlive their requests.
         self._reads: set[asyncio.Task[None]] = set()
         self._write_behind = WriteBehind(store, counts)
         self.counts = counts
 
     def drafter(self, cache_salt: str, tokens: Sequence[int], num_prompt: int, sampled: bool) -> CacheDrafter:
-        """A drafter for an output whose committed `tokens` grow while it runs."""
+        """Drafter for an output whose committed `tokens` grow while it runs."""
         keys = TenantKeys(self._namespace, cache_salt)
 
         def remember(shown: PrefixStatistics) -> None:
@@ -53,11 +53,11 @@ class PrefixCache:
         return CacheDrafter(self._rates, self._promise, make_recall, remember, tokens, num_prompt, sampled)
 
     async def flushed(self) -> None:
-        """Return when every output that has ended is written."""
+        """Wait until every finished output is written."""
         await self._write_behind.flushed()
 
     async def close(self) -> None:
-        """Write what waits, as far as that is quick, and let go of the store."""
+        """Write pending outputs within `_CLOSE_S`, and close the store."""
         await self._write_behind.close(_CLOSE_S)
         for read in self._reads:
             read.cancel()
@@ -70,18 +70,18 @@ logger = logging.getLogger(__name__)
 
 
 def open_namespace(config: Config, info: VerifierInfo) -> CacheNamespace:
-    """Who shares what this orchestrator remembers of its target."""
+    """Namespace of this orchestrator's keys: its secret and its target."""
     if config.redis_url and not config.cache_secret:
-        logger.warning("without CACHE_SECRET nobody else finds in Redis what this process remembers there")
+        logger.warning("without CACHE_SECRET no other process can read what this one stores in Redis")
     secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
     return CacheNamespace(secret, info.model, info.tokenizer_fingerprint)
 
 
 def open_cache(config: Config, namespace: CacheNamespace, vocab_size: int) -> PrefixCache | None:
-    """The prefix cache of an orchestrator; None when it is switched off.
+    """Prefix cache of an orchestrator; None if CACHE_DRAFTER is off.
 
     Raises:
-        ConfigError: there is no such Redis, or no client for it.
+        ConfigError: the URL is invalid, or redis-py is missing.
     """
     if not config.cache_drafter:
         return None
@@ -90,10 +90,10 @@ def open_cache(config: Config, namespace: CacheNamespace, vocab_size: int) -> Pr
 
 
 def open_redis(config: Config, timeout_s: float, counts: CacheCounts) -> RedisStore:
-    """A store in REDIS_URL whose calls take at most `timeout_s`.
+    """Store at REDIS_URL with calls of at most `timeout_s` seconds.
 
     Raises:
-        ConfigError: there is no such Redis, or no client for it.
+        ConfigError: the URL is invalid, or redis-py is missing.
     """
     try:
         return RedisStore.open(config.redis_url, config.cache_ttl_s, timeout_s, counts)

@@ -1,40 +1,38 @@
-"""Values of the prefix cache as bytes: a version, a kind, numbers of seven bits per byte, and a checksum.
+"""Values of the prefix cache as bytes: a version, a kind, LEB128 varints, and a checksum.
 
-Whatever else a key may hold is refused, and then counts as nothing.
+Anything else under a key is invalid and counts as missing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
-from orchestrator.request.statistics import SourceTotals
 
 VERSION = 1
-# Statistics of kind 2 had no gain.
-_CONTINUATIONS, _STATISTICS = 1, 3
+# Kinds 2 and 3 were older forms of statistics.
+_CONTINUATIONS, _STATISTICS = 1, 4
 _CHECKSUM_BYTES = 4
-# Counts of statistics before those of its sources.
-_NUM_COUNTS = 6
-# Seven bytes hold every number that we write.
+# Seven bytes of seven bits hold all numbers.
 _MOST_SHIFT = 42
 
 
 def encode_continuations(tree: Continuations) -> bytes:
-    """A tree as bytes; about four per node."""
+    """Encode a tree, in about four bytes per node."""
     numbers = [len(tree.token_ids)]
-    # Most parents are the node before.
+    # The parent is usually the previous node.
     for node, (token, parent, count) in enumerate(zip(tree.token_ids, tree.parents, tree.counts, strict=True)):
         numbers += [token, node - 1 - parent, count]
     return _sealed(_CONTINUATIONS, numbers)
 
 
 def decode_continuations(value: bytes) -> Continuations:
-    """Bytes as a tree.
+    """Decode a tree.
 
     Raises:
-        InvalidValueError: they are none.
+        InvalidValueError: the bytes are not a valid tree.
     """
     numbers = _opened(_CONTINUATIONS, value)
     size = numbers[0] if numbers else -1
@@ -45,41 +43,20 @@ def decode_continuations(value: bytes) -> Continuations:
 
 
 def encode_statistics(statistics: PrefixStatistics) -> bytes:
-    """Statistics as bytes."""
-    numbers = [statistics.rounds, statistics.tokens, statistics.guess_hits, statistics.guess_expectation_milli]
-    numbers += [statistics.asked_rounds, statistics.gain_milli]
-    for name, source in statistics.sources.items():
-        text = name.encode()
-        numbers += [len(text), *text, source.proposed, source.accepted]
-    return _sealed(_STATISTICS, numbers)
+    """Encode statistics."""
+    return _sealed(_STATISTICS, dataclasses.astuple(statistics))
 
 
 def decode_statistics(value: bytes) -> PrefixStatistics:
-    """Bytes as statistics.
+    """Decode statistics.
 
     Raises:
-        InvalidValueError: they are none.
+        InvalidValueError: the bytes are not valid statistics.
     """
     numbers = _opened(_STATISTICS, value)
-    if len(numbers) < _NUM_COUNTS:
-        raise InvalidValueError("too short")
-    sources: dict[str, SourceTotals] = {}
-    at = _NUM_COUNTS
-    while at < len(numbers):
-        end = at + 1 + numbers[at]
-        if end + 2 > len(numbers):
-            raise InvalidValueError("too short")
-        sources[_text(numbers[at + 1 : end])] = SourceTotals(numbers[end], numbers[end + 1])
-        at = end + 2
-    rounds, tokens, hits, expectation_milli, asked_rounds, gain_milli = numbers[:_NUM_COUNTS]
-    return PrefixStatistics(rounds, tokens, hits, expectation_milli, sources, asked_rounds, gain_milli)
-
-
-def _text(numbers: Sequence[int]) -> str:
-    try:
-        return bytes(numbers).decode()
-    except ValueError as error:
-        raise InvalidValueError("a name is no text") from error
+    if len(numbers) != len(dataclasses.fields(PrefixStatistics)):
+        raise InvalidValueError(f"{len(numbers)} counts")
+    return PrefixStatistics(*numbers)
 
 
 def _sealed(kind: int, numbers: Iterable[int]) -> bytes:

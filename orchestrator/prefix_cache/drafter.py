@@ -1,6 +1,6 @@
-"""A drafter without a model, in the orchestrator itself.
+"""Model-free drafter inside the orchestrator.
 
-It knows what followed the same tokens before: in the request's own context, and in what is remembered of others.
+It proposes what followed the same tokens before: in the request's own context, and in remembered requests.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from orchestrator.prefix_cache.suffix_index import MAX_MATCH, SEPARATOR, SuffixI
 from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.statistics import Statistics
 
-# Deepest draft. Alone it is deep: it comes when its round has begun, and what that leaves of it is the next draft.
+# Deepest draft. Alone it is deep: it arrives after its round has begun, and its remainder is the next draft.
 _DEPTH_ALONE = 32
 _DEPTH_WITH_DRAFTERS = 16
-# Occurrences that become candidates, of each kind.
+# Occurrences used as candidates, per index.
 _CANDIDATES = 4
-# While nobody knows the price of a row: a path less likely than this is not worth a row of the target's pass; with
-# drafters, with whose nodes it competes, it has to be more.
+# Without a price: lowest path probability worth a row of the pass. Higher with drafters, whose nodes compete for the
+# budget.
 _MIN_PROBABILITY_ALONE = 0.12
 _MIN_PROBABILITY_WITH_DRAFTERS = 0.25
-# A tree that adds fewer accepted tokens to the drafters' than this is left out: rows are computed in multiples, and it
-# may just begin another.
+# Fewest expected tokens that a tree must add to the drafters' draft: rows are padded to multiples, and it may start
+# another one.
 _MIN_GAIN_WITH_DRAFTERS = 0.4
-# A tree that goes to the verifier before drafters have said anything has to be worth a round: the verifier no longer
-# waits for theirs. Where it is known what they promise, it has to promise as much.
+# Fewest expected tokens of a tree sent before the drafters' answer, since the verifier then no longer waits for
+# theirs. At least the drafters' mean promise, once known.
 _MIN_GAIN_BEFORE = 1.0
-# About what a further row costs of a pass, measured on CPUs.
+# Cost of another row relative to a pass, measured on CPUs.
 _ROW_SHARE = 0.04
 NO_GAIN = DraftGain()
-# However cheap rows are, a guess that is hardly ever right only fills the tree.
+# Lowest path probability at any price: unlikely guesses only fill the tree.
 _LEAST_PROBABILITY = 0.03
 
 
 class CacheDrafter:
-    """Drafts for one output. Costs a dictionary entry per committed token and some short lists per round."""
+    """Drafts for one output. Costs a dictionary entry per committed token and a few short lists per round."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class CacheDrafter:
         num_prompt: int,
         sampled: bool,
     ) -> None:
-        """`promise` is what drafters promised all outputs; `tokens` are the request's committed ones, which grow while
-        it runs; `remember` gets what it has shown.
+        """`promise` is the drafters' mean promise over all outputs; `tokens` are the committed ones and grow while the
+        request runs; `remember` receives its statistics at the end.
         """
         self._rates = rates
         self._remember = remember
@@ -66,25 +66,25 @@ class CacheDrafter:
         self._prior = HitRatePrior()
         self._match_lengths = MatchLengthEstimate()
         self._promise = promise.of_output()
-        # Whether another request had the same prompt, and its output may be the same.
+        # Whether another request had the same prompt, so that its output may repeat.
         self._repeats = False
-        # For the committed tokens: what may come next, and the guesses of the last draft.
+        # For the committed tokens: candidate continuations, and guesses of the last draft.
         self._candidates: list[TokenCandidate] = []
         self._guesses: Guesses | None = None
         self._began = False
         self._closed = False
-        # Whether tokens were committed that nobody wanted a draft after, and that were not looked at.
+        # Whether tokens were committed without indexing them, because no draft was wanted.
         self._is_behind = False
         self._knows_gain = False
-        # Whether the caller drafts anyway when it is done with us.
+        # Set during calls after which the caller drafts anyway.
         self._is_called = False
-        # Called when what was remembered may make another draft than the last.
+        # Called when a read may have changed the draft.
         self.on_news: Callable[[], None] = lambda: None
-        # Called when it is known what drafts of requests with the same beginning have gained.
+        # Called when the gain of drafts in requests with the same beginning is known.
         self.on_gain: Callable[[DraftGain], None] = lambda gain: None
 
     def begin(self, is_wanted: bool = True) -> None:
-        """Ask what is remembered of what is there, and look at it if a draft `is_wanted`; again, it does nothing."""
+        """Start the first read, and search if a draft `is_wanted`; further calls do nothing."""
         if self._began:
             return
         self._began = self._is_called = self._is_behind = True
@@ -94,9 +94,9 @@ class CacheDrafter:
             self._catch_up()
 
     def commit(self, token_ids: Sequence[int], is_wanted: bool = True) -> None:
-        """These were committed. Called when everyone who waits for them has them.
+        """Report committed tokens, after everything on the critical path.
 
-        Unless a draft `is_wanted` after them nothing is looked for until one is.
+        Unless a draft `is_wanted`, indexing is postponed until one is.
         """
         if self._guesses is not None:
             self._guesses.learn(token_ids)
@@ -109,15 +109,15 @@ class CacheDrafter:
             self._catch_up()
 
     def draft(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
-        """A tree for the committed tokens, where there is no other; `batch_size` sequences share a pass.
+        """Tree for the committed tokens if there is no other draft; `batch_size` sequences share a pass.
 
-        `price` is what a row has to bring, in accepted tokens; 0 where that is not known.
+        `price` is the gain that a row must bring, in accepted tokens; 0 if unknown.
         """
         guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_ALONE, batch_size, price))
         return EMPTY_TREE if guesses is None else guesses.tree()
 
     def draft_before(self, max_nodes: int, batch_size: int, price: float = 0.0) -> TokenTree:
-        """A tree for the committed tokens that is worth a round before drafters have answered, or an empty one."""
+        """Tree to send before the drafters' answer; empty if it is not worth a round."""
         guesses = self._guess(None, max_nodes, _DEPTH_ALONE, _least(_MIN_PROBABILITY_WITH_DRAFTERS, batch_size, price))
         least = max(_MIN_GAIN_BEFORE, self._promise.tokens)
         if guesses is None or self._match_lengths.expected_tokens(len(self._candidates[0].token_ids)) < least:
@@ -127,9 +127,9 @@ class CacheDrafter:
     def draft_with(
         self, drafted: TokenTree, max_nodes: int, batch_size: int, price: float = 0.0, row_multiple: int = 1
     ) -> TokenTree:
-        """A tree for the committed tokens that adds enough to `drafted`, or an empty one.
+        """Tree that adds enough to `drafted`; empty if none does.
 
-        It may begin another `row_multiple` of rows, and has to be worth that.
+        It may cost another `row_multiple` of rows, which it must be worth.
         """
         self._promise.add(drafted.prune(max_nodes))
         least = _least(_MIN_PROBABILITY_WITH_DRAFTERS, batch_size, price)
@@ -137,7 +137,7 @@ class CacheDrafter:
         return EMPTY_TREE if guesses is None else guesses.tree(price * row_multiple or _MIN_GAIN_WITH_DRAFTERS)
 
     def close(self, statistics: Statistics | None, gain: DraftGain = NO_GAIN) -> None:
-        """Ask for nothing more, and remember the output, and what drafts gained, if it has `statistics`."""
+        """Stop, and remember the output and the drafts' gain if it has `statistics`."""
         if self._closed:
             return
         self._closed = True
@@ -180,7 +180,7 @@ class CacheDrafter:
 
     def _on_recalled(self, sequences: Iterable[tuple[int, ...]], statistics: PrefixStatistics) -> None:
         self._prior.know(statistics.guess_hits, statistics.guess_expectation_milli / 1000)
-        # Reads after the first bring the same again.
+        # Later reads bring the same statistics again.
         if statistics.asked_rounds and not self._knows_gain:
             self._knows_gain = True
             self.on_gain(statistics.gain)
@@ -195,9 +195,9 @@ class CacheDrafter:
 
 
 def _least(base: float, batch_size: int, price: float) -> float:
-    """What a path's probability has to be for its row to pay.
+    """Lowest path probability that is worth a row.
 
-    Without a price: a token is worth the pass of those who share it.
+    Without a price, a token is worth a pass shared by `batch_size` sequences.
     """
     if price > 0:
         return max(price, _LEAST_PROBABILITY)

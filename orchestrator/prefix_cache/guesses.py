@@ -1,4 +1,4 @@
-"""The guesses of one round as they grow into a tree, and what came of them."""
+"""Guesses of one round: their tree, and what was learned from them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from orchestrator.prefix_cache.estimates import MOST, DraftersWord, HitRatePrior, HitRates, kind_of
 
 SOURCE = "cache"
-# Guesses for one place; one more would hardly ever be right.
+# Siblings per parent; further ones would hardly ever be right.
 _MOST_SIBLINGS = 3
-# A guess whose node is not in the tree, since it is not likely enough.
+# Node of a guess that is too unlikely for the tree.
 _NO_NODE = -2
 
 
 class TokenCandidate(NamedTuple):
-    """Tokens that may come next, after `length` tokens that matched."""
+    """Candidate continuation after `length` matching tokens."""
 
     token_ids: Sequence[int]
     length: int
@@ -26,16 +26,16 @@ class TokenCandidate(NamedTuple):
 
 class _Guess(NamedTuple):
     token: int
-    # None for what drafters had proposed already: that is not the cache's guess.
+    # None for a node that drafters proposed: not the cache's guess.
     kind: int | None
     node: int
 
 
 class Guesses:
-    """A tree of guesses with what drafters have proposed, best candidates first.
+    """Tree of guesses merged with the drafters' tree, best candidates first.
 
-    A guess enters the tree when the probability of its whole path is at least `min_probability`. One that does not is
-    remembered, so that rates of guesses that are never proposed are learned, too.
+    A guess enters the tree if its path probability is at least `min_probability`. Others are kept aside, to learn the
+    rates of guesses that are not proposed.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class Guesses:
         self._prior = prior
         self._sampled = sampled
         self._drafted = drafted
-        # Parents of drafted nodes: what drafters had something to say after.
+        # Drafted nodes with children.
         self._answered = frozenset(drafted.parents) if drafted is not None else frozenset()
         self._min_probability = min_probability
         self._guesses: dict[int, list[_Guess]] = {}
         self._token_ids: list[int] = []
         self._parents: list[int] = []
         self._log_probs: list[float] = []
-        # Of each node: its path's probability, and the drafted node that it is, if it is one.
+        # By node: path probability, and the same node of the drafters' tree, if any.
         self._paths: list[float] = []
         self._drafted_nodes: list[int | None] = []
-        # Accepted tokens that the guesses in the tree add on average to what drafters have.
+        # Expected accepted tokens that the guesses add to the drafters' tree.
         self.gain = 0.0
 
     def add(self, candidate: TokenCandidate, max_depth: int, max_nodes: int) -> None:
-        """Follow a candidate as far as it is likely enough, down to a depth and up to a number of nodes in all."""
+        """Add a candidate's tokens while they are likely enough, within the depth and the tree's total nodes."""
         at = ROOT
         for depth, token in enumerate(candidate.token_ids[:max_depth], start=1):
             siblings = self._guesses.setdefault(at, [])
@@ -75,13 +75,13 @@ class Guesses:
             at = known.node
 
     def tree(self, min_gain: float = 0.0) -> TokenTree:
-        """The tree; empty when it has nothing that the drafters have not, or gains less than `min_gain`."""
+        """The tree; empty if it adds nothing to the drafters' tree, or less than `min_gain`."""
         if not self.gain or self.gain < min_gain:
             return EMPTY_TREE
         return TokenTree(tuple(self._token_ids), tuple(self._parents), tuple(self._log_probs), (SOURCE,))
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Count the guesses whose parents were right, now that `token_ids` are committed."""
+        """Count the guesses whose parents were right, given the committed tokens."""
         at = ROOT
         for token in token_ids:
             follows = _NO_NODE

@@ -1,4 +1,4 @@
-"""Keys of the prefix cache: hashes that nobody without the secret can make, and that say nothing of the tokens."""
+"""Keys of the prefix cache: keyed hashes that cannot be forged without the secret and reveal no tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Tokens that a suffix key and a statistics key depend on, or as many as there are.
+# Tokens hashed for a suffix key and for a statistics key; fewer if there are fewer.
 SUFFIX_TOKENS = 8
 BEGINNING_TOKENS = 32
-# In front of every key, so that one Redis can hold other things, too.
+# Common prefix of keys, to share a Redis with other data.
 PREFIX = b"coppice:1:"
 
 
 @dataclass(frozen=True)
 class CacheNamespace:
-    """Who may share anything at all: those who know the secret and serve the same target."""
+    """Scope of sharing: processes with the same secret and target."""
 
     secret: bytes = field(repr=False)
     model: str
@@ -25,28 +25,28 @@ class CacheNamespace:
 
 
 class TenantKeys:
-    """HMAC-SHA256 under a key of the tenant's own, over tagged, length-prefixed token ids.
+    """HMAC-SHA256 under a tenant-specific key, over tagged, length-prefixed token ids.
 
-    Requests of different namespaces or salts have no key in common.
+    Requests of different namespaces or salts share no keys.
     """
 
     def __init__(self, namespace: CacheNamespace, cache_salt: str) -> None:
         self._key = _of_texts(namespace, "tenant", cache_salt)
 
     def prompt(self, tokens: Sequence[int]) -> bytes:
-        """Of what follows a whole prompt."""
+        """Key for continuations of a whole prompt."""
         return self._of(b"prompt", tokens)
 
     def suffix(self, tokens: Sequence[int], end: int) -> bytes:
-        """Of what follows the last tokens before position `end`, whatever stands before them."""
+        """Key for continuations of the last tokens before position `end`, in any context."""
         return self._of(b"suffix", tokens[max(0, end - SUFFIX_TOKENS) : end])
 
     def beginning(self, tokens: Sequence[int]) -> bytes:
-        """Of the statistics of prompts that begin as this one does."""
+        """Key for statistics of prompts with the same beginning."""
         return self._of(b"beginning", tokens[:BEGINNING_TOKENS])
 
     def holder(self, digest: bytes) -> bytes:
-        """Of the verifier that was given the blocks of this digest."""
+        """Key for the verifier that was sent the blocks of this digest."""
         return PREFIX + _digest(self._key, struct.pack("<I6s", 6, b"holder") + digest)
 
     def _of(self, tag: bytes, tokens: Sequence[int]) -> bytes:
@@ -55,7 +55,7 @@ class TenantKeys:
 
 
 def knowledge_key(namespace: CacheNamespace, hardware: str, exactness: int, sources: Sequence[str]) -> bytes:
-    """Of what a planner has learned of a verifier on such hardware, with drafts of these sources."""
+    """Key for a planner's knowledge of a verifier on this hardware with these draft sources."""
     return PREFIX + _of_texts(namespace, "knowledge", hardware, str(exactness), *sorted(sources))
 
 

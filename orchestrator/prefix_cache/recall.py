@@ -1,4 +1,4 @@
-"""Reads of the prefix cache for one request: when it begins and at the anchors that it passes, never waited for."""
+"""Reads of the prefix cache for one request: at its start and at anchors, never waited for."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from orchestrator.prefix_cache.keys import SUFFIX_TOKENS, TenantKeys
 from orchestrator.prefix_cache.store import CacheCounts, PrefixStore
 from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
 
-# Anchors are positions of a text at which something is remembered: chosen by the tokens there, not by how far in they
-# are, so that a text that is found again elsewhere has its anchors in the same places. One position in so many is one.
+# Anchors are the positions at which continuations are stored. The tokens there choose them (content-defined), so a text
+# has the same anchors wherever it occurs. One position in SPACING is an anchor on average.
 SPACING = 8
-# Tokens remembered after an anchor: several spacings, so that there is something to follow until the next is read.
+# Tokens stored after an anchor: several spacings, to bridge the time until the next read.
 DEPTH = 48
-# How far before a prompt's end anchors are looked for: what follows them reaches beyond the prompt.
+# Distance before a prompt's end in which anchors are used: their continuations reach beyond the prompt.
 LOOK_BACK = 32
-# Anchors that one read asks for at most, the latest.
+# Most anchors per read; the latest are used.
 MAX_ANCHORS = 16
 
-# Takes sequences, each a context and what followed it, the likeliest last, and what is known of the prompt's beginning.
+# Called with sequences (context and continuation, likeliest last) and statistics of the prompt's beginning.
 OnRecalled: TypeAlias = Callable[[Iterable[tuple[int, ...]], PrefixStatistics], None]
 
 
@@ -35,7 +35,7 @@ def anchors(tokens: Sequence[int], start: int, stop: int) -> Iterator[int]:
 
 
 class Recall:
-    """Reads for one request, one round trip at a time; what comes is told to `on_recalled`."""
+    """Reads for one request, one round trip at a time; results go to `on_recalled`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Recall:
         tasks: set[asyncio.Task[None]],
         on_recalled: OnRecalled,
     ) -> None:
-        """`tasks` owns the reads that do not end at once."""
+        """`tasks` keeps references to reads under way."""
         self._store = store
         self._keys = keys
         self._counts = counts
@@ -60,11 +60,11 @@ class Recall:
         self._closed = False
         self._statistics = PrefixStatistics()
         self._prompt: bytes | None = None
-        # Whether it is remembered what followed the whole prompt.
+        # Whether a continuation of the whole prompt was found.
         self.knows_prompt = False
 
     def begin(self, tokens: Sequence[int], num_prompt: int) -> None:
-        """Ask for what followed this prompt, its end, and the anchors shortly before it."""
+        """Request continuations of the prompt, of its end and of the anchors shortly before."""
         self._num_seen = max(0, len(tokens) - LOOK_BACK)
         if len(tokens) == num_prompt:
             self._prompt = self._keys.prompt(tokens)
@@ -74,16 +74,16 @@ class Recall:
         self._read(self._keys.beginning(tokens[:num_prompt]))
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Ask for what followed the anchors among the tokens committed since."""
+        """Request continuations of the anchors among newly committed tokens."""
         self._want_anchors(tokens)
         self._read()
 
     def close(self) -> None:
-        """Want nothing more."""
+        """Ignore reads under way."""
         self._closed = True
 
     def _want_anchors(self, tokens: Sequence[int]) -> None:
-        # The position after the last token is an anchor, too, and the one that helps most.
+        # Including the position after the last token, the most useful one.
         for end in list(anchors(tokens, self._num_seen, len(tokens) + 1))[-MAX_ANCHORS:]:
             self._want(self._keys.suffix(tokens, end), tokens, end)
         self._num_seen = len(tokens) + 1
@@ -112,7 +112,7 @@ class Recall:
             return
         if beginning is not None and (value := values.pop()) is not None:
             self._take_statistics(value)
-        # What was asked for first, a whole prompt, says most of what comes next.
+        # Reversed: the first key, that of the whole prompt, is the most specific, and its continuation comes last.
         found = {key: self._continuations(value) for key, value in zip(wanted, values, strict=True)}
         self.knows_prompt = self.knows_prompt or bool(self._prompt in found and found[self._prompt].token_ids)
         sequences = [wanted[key] + path for key in reversed(found) for path in found[key].paths()]

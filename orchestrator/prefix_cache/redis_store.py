@@ -1,6 +1,6 @@
-"""The prefix cache in Redis, for several orchestrators and for longer than a process lives.
+"""Prefix cache in Redis, shared by orchestrators and persistent.
 
-redis-py is imported when a store is opened, so that an orchestrator without Redis does not need it.
+redis-py is imported when a store is opened: orchestrators without Redis do not need it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from orchestrator.prefix_cache.store import CacheCounts
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-# Failures in a row after which nothing is asked for a while, longer each time that the next try fails, too.
+# Successive failures that open the circuit breaker, and its pause in seconds, doubled by each failed trial.
 _PATIENCE = 3
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-# Sets each key whose value has the given SHA-1, which is empty for none, and returns the places of the others. A value
-# of another type counts as none, as it does when it is read.
+# Sets each key whose value has the given SHA-1 (empty: missing), and returns the indices of the others. A value of
+# another type counts as missing, as in reads.
 _REPLACE = """
 local changed = {}
 for place, key in ipairs(KEYS) do
@@ -36,12 +36,12 @@ for place, key in ipairs(KEYS) do
 end
 return changed
 """
-# Calls under way at once; more are not made.
+# Limit on concurrent calls.
 _MOST_CALLS = 16
 
 
 class Breaker:
-    """Opens after some failures in a row; after a pause it lets one try through."""
+    """Circuit breaker: opens after successive failures, and after a pause admits one trial."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Breaker:
         self._is_trying = False
 
     def allows(self) -> bool:
-        """Whether to ask now. Of those who ask for leave after a pause, one gets it until its answer is known."""
+        """Whether to call now. After a pause one call is admitted until its result is known."""
         if self._failures < _PATIENCE:
             return True
         now = self._clock()
@@ -62,16 +62,16 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """It has answered."""
+        """Record a success."""
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
         self._is_trying = False
 
     def failed(self) -> bool:
-        """It has not; returns whether this is what opened the breaker."""
+        """Record a failure; returns whether it opened the breaker."""
         self._failures += 1
         opens = self._failures == _PATIENCE
-        # Others that were under way when it opened say nothing new.
+        # Failures of calls that were under way when it opened change nothing.
         if opens or self._is_trying:
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s) if self._is_trying else _FIRST_PAUSE_S
             self._closed_until_s = self._clock() + self._pause_s
@@ -85,9 +85,9 @@ Answer = TypeVar("Answer")
 
 
 class RedisStore:
-    """Every call has a deadline. One that fails or is late is counted; after some of them none are made for a while.
+    """Redis client with deadlines; failures and timeouts are counted and open a circuit breaker.
 
-    Reads and writes are judged apart: a Redis that is full still answers.
+    Reads and writes have separate breakers: a full Redis still answers reads.
     """
 
     def __init__(self, redis: Redis, ttl_s: float, timeout_s: float, counts: CacheCounts) -> None:
@@ -98,16 +98,16 @@ class RedisStore:
         self._counts = counts
         self._reads = Breaker()
         self._writes = Breaker()
-        # Under way, those among them that nobody waits for any more.
+        # Calls under way, abandoned ones included.
         self._calls: set[asyncio.Future[Any]] = set()
 
     @classmethod
     def open(cls, url: str, ttl_s: float, timeout_s: float, counts: CacheCounts) -> RedisStore:
-        """A store at `redis://...`; nothing is connected yet.
+        """Store at `redis://...`, not connected yet.
 
         Raises:
             ImportError: redis-py is not installed.
-            ValueError: that is no URL of a Redis.
+            ValueError: the URL is invalid.
         """
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -130,7 +130,7 @@ class RedisStore:
         return [value if isinstance(value, bytes) else None for value in values]
 
     async def write(self, values: Mapping[bytes, bytes], ttl_s: float) -> None:
-        """Remember values for so long, whatever was there: one pipeline of SETs."""
+        """Set values with a lifetime of `ttl_s` seconds, unconditionally: one pipeline of SETs."""
         if not values or not self._may(self._writes):
             return
         pipeline = self._redis.pipeline(transaction=False)
@@ -139,9 +139,9 @@ class RedisStore:
         await self._call(self._writes, pipeline.execute())
 
     async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
-        """One script, which Redis runs without anything between: nobody's change of a value is lost.
+        """Compare-and-set in one Lua script, which Redis runs atomically: no concurrent change is lost.
 
-        Of what was there before it is sent a digest. A call that fails has changed some values or none.
+        Previous values are sent as digests. A call that fails may have set some of the values.
         """
         if not after or not self._may(self._writes):
             return []
@@ -167,7 +167,7 @@ class RedisStore:
         return False
 
     async def _call(self, breaker: Breaker, call: Awaitable[Answer]) -> Answer | None:
-        # In a task of its own: what the library does with a cancellation stays there, however long it takes.
+        # In a task of its own, so that the library's handling of a cancellation does not delay the caller.
         task = asyncio.ensure_future(call)
         self._calls.add(task)
         task.add_done_callback(self._ended)
@@ -180,7 +180,7 @@ class RedisStore:
         if error is not None:
             self._counts.errors += 1
             if breaker.failed():
-                logger.warning("Redis fails and is asked less for now: %s: %s", type(error).__name__, error)
+                logger.warning("Redis fails repeatedly, pausing calls: %s: %s", type(error).__name__, error)
             return None
         breaker.succeeded()
         return task.result()
@@ -188,7 +188,7 @@ class RedisStore:
     def _ended(self, call: asyncio.Future[Any]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            # Whoever waited has looked at it, or has gone; it is not to be reported as forgotten.
+            # Retrieve the exception, or asyncio reports it as never retrieved.
             call.exception()
 
 

@@ -1,4 +1,4 @@
-"""Stores of remembered values: a protocol, and its forms in the memory of this process. None ever raises."""
+"""Stores of the prefix cache: protocol and in-memory implementation. None raises."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# A key and the bookkeeping of an entry, about.
+# Approximate size of a key and an entry's bookkeeping.
 _OVERHEAD_BYTES = 300
 
 
 @dataclass
 class CacheCounts:
-    """What has happened to the prefix cache since the process started."""
+    """Counts of the prefix cache since the process started."""
 
     reads: int = 0
     hits: int = 0
     misses: int = 0
-    # Values that were none of ours, or not whole.
+    # Values of another format, or damaged.
     invalid_values: int = 0
-    # Calls of the store that failed or took too long, and those that were not made since others just had.
+    # Store calls that failed or timed out, and calls skipped by the circuit breaker.
     errors: int = 0
     skipped: int = 0
-    # Finished outputs that came faster than they could be written.
+    # Finished outputs dropped because the queue of writes was full.
     dropped_outputs: int = 0
-    # Finished outputs that are not written yet.
+    # Finished outputs waiting to be written.
     unwritten_outputs: int = 0
-    # Changes of a value that others had changed meanwhile, and of these the ones that were given up.
+    # Values changed by others between read and write, and changes lost after the second attempt.
     conflicts: int = 0
     lost_changes: int = 0
 
 
 class PrefixStore(Protocol):
-    """Remembers bytes for a while. What goes wrong is counted and looks like something forgotten."""
+    """Byte store with expiry. Errors are counted and look like missing values."""
 
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys, in their order, in one round trip; None for what is not there."""
+        """Values of the keys in order, in one round trip; None if missing."""
 
     async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
-        """Put the values of `after` in place of those of `before`, which has the same keys, in one round trip.
+        """Replace the values of `before` by those of `after` (same keys), in one round trip.
 
-        Returns the keys that had another value by then: these keep it, and the next read tells it.
+        Returns the keys whose value has changed since: they keep it, and the next read returns it.
         """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class MemoryStore:
-    """Holds at most `max_bytes`, each value for at most `ttl_s`."""
+    """LRU cache of at most `max_bytes`, each value for at most `ttl_s` seconds."""
 
     def __init__(self, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        # Value and time of death, the least recently used first.
+        # Value and expiry time, least recently used first.
         self._values: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
         self.num_bytes = 0
 
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys; None for what is not there."""
+        """Values of the keys; None if missing."""
         now = self._clock()
         return [self._get(key, now) for key in keys]
 
     async def write(self, values: Mapping[bytes, bytes]) -> None:
-        """Remember values."""
+        """Store values."""
         dies = self._clock() + self._ttl_s
         for key, value in values.items():
             self._forget(key)
@@ -76,19 +76,19 @@ class MemoryStore:
             self._forget(next(iter(self._values)))
 
     async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
-        """Remember the values of `after` where those of `before` still are; returns the other keys."""
+        """Store `after` where the values of `before` are unchanged; returns the other keys."""
         now = self._clock()
         changed = [key for key in after if self._get(key, now) != before[key]]
         await self.write({key: value for key, value in after.items() if key not in changed})
         return changed
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Remember nothing of these."""
+        """Drop these keys."""
         for key in keys:
             self._forget(key)
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._values.clear()
         self.num_bytes = 0
 
@@ -109,14 +109,14 @@ class MemoryStore:
 
 
 class NearStore:
-    """Reads from the near store what it has and the rest from the far one; writes to both."""
+    """Two levels: reads from the near store, and misses from the far one; writes to both."""
 
     def __init__(self, near: MemoryStore, far: PrefixStore) -> None:
         self._near = near
         self._far = far
 
     async def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys, at most one round trip away."""
+        """Values of the keys, in at most one round trip."""
         values = await self._near.read(keys)
         missing = [at for at, value in enumerate(values) if value is None]
         if not missing:
@@ -128,9 +128,9 @@ class NearStore:
         return values
 
     async def replace(self, before: Mapping[bytes, bytes | None], after: Mapping[bytes, bytes]) -> list[bytes]:
-        """Remember the values of `after`, unless others have changed them in the far store; returns those keys.
+        """Replace values unless others have changed them in the far store; returns those keys.
 
-        What the far store does not take for another reason is remembered here all the same.
+        Values that the far store failed to take are stored near all the same.
         """
         changed = await self._far.replace(before, after)
         self._near.forget(changed)

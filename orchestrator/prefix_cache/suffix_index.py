@@ -1,7 +1,7 @@
-"""An index of earlier occurrences of a token sequence's end; it grows with the tokens.
+"""Index of earlier occurrences of a sequence's last tokens; it grows with the tokens.
 
-Positions that share their last two tokens are chained, latest first, as the match finders of LZ77 compressors do it. A
-token costs one dictionary entry; a search looks at a bounded number of positions and extends each of them backwards.
+Positions after the same two tokens are chained, latest first, as in LZ77 match finders. A token costs one dictionary
+entry; a search scans a bounded number of positions and extends each match backwards.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Stands between sequences that have nothing to do with each other; no token.
+# Separates unrelated sequences; not a token.
 SEPARATOR = -1
 MIN_MATCH = 2
-# Longer matches are not told apart: they are right about as often.
+# Longer matches are not distinguished: they are right about as often.
 MAX_MATCH = 16
-# Positions that a search looks at.
+# Positions scanned per search.
 MAX_SCANNED = 16
 MAX_TOKENS = 4096
 
 
 class Occurrence(NamedTuple):
-    """An earlier occurrence of the searched tokens: it ends before position `end`, and `length` tokens match."""
+    """Earlier occurrence: `length` matching tokens that end before position `end`."""
 
     end: int
     length: int
 
 
 class SuffixIndex:
-    """An index of the last `max_tokens` to twice as many tokens that were appended."""
+    """Index of the last `max_tokens` to `2 * max_tokens` tokens appended."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._tokens: list[int] = []
-        # The latest position after a pair of tokens at which another token follows, and before each such position the
-        # one before it; -1 where there is none.
+        # Latest position after each pair of tokens at which a token follows, and for each such position the previous
+        # one (-1: none).
         self._latest: dict[tuple[int, int], int] = {}
         self._earlier: list[int] = []
 
@@ -41,7 +41,7 @@ class SuffixIndex:
         return len(self._tokens)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add tokens, of which the last `max_tokens` count."""
+        """Append tokens."""
         if len(self._tokens) + len(token_ids) > 2 * self._max_tokens:
             recent = [*self._tokens, *token_ids][-self._max_tokens :]
             self._tokens, self._latest, self._earlier = [], {}, []
@@ -50,9 +50,9 @@ class SuffixIndex:
             self._add(token_ids)
 
     def find(self, suffix: Sequence[int]) -> list[Occurrence]:
-        """Occurrences of the last tokens of `suffix`, at least two, longest first, and of these the latest first.
+        """Occurrences of the last tokens of `suffix` (two or more), longest first, then latest first.
 
-        Of more than `MAX_SCANNED` occurrences of its last two tokens, the latest are looked at.
+        At most the `MAX_SCANNED` latest occurrences of its last two tokens are scanned.
         """
         if len(suffix) < MIN_MATCH:
             return []
@@ -66,7 +66,7 @@ class SuffixIndex:
         return found
 
     def continuation(self, end: int, count: int) -> list[int]:
-        """Up to `count` tokens from a position on. Where they reach the end of the tokens, they repeat themselves."""
+        """Up to `count` tokens from a position; at the end of the index they repeat as a cycle."""
         taken = self._tokens[end : end + count]
         if SEPARATOR in taken:
             return taken[: taken.index(SEPARATOR)]

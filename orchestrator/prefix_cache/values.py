@@ -1,36 +1,33 @@
-"""Values of the prefix cache: the tokens that followed a context, and statistics of requests that began alike."""
+"""Values of the prefix cache: continuations of a context, and statistics of requests with the same beginning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 
 from coppice.core.tree import ROOT
 from orchestrator.planner.base import DraftGain
-from orchestrator.request.statistics import SourceTotals, Statistics
+from orchestrator.request.statistics import Statistics
 
 MAX_NODES = 128
 MAX_DEPTH = 64
 MAX_COUNT = 1 << 16
-# Statistics: counts of tokens beyond this are halved, all together, so that old requests fade.
+# Tokens at which statistics are halved, so that old requests fade.
 _MOST_TOKENS = 1 << 16
-MAX_SOURCES = 16
-MAX_SOURCE_BYTES = 64
 MAX_TOTAL = 1 << 40
 
 
 class InvalidValueError(ValueError):
-    """Something that is no value of the prefix cache."""
+    """Invalid value of the prefix cache."""
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """Tokens after a context as parallel arrays, parents before children; `counts` say how often each was seen.
+    """Tree of continuations as parallel arrays, parents before children; `counts` are occurrences.
 
     Raises:
-        InvalidValueError: arrays of different lengths, more than `MAX_NODES` nodes or `MAX_DEPTH` levels, a parent that
-            is not an earlier node, a repeated child, or a count that is not positive or above its parent's.
+        InvalidValueError: lengths differ, more than `MAX_NODES` nodes or `MAX_DEPTH` levels, a parent that is not an
+            earlier node, a repeated child, or a count that is not positive or above its parent's.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -54,9 +51,9 @@ class Continuations:
             seen.add((parent, token))
 
     def with_path(self, path: Sequence[int]) -> Continuations:
-        """The tree after its context was followed by `path` once more, of which the first `MAX_DEPTH` tokens count.
+        """The tree with one more occurrence of `path`, of which the first `MAX_DEPTH` tokens count.
 
-        Where it would grow beyond its bounds, old counts are halved first, and then the rarest nodes go.
+        If it exceeds its bounds, old counts are halved and the rarest nodes dropped.
         """
         growing = _Growing(self)
         on_path = growing.add(path[:MAX_DEPTH])
@@ -65,7 +62,7 @@ class Continuations:
         return growing.best(on_path)
 
     def paths(self) -> Iterator[tuple[int, ...]]:
-        """Tokens from the root to each leaf, the rarest leaf first."""
+        """Tokens from the root to each leaf, rarest leaf first."""
         leaves = set(range(len(self.token_ids))) - set(self.parents)
         for leaf in sorted(leaves, key=lambda node: (self.counts[node], node)):
             path: list[int] = []
@@ -77,7 +74,7 @@ class Continuations:
 
 
 class _Growing:
-    """A tree under change."""
+    """Tree under modification."""
 
     def __init__(self, tree: Continuations) -> None:
         self._token_ids = list(tree.token_ids)
@@ -105,13 +102,13 @@ class _Growing:
         return nodes
 
     def age(self, fresh: set[int]) -> None:
-        """Halve all counts; what was just seen stays."""
+        """Halve all counts; nodes just seen keep at least 1."""
         self._counts = [max(count // 2, node in fresh) for node, count in enumerate(self._counts)]
 
     def best(self, fresh: set[int]) -> Continuations:
-        """The nodes that were seen most, and of those that were seen as often, the fresh ones and then the older ones.
+        """The most frequent nodes; ties go to fresh nodes, then to older ones.
 
-        No node is seen more often than its parent, nor fresh where its parent is not: so what is kept is a tree.
+        Counts and freshness never exceed the parent's, so the kept nodes form a tree.
         """
         if len(self._counts) <= MAX_NODES and 0 not in self._counts:
             return Continuations(tuple(self._token_ids), tuple(self._parents), tuple(self._counts))
@@ -127,84 +124,48 @@ class _Growing:
 
 @dataclass(frozen=True)
 class PrefixStatistics:
-    """Counts over requests: rounds, tokens that they committed, and nodes of each source, proposed and accepted.
+    """Counts over requests: rounds and the tokens that they committed.
 
-    `guess_hits` are right guesses of the cache, `guess_expectation_milli` how many were expected, in thousandths. Of
-    `asked_rounds` that had asked for drafts, these gained `gain_milli`, in thousandths of what usual ones gain.
+    `guess_hits` are right guesses of the cache, `guess_expectation_milli` the thousandths of hits expected. Of
+    `asked_rounds` that asked for drafts, `gain_milli` is the total gain, in thousandths of a typical draft's.
 
     Raises:
-        InvalidValueError: a count is negative or absurd, more accepted than proposed, or too many sources.
+        InvalidValueError: a count is negative or above `MAX_TOTAL`.
     """
 
     rounds: int = 0
     tokens: int = 0
     guess_hits: int = 0
     guess_expectation_milli: int = 0
-    sources: Mapping[str, SourceTotals] = field(default_factory=lambda: MappingProxyType({}))
     asked_rounds: int = 0
     gain_milli: int = 0
 
     def __post_init__(self) -> None:
-        counts = [self.rounds, self.tokens, self.guess_hits, self.guess_expectation_milli]
-        counts += [self.asked_rounds, self.gain_milli]
-        for name, source in self.sources.items():
-            counts += [source.proposed, source.accepted]
-            if source.accepted > source.proposed or not 0 < len(name.encode()) <= MAX_SOURCE_BYTES:
-                raise InvalidValueError(f"source {name!r} has {source.accepted} accepted of {source.proposed}")
-        if len(self.sources) > MAX_SOURCES or not all(0 <= count <= MAX_TOTAL for count in counts):
+        if not all(0 <= count <= MAX_TOTAL for count in astuple(self)):
             raise InvalidValueError("statistics out of bounds")
 
     @classmethod
     def of(
         cls, statistics: Statistics, guess_hits: float, guess_expectation: float, gain: DraftGain
     ) -> PrefixStatistics:
-        """Those of one request."""
+        """Statistics of one request."""
         return cls(
             rounds=statistics.rounds,
             tokens=statistics.rounds + statistics.accepted_tokens,
             guess_hits=round(guess_hits),
             guess_expectation_milli=round(1000 * guess_expectation),
-            sources={name: replace(counts) for name, counts in list(statistics.sources.items())[:MAX_SOURCES]},
             asked_rounds=gain.rounds,
             gain_milli=round(1000 * gain.total),
         )
 
     @property
     def gain(self) -> DraftGain:
-        """What drafts have gained."""
+        """Gain of drafts."""
         return DraftGain(self.asked_rounds, self.gain_milli / 1000)
 
-    @property
-    def mean_acceptance_length(self) -> float:
-        """τ: tokens committed per round; 1 where there was no round."""
-        return self.tokens / self.rounds if self.rounds else 1.0
-
     def plus(self, other: PrefixStatistics) -> PrefixStatistics:
-        """Both together."""
-        sources = {name: replace(counts) for name, counts in self.sources.items()}
-        for name, counts in other.sources.items():
-            if name in sources or len(sources) < MAX_SOURCES:
-                mine = sources.setdefault(name, SourceTotals())
-                mine.proposed += counts.proposed
-                mine.accepted += counts.accepted
-        total = PrefixStatistics(
-            rounds=self.rounds + other.rounds,
-            tokens=self.tokens + other.tokens,
-            guess_hits=self.guess_hits + other.guess_hits,
-            guess_expectation_milli=self.guess_expectation_milli + other.guess_expectation_milli,
-            sources=sources,
-            asked_rounds=self.asked_rounds + other.asked_rounds,
-            gain_milli=self.gain_milli + other.gain_milli,
-        )
-        return total if total.tokens <= _MOST_TOKENS else total._halved()
-
-    def _halved(self) -> PrefixStatistics:
-        return PrefixStatistics(
-            rounds=self.rounds // 2,
-            tokens=self.tokens // 2,
-            guess_hits=self.guess_hits // 2,
-            guess_expectation_milli=self.guess_expectation_milli // 2,
-            sources={name: SourceTotals(one.proposed // 2, one.accepted // 2) for name, one in self.sources.items()},
-            asked_rounds=self.asked_rounds // 2,
-            gain_milli=self.gain_milli // 2,
-        )
+        """Sum of both, halved above `_MOST_TOKENS` tokens."""
+        sums = [own + more for own, more in zip(astuple(self), astuple(other), strict=True)]
+        if self.tokens + other.tokens > _MOST_TOKENS:
+            sums = [count // 2 for count in sums]
+        return PrefixStatistics(*sums)

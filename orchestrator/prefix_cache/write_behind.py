@@ -1,4 +1,4 @@
-"""Finished outputs become values of the prefix cache: later, in batches, and in one task for all requests."""
+"""Asynchronous writes of finished outputs to the prefix cache: batched, in one task for all requests."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from orchestrator.prefix_cache.values import MAX_DEPTH, Continuations, InvalidVa
 
 logger = logging.getLogger(__name__)
 
-# How long outputs are collected before they are written together, and how many at once.
+# Seconds to collect outputs before a write, outputs per batch, and outputs that may wait.
 _COLLECT_S = 0.05
 _BATCH = 16
 _MOST_WAITING = 256
-# Values that one call of the store reads or writes; a call of many more would be late.
+# Keys per call of the store; larger calls would exceed their deadline.
 _MOST_KEYS = 256
-# Of longer outputs, the beginning is remembered.
+# Tokens remembered of an output, from its start.
 _MOST_TOKENS = 4096
 
-# What was there before, or None, to what is to be there.
+# Maps the previous value (None: missing) to the new one.
 Change = Callable[[bytes | None], bytes]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """An output that has ended: all its tokens, the prompt's among them, and what its rounds have shown."""
+    """Finished output: all its tokens, prompt included, and its statistics."""
 
     keys: TenantKeys
     tokens: tuple[int, ...]
@@ -45,7 +45,7 @@ class Finished:
 
 
 class WriteBehind:
-    """Writes what is put into it, until it is closed."""
+    """Writes queued outputs until closed."""
 
     def __init__(self, store: PrefixStore, counts: CacheCounts) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class WriteBehind:
         self._task = asyncio.create_task(self._run(), name="prefix cache")
 
     def put(self, finished: Finished) -> None:
-        """Remember an output soon; the oldest one that waits is dropped where too many do."""
+        """Queue an output; if the queue is full, the oldest is dropped."""
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft()
             self._counts.dropped_outputs += 1
@@ -68,16 +68,16 @@ class WriteBehind:
         self._news.set()
 
     async def flushed(self) -> None:
-        """Return when everything that was put has been written."""
+        """Wait until every queued output has been written."""
         await self._idle.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most `timeout_s`."""
+        """Write queued outputs for at most `timeout_s` seconds, then stop."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.flushed()
         except TimeoutError:
-            logger.info("%d outputs were not remembered", len(self._waiting))
+            logger.info("%d outputs were not written to the prefix cache", len(self._waiting))
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -91,8 +91,8 @@ class WriteBehind:
                 try:
                     await self._write(batch)
                 except Exception:
-                    # A bug of ours must not be the end of all remembering.
-                    logger.exception("outputs could not be remembered")
+                    # A bug must not stop the writes.
+                    logger.exception("outputs could not be written to the prefix cache")
                 self._counts.unwritten_outputs -= len(batch)
             self._idle.set()
 
@@ -106,19 +106,19 @@ class WriteBehind:
             part = keys[start : start + _MOST_KEYS]
             if changed := await self._change(part, changes):
                 self._counts.conflicts += len(changed)
-                # Others write in batches, too: they will hardly have done so again.
+                # One retry: others write in batches too and have hardly written again.
                 lost = await self._change(changed, changes)
                 self._counts.lost_changes += len(lost)
 
     async def _change(self, keys: Sequence[bytes], changes: Mapping[bytes, Sequence[Change]]) -> list[bytes]:
-        """Change values in two round trips; returns the keys whose values others have changed in between."""
+        """Apply changes in two round trips; returns the keys whose values have changed in between."""
         before = dict(zip(keys, await self._store.read(keys), strict=True))
         after: dict[bytes, bytes] = {}
         for key in keys:
             after[key] = changes[key][0](before[key])
             for change in changes[key][1:]:
                 after[key] = change(after[key])
-            # Others have the event loop in between.
+            # Yield to the event loop between keys.
             await asyncio.sleep(0)
         return await self._store.replace(before, after)
 
@@ -127,7 +127,7 @@ def _changes(finished: Finished) -> Iterator[tuple[bytes, Change]]:
     tokens, start, keys = finished.tokens[: finished.num_prompt + _MOST_TOKENS], finished.num_prompt, finished.keys
     if start < len(tokens):
         yield keys.prompt(tokens[:start]), _followed(tokens[start : start + MAX_DEPTH])
-        # Where the prompt ends is remembered as if it were an anchor, and only once if it is one.
+        # The prompt's end is stored like an anchor, once.
         ends = {start, *anchors(tokens, max(0, start - LOOK_BACK), len(tokens))}
         for end in sorted(ends):
             yield keys.suffix(tokens, end), _followed(tokens[end : end + DEPTH])

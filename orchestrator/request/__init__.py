@@ -1,4 +1,4 @@
-"""One running request: its rounds with the verifier and the drafters, its outputs, its delivery.
+"""One running request: rounds with the verifier and drafters, outputs, delivery.
 
 For `orchestrator.api`.
 """

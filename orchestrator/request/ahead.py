@@ -1,8 +1,7 @@
-"""Drafts made ahead of one round: trees after its likely outcomes, as one tree for the verifier.
+"""Drafting ahead: trees after the likely outcomes of the round under way, sent to the verifier as one tree.
 
-The verifier gets them at once, under the length that the round starts from, and keeps them with the round's own
-draft. When the outcome is known, what follows it is there, without a message. Kept here and sent on with the
-outcome, they would come two messages later.
+They are sent at once, under the base length of the round under way; the verifier keeps them with the round's draft and
+has the next draft when the outcome is known. Sent after the outcome, they would arrive two messages later.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from coppice.core.errors import InvalidTreeError
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from orchestrator.request.merge import merge
 
-# Base length, and outcomes of the round there with what may follow them.
+# Called with the base length and a tree of outcomes and their continuations.
 SendAhead = Callable[[int, TokenTree], None]
 
-# Of one drafter and round: most trees, and most nodes in all, those of the assumed tokens included. What is more is
-# left out; the likeliest come first.
+# Limits per drafter and round: trees, and nodes in total, assumed tokens included. The likeliest come first and are
+# kept.
 MOST_TREES = 64
 MOST_NODES = 256
 
 
 @dataclass(frozen=True)
 class ExpectedDraft:
-    """A tree after an outcome that is not known yet: `assumed` tokens, of which `log_prob` says how likely they are.
+    """Draft for an outcome that is not known yet: after the `assumed` tokens, of path log-probability `log_prob`.
 
     Raises:
-        InvalidTreeError: that is no log-probability.
+        InvalidTreeError: `log_prob` is positive or not finite.
     """
 
     assumed: tuple[int, ...]
@@ -40,7 +39,7 @@ class ExpectedDraft:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens that it names."""
+        """All tokens: the assumed ones, then the tree's."""
         return self.assumed + self.tree.token_ids
 
     def __post_init__(self) -> None:
@@ -50,10 +49,10 @@ class ExpectedDraft:
 
 @dataclass
 class AheadCounts:
-    """Rounds whose tree a drafter was told to expect, and those with a draft after their outcome before it was known.
+    """Counts of rounds for which drafting ahead was requested (`expected`).
 
-    Of outcomes that left the expected tree, those drafted for, by their rank from 0. Rounds that verified another tree
-    may end `inside` the expected one: where it goes on, it is the draft that was there.
+    `hits_by_rank[r]` are rounds whose outcome left the expected tree and was drafted for in time, by the rank of the
+    outcome. `inside` are rounds that ended inside the expected tree, whose remainder is the next draft.
     """
 
     expected: int = 0
@@ -61,14 +60,14 @@ class AheadCounts:
     inside: int = 0
 
     def count(self, rank: int | None) -> None:
-        """A round is over; None where its outcome was not drafted for."""
+        """Count a round by the rank of its outcome; None if that was not drafted for."""
         self.expected += 1
         if rank is not None:
             self.hits_by_rank.extend([0] * (rank + 1 - len(self.hits_by_rank)))
             self.hits_by_rank[rank] += 1
 
     def count_inside(self) -> None:
-        """A round is over that ended inside the expected tree, where it goes on."""
+        """Count a round that ended inside the expected tree."""
         self.expected += 1
         self.inside += 1
 
@@ -82,7 +81,7 @@ class AheadCounts:
 
 
 class Expecting(Protocol):
-    """A drafter, as far as it is told what to expect."""
+    """A drafter, as drafting ahead sees it."""
 
     drafts_ahead: bool
 
@@ -90,15 +89,16 @@ class Expecting(Protocol):
 
 
 class AheadDrafting:
-    """One request's drafting ahead: what its drafters are told to expect, and what they make of it.
+    """Drafting ahead for one request: expectations sent to drafters, and the trees they return.
 
-    Of a round, nothing is kept once it is over but what was expected, until something else is.
+    State of a round is dropped at its end, except the expected tree, which stays until the next one.
     """
 
     def __init__(self) -> None:
         self.counts = AheadCounts()
         self._send: SendAhead | None = None
-        # Of the current round: who was told what to expect; what the verifier was sent, and each outcome's rank.
+        # State of the current round: drafters that were sent the expected tree, the tree sent to the verifier, and the
+        # rank of each outcome in it.
         self._told: set[Expecting] = set()
         self._expected = EMPTY_TREE
         self._expected_length = 0
@@ -106,13 +106,13 @@ class AheadDrafting:
         self._ranks: dict[tuple[int, ...], int] = {}
 
     def opened(self, send: SendAhead | None, length: int) -> None:
-        """A verifier has the sequence at this length, and only that, or none has it; what is there is sent again."""
+        """Set the verifier's callback (None: no verifier); the round's tree is sent again."""
         self._send = send
         if send is not None and len(self._tree):
             send(length, self._tree)
 
     def expect(self, drafters: Iterable[tuple[Expecting, int]], length: int, tree: TokenTree) -> None:
-        """Tell drafters, by their ids of the sequence, what is being verified: each once a round."""
+        """Send the tree under verification to drafters (client, sequence id), once per round each."""
         for client, sequence_id in drafters:
             if client.drafts_ahead and client not in self._told:
                 self._told.add(client)
@@ -120,7 +120,7 @@ class AheadDrafting:
                 client.expect(sequence_id, length, tree)
 
     def add(self, length: int, drafts: Sequence[ExpectedDraft], source: str) -> bool:
-        """Send on what a drafter drafted ahead of the round that starts at `length`; False where nobody asked."""
+        """Forward drafts made ahead of the round at `length`; False if none were requested."""
         if self._send is None or not self._told:
             return False
         for rank, draft in enumerate(drafts[:MOST_TREES]):
@@ -131,11 +131,11 @@ class AheadDrafting:
         return True
 
     def late(self, length: int, drafts: Sequence[ExpectedDraft], source: str) -> TokenTree:
-        """What was drafted ahead of an earlier round, as a draft for its length; empty where nobody knows of what."""
+        """Drafts made ahead of an earlier round, as a tree for its length; empty if the round is unknown."""
         return hung(drafts, source, self._expected) if length == self._expected_length else EMPTY_TREE
 
     def following(self, token_ids: tuple[int, ...]) -> TokenTree:
-        """The round had this outcome, which is counted; returns what was drafted ahead after it."""
+        """Count the round's outcome; returns the drafts made ahead that follow it."""
         following = self._tree.descend(token_ids)
         if self._told:
             end = self._expected.find(token_ids)
@@ -146,7 +146,7 @@ class AheadDrafting:
         return following
 
     def _rank(self, token_ids: tuple[int, ...]) -> int | None:
-        """The best rank of what was assumed on the way that was taken; a round may end before or after it."""
+        """Best rank among the assumed outcomes that agree with the round's tokens; lengths may differ."""
         on_the_way = (rank for assumed, rank in self._ranks.items() if all(map(operator.eq, assumed, token_ids)))
         return min(on_the_way, default=None)
 
@@ -159,11 +159,11 @@ class AheadDrafting:
 
 
 def hung(drafts: Iterable[ExpectedDraft], source: str, expected: TokenTree = EMPTY_TREE) -> TokenTree:
-    """One tree of the trees' assumed tokens and what is after them; nodes count as proposed by `source`.
+    """One tree of all assumed tokens and the drafts after them, labelled with `source`.
 
-    Tokens of the expected tree are as likely as it says, others before an outcome's last token count as certain; that
-    one makes its path as likely as the outcome. So whoever cuts the tree leaves the likeliest of it, and a round that
-    ends inside the expected tree finds nothing there that promises more than it is worth.
+    Assumed tokens in the expected tree keep its probabilities; others before the last assumed token count as certain.
+    The last one brings the path's probability to that of the outcome. So pruning keeps the likeliest outcomes, and a
+    round that ends inside the expected tree does not overrate its remainder.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -195,6 +195,6 @@ def hung(drafts: Iterable[ExpectedDraft], source: str, expected: TokenTree = EMP
             end = place(end, draft.assumed[-1], min(0.0, draft.log_prob - so_far))
         nodes = [0] * len(draft.tree) + [end]
         for node, token in enumerate(draft.tree.token_ids):
-            # The root's own place comes last, where its index of -1 finds it.
+            # The root's entry is last, at index -1.
             nodes[node] = place(nodes[draft.tree.parents[node]], token, draft.tree.log_probs[node])
     return TokenTree(tuple(token_ids), tuple(parents), tuple(log_probs), (source,) if token_ids else ())

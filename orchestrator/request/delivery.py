@@ -1,4 +1,4 @@
-"""Outputs on their way to clients that may not take them: what they give back, and when they are ended."""
+"""Delivery of outputs to clients that may read slowly: when places are freed, and when calls are ended."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from orchestrator.request.outputs import Outputs
 
 logger = logging.getLogger(__name__)
 
-# What the ended outputs of a connection may take while they wait for their client, in bytes. Beyond that an output
-# keeps its places until it is delivered.
+# Bytes of finished but undelivered outputs per connection. Beyond it an output keeps its places until it is
+# delivered.
 MAX_UNDELIVERED_BYTES = 16 * 1024 * 1024
-# Roughly what a token takes in Python until it is sent: its id and its text; and what each log-probability adds.
+# Approximate size of an undelivered token in Python (id and text), and of each of its log-probabilities.
 TOKEN_BYTES = 128
 LOG_PROB_BYTES = 128
-# A client is looked at so many times while it may leave a message unread.
+# Checks per `unread_s`.
 LOOKS = 4
 
 
 class Undelivered:
-    """Counts the bytes of ended outputs that wait for their clients, by connection."""
+    """Bytes of finished outputs that wait for their clients, by connection."""
 
     def __init__(self, max_bytes: int = MAX_UNDELIVERED_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -35,27 +35,27 @@ class Undelivered:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all connections."""
+        """Total over all connections."""
         return self._bytes.total()
 
     def keep(self, peer: str, num_bytes: int) -> bool:
-        """Count bytes that wait for a connection; False where these would be too many, and none are counted."""
+        """Count bytes for a connection; False, without counting them, if it would exceed its limit."""
         if self._bytes[peer] + num_bytes > self._max_bytes:
             return False
         self._bytes[peer] += num_bytes
         return True
 
     def drop(self, peer: str, num_bytes: int) -> None:
-        """Bytes that were counted have been delivered, or never will be."""
+        """Discount bytes that were delivered or dropped."""
         self._bytes[peer] -= num_bytes
         if not self._bytes[peer]:
             del self._bytes[peer]
 
 
 class Delivery:
-    """Gives a request's places back as soon as its outputs have ended, while it is entered.
+    """Frees a request's places when its outputs have ended, before they are delivered.
 
-    They may wait for the client for long then, and count as undelivered until it is left.
+    Its bytes count as undelivered until the context is left.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Delivery:
 
     def _ended(self) -> None:
         if any(isinstance(generation.error, OverloadedError) for generation in self._outputs.generations):
-            # What it is told of the time until there are places again counts its own.
+            # Its retry delay is estimated with its own places in use.
             return
         num_bytes = output_bytes(self._outputs.num_generated_in_all, self._request.top_log_probs)
         if self._undelivered.keep(self._peer, num_bytes):
@@ -103,20 +103,20 @@ class Delivery:
 
 
 def output_bytes(num_tokens: int, top_log_probs: int | None) -> int:
-    """Roughly the bytes of so many tokens, each with its own log-probability and `top_log_probs` others; None: none."""
+    """Approximate bytes of the tokens; `top_log_probs` is per token in addition to its own, None without any."""
     num_log_probs = 0 if top_log_probs is None else 1 + top_log_probs
     return num_tokens * (TOKEN_BYTES + LOG_PROB_BYTES * num_log_probs)
 
 
 class UnreadWatch:
-    """Calls `end` when the client leaves a message for `unread_s` seconds; 0: never."""
+    """Calls `end` when the client leaves a message unread for `unread_s` seconds; 0: never."""
 
     def __init__(self, outputs: Outputs, unread_s: float, end: Callable[[CoppiceError], None]) -> None:
         self._outputs = outputs
         self._unread_s = unread_s
         self._end = end
         self._timer: asyncio.TimerHandle | None = None
-        # The message that waited when it last looked, and how often it has seen the same one in a row.
+        # Message offered at the last check, and successive checks that saw the same one.
         self._seen: int | None = None
         self._num_looks = 0
 
@@ -141,5 +141,5 @@ class UnreadWatch:
         if self._num_looks < LOOKS:
             self._wait()
             return
-        logger.info("a call is ended: its client has not taken a message for %.3g s", self._unread_s)
+        logger.info("ending a call: its client left a message unread for %.3g s", self._unread_s)
         self._end(UnreadError(f"a message was not taken for {self._unread_s:.3g} s"))

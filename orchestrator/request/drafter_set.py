@@ -1,4 +1,4 @@
-"""The drafters of one request: which follow it, which are asked for the next draft, and what they are told."""
+"""Drafters of one request: joined, asked for the next draft, told of outcomes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from orchestrator.request.transcript import Transcript
 
 
 class DrafterSet:
-    """Asks drafters as plans say. One joins when a draft of its is first wanted, and then follows to the end."""
+    """Asks drafters as plans say; a drafter joins when its draft is first wanted and stays until the end."""
 
     def __init__(
         self, clients: Sequence[DrafterClient], handler: DraftHandler, transcript: Transcript, ask_times: AskTimes
     ) -> None:
-        """`handler` gets what drafters send; `ask_times` is told when they are asked."""
+        """`handler` receives drafts; `ask_times` notes each request for one."""
         self._clients = tuple(clients)
         self._handler = handler
         self._transcript = transcript
         self._ask_times = ask_times
-        # Drafters that follow the request, by its id there, and those that do not until a plan first wants a draft.
+        # Joined drafters with the request's sequence id there, and drafters not joined yet.
         self._members: dict[DrafterClient, int] = {}
         self._unjoined = list(self._clients)
-        # From where on drafters were not told what was committed: no draft of theirs was wanted.
+        # Length from which a drafter was not told of commits, because its drafts were not wanted.
         self._withheld_from: dict[DrafterClient, int] = {}
 
     @property
     def feature_size(self) -> int:
-        """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
+        """Size of the features that drafters need, in numbers per token (the same for all); 0 if none needs any."""
         return next((client.feature_size for client in self._clients if client.needs_features), 0)
 
     @property
     def are_several(self) -> bool:
-        """Whether there may be drafts of more than one drafter."""
+        """Whether the request has more than one drafter."""
         return len(self._clients) > 1
 
     @property
     def has_any(self) -> bool:
-        """Whether a drafter could be asked for the next round."""
+        """Whether any drafter can be asked for the next round."""
         return any(self._at_hand())
 
     @property
     def choice(self) -> tuple[str, ...]:
-        """Kinds to choose among; none where a drafter needs features, which has to be told of every outcome."""
+        """Kinds to choose from; empty if a drafter needs features, since it must hear of every outcome."""
         if not self.are_several or self.feature_size:
             return ()
         kinds = tuple(client.kind for client in self._at_hand())
@@ -54,7 +54,7 @@ class DrafterSet:
 
     @property
     def asked(self) -> list[str]:
-        """Kinds of the drafters that the round's trees may come from."""
+        """Kinds of drafters that were asked for the current round's draft."""
         return [
             client.kind
             for client, sequence_id in self._members.items()
@@ -62,11 +62,11 @@ class DrafterSet:
         ]
 
     def of_kinds(self, kinds: Collection[str]) -> Iterator[tuple[DrafterClient, int]]:
-        """Those of these kinds that follow the request, and its ids there."""
+        """Joined drafters of these kinds, with their sequence ids."""
         return ((client, number) for client, number in self._members.items() if client.kind in kinds)
 
     def join(self, plan: RoundPlan) -> None:
-        """Ask the drafters that the plan wants to follow the request."""
+        """Join the drafters that the plan wants."""
         unjoined = self._unjoined
         self._unjoined = [client for client in unjoined if client.kind in plan.left_out]
         for client in unjoined:
@@ -74,9 +74,9 @@ class DrafterSet:
                 self._members[client] = client.join(self._handler)
 
     def tell(self, outcome: Outcome, plan: RoundPlan) -> None:
-        """Ask for drafts after the outcome; drafters of whom none is wanted have no work with the request at all.
+        """Report the outcome to the drafters that the plan wants, which asks them for the next draft.
 
-        Those that need features are told of every outcome, since features come only once.
+        Drafters that need features hear of every outcome, because features are sent only once.
         """
         for client, sequence_id in self._members.items():
             if (plan.max_nodes and client.kind not in plan.left_out) or client.needs_features:
@@ -91,7 +91,7 @@ class DrafterSet:
             self.join(plan)
 
     def replace(self, gone: DrafterClient, other: DrafterClient) -> None:
-        """Have another drafter of the same kind follow the request."""
+        """Move the request to another drafter of the same kind."""
         gone.leave(self._members.pop(gone))
         if self._withheld_from.pop(gone, None) is None:
             self._members[other] = other.join(self._handler)
@@ -99,13 +99,13 @@ class DrafterSet:
             self._unjoined.append(other)
 
     def leave(self) -> None:
-        """Have nobody follow the request any more."""
+        """Leave all drafters."""
         members, self._members = self._members, {}
         self._unjoined.clear()
         for client, sequence_id in members.items():
             client.leave(sequence_id)
 
     def _at_hand(self) -> Iterator[DrafterClient]:
-        """Drafters that could be asked for the next round."""
+        """Drafters that can be asked for the next round."""
         yield from (client for client, sequence_id in self._members.items() if client.follows(sequence_id))
         yield from (client for client in self._unjoined if client.connected)

@@ -1,4 +1,4 @@
-"""One request's drafts: its drafters' trees for the committed length, merged, pruned and sent to the verifier."""
+"""Drafts of one request: its drafters' trees merged, pruned and sent to the verifier."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ from orchestrator.prefix_cache.drafter import CacheDrafter
 from orchestrator.prefix_cache.guesses import SOURCE
 from orchestrator.request.ahead import AheadDrafting, ExpectedDraft, SendAhead, hung
 from orchestrator.request.drafter_set import DrafterSet
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 from orchestrator.request.rounds import DraftOpening, Outcome
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript
 
-# Why a draft is of no use. One comes late: the committed tokens have left it, none is wanted, it was sampled, or rounds
-# are synchronous. One comes early: nobody was told to draft ahead.
+# Reasons for discarding a draft. Late: it left the committed path, none is wanted, it was sampled, or rounds are
+# synchronous. Early: drafting ahead was not requested.
 LEFT, UNWANTED, SAMPLED, MISSED, UNASKED = STALE = ("left", "unwanted", "sampled", "missed", "unasked")
 
-# Base length, tree, budget and, when it changes, the linger in microseconds.
+# Called with base length, tree, node budget and, if changed, the linger in microseconds.
 SendDraft = Callable[[int, TokenTree, int, int | None], None]
 
-# Nodes sent to the verifier, in units of a round's budget: what a round leaves over may serve the next.
+# Nodes sent to the verifier, in units of a round's budget: the surplus may serve the next round.
 BUDGETS_SENT = 4
 
 
 class Drafting:
-    """Follows one request through its rounds on behalf of its drafters.
+    """Drives a request's drafts through its rounds.
 
-    Whatever the drafters do, the verifier is told to wait only while a tree may still come. Sampled trees come from one
-    drafter and are passed on whole and in time or not at all: any choice among their nodes would bias the output.
+    The verifier only waits while a draft may still come. Sampled trees come from one drafter and are forwarded whole
+    and in time or not at all: selecting among their nodes would bias the output.
 
-    With `synchronous` rounds the verifier has one message per round: what all drafters that were asked have to say, and
-    the cache with them. Nothing goes ahead of that, and nothing that is late is passed on.
-
-    Else the first tree is sent at once, unless it pays to wait for a better one (`better_trees.py`).
+    `synchronous` rounds get one message: the merged drafts of all drafters asked, and the cache's; late drafts and
+    drafts made ahead are dropped. Otherwise the first tree is sent at once, unless waiting for a better one pays
+    (`better_trees.py`).
     """
 
     def __init__(
@@ -70,38 +69,38 @@ class Drafting:
         denoising: Denoising = LEFT_TO_DRAFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`records` are shared by requests that are alike."""
+        """`records` are shared by requests of the same class (greedy or sampled)."""
         self.synchronous = synchronous
         self.request_id = request_id
         self._cache_salt = cache_salt
         self._denoising = denoising
-        # Nodes of the target's own draft that a round may have at most, and its draft for the current round.
+        # Most nodes of an in-pass re-draft, and the re-draft for the current round.
         self.max_redraft_nodes = max_redraft_nodes
         self._redraft = EMPTY_TREE
-        # The span that drafters' sequences belong to; empty where nobody traces.
+        # Trace context for drafters' spans; empty without tracing.
         self.traceparent = ""
         self._cache = cache
         self._planner = planner
         self._transcript = transcript
-        # Drafters do not read the grammar, whose text may be long.
+        # Without the grammar, which drafters do not use and which may be long.
         self._sampling = sampling if sampling.grammar is None else replace(sampling, grammar=None)
         self._vocab_size = vocab_size
         self._acceptance = acceptance
         self._samples = samples_drafts(acceptance, sampling.temperature)
-        # Sampled trees serve the very round that they were made for or none: they get the fixed plan.
+        # Sampled trees only fit the round they were made for, so they get the fixed plan.
         self._round_context = RoundContext(False, requested_nodes, forced or self._samples, row_multiple)
         self._send: SendDraft | None = None
-        # Of the current round: each source's tree, and what the verifier was sent.
+        # State of the current round: trees by source, and trees sent to the verifier.
         self._trees: dict[str, TokenTree] = {}
         self._sent: list[TokenTree] = []
-        # Whether drafters' trees came before the last round was over. A drafter may still be reading the prompt when
-        # the verifier, which has seen its beginning before, is long done with it.
+        # Whether drafters' trees were in time for the last round. At first a drafter may still be in prefill when the
+        # verifier has long answered from its prefix cache.
         self._in_time = False
         self.ahead = AheadDrafting()
         self._told_linger_us = 0
-        # Most nodes of a round, as the verifier was told last; 0 before it was.
+        # Node budget sent last; 0 before the first.
         self._budget = 0
-        # The round's plan, and whether and when drafters were asked for it, and whether for the one before.
+        # Current plan; whether and when drafters were asked for this round, and whether for the previous one.
         self._plan = RoundPlan(0, 0)
         self._asked = self._asked_before = False
         self._ask_times = AskTimes(clock)
@@ -110,37 +109,37 @@ class Drafting:
         if self._drafters.are_several and not self._serves_one_round:
             self._better = BetterTrees(records or SourceRecords(), self._give_up_waiting, clock)
         self.load = VerifierLoad()
-        # Drafts that came when they were of no use any more, by reason.
+        # Discarded drafts, by reason.
         self.stale: Counter[str] = Counter()
 
     @property
     def feature_size(self) -> int:
-        """Numbers of the features that a drafter needs, which is the same for all; 0 where none needs any."""
+        """Size of the features that drafters need, in numbers per token (the same for all); 0 if none needs any."""
         return self._drafters.feature_size
 
     @property
     def _serves_one_round(self) -> bool:
-        """Whether a tree is of use in the very round that it was made for, and in no other."""
+        """Whether a tree can only be used in the round it was made for."""
         return self._samples or self.synchronous
 
     @property
     def planned_nodes(self) -> int:
-        """Nodes that the current round may verify."""
+        """Node budget of the current round."""
         return self._plan.max_nodes
 
     @property
     def stale_drafts(self) -> int:
-        """All drafts that came when they were of no use any more."""
+        """Number of discarded drafts."""
         return sum(self.stale.values())
 
     def open(self) -> None:
-        """Plan the first round, and ask every drafter to follow the request, if it wants a draft."""
+        """Plan the first round and, if it wants drafts, join the drafters."""
         self._replan()
         if self._plan.max_nodes:
             self._drafters.join(self._plan)
 
     def close(self, statistics: Statistics | None = None) -> None:
-        """Let go of drafters, planner and verifier; an output that has `statistics` is remembered."""
+        """Release drafters, planner and verifier; the cache remembers the output if it has `statistics`."""
         self._send = None
         self.ahead.opened(None, 0)
         self._planner.close()
@@ -151,12 +150,12 @@ class Drafting:
         self._drafters.leave()
 
     def opening_linger_us(self) -> int:
-        """The linger that the verifier is told as the sequence opens."""
+        """Linger in microseconds for the message that opens the sequence."""
         self._told_linger_us = self._plan.linger_us
         return self._told_linger_us
 
     def opened(self, send: SendDraft, verifier: str = "", send_ahead: SendAhead | None = None) -> None:
-        """A verifier has the sequence now, and only that; trees that are there already are sent again."""
+        """Attach to a verifier that has just opened the sequence; drafts made so far are sent to it."""
         self._send = send
         self._planner.runs_on(verifier)
         if self._sent:
@@ -169,8 +168,8 @@ class Drafting:
             self._draft_alone()
 
     def draft_opening(self) -> DraftOpening:
-        """The request as a drafter that begins to follow it has to know it."""
-        # The drafter that asks may be the first.
+        """State of the request for a drafter that joins."""
+        # The drafter that asks may be the only one.
         plan = self._replan(has_drafter=True)
         tokens = tuple(self._transcript.tokens)
         return DraftOpening(
@@ -187,9 +186,9 @@ class Drafting:
         )
 
     def round_done(self, outcome: Outcome) -> list[TokenTree]:
-        """Tell the drafters what was committed; returns the trees that had been sent for that round."""
+        """Report a round's commit to the drafters; returns the trees that had been sent for that round."""
         if self._transcript.room == 1:
-            # The pass itself fills the last place, so there is nothing to draft and nothing to wait for.
+            # The next pass commits the last token by itself: no draft fits.
             sent = self.round_ended(outcome)
             if self._told_linger_us:
                 self._forward(EMPTY_TREE)
@@ -200,12 +199,12 @@ class Drafting:
         self._drafters.tell(outcome, self._plan)
         ahead = self.ahead.following(outcome.token_ids)
         before = self._sent
-        # The round began without them.
+        # Trees that were held back for a better one: the round started without them.
         kept = dict(self._trees) if self._better is not None and self._better.are_awaited else {}
         sent = self.round_ended(outcome)
         self._asked_before = asked
-        # The verifier does the same: the part of a tree after the outcome may be verified next, or what was drafted
-        # ahead for it. Which tree it took only the number of nodes tells, so that all are kept, the best one last.
+        # The verifier keeps the same candidates: the subtree after the outcome of any tree sent, or the drafts made
+        # ahead. Its outcome identifies the tree only by its size, so all are kept, the best one last.
         trees = () if self._serves_one_round else before if sent is before else (*before, *sent)
         left = [tree.descend(outcome.token_ids) for tree in trees]
         self._sent += sorted(filter(len, (ahead, *left)), key=lambda tree: tree.expected_tokens)
@@ -217,17 +216,17 @@ class Drafting:
         return sent
 
     def round_passed(self, outcome: Outcome) -> None:
-        """Let the cache see what was committed, now that everyone who waits for it has it."""
+        """Update the cache, after everything on the round's critical path."""
         if self._cache is not None:
             self._cache.commit(outcome.token_ids, is_wanted=self._plan.max_nodes > 0)
             self._draft_alone()
 
     def learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
-        """Let the planner learn from the round that is over now."""
+        """Train the planner on the round."""
         self._planner.round_over(outcome, sent, self._asked_before)
 
     def round_ended(self, outcome: Outcome) -> list[TokenTree]:
-        """Forget the round's trees; returns those that the verifier may have taken: what it was sent, or its own."""
+        """Clear the round's trees; returns those that may have been verified: the sent ones, or the re-draft."""
         self._asked_before = self._asked
         if self._better is not None:
             self._better.let_go()
@@ -239,10 +238,10 @@ class Drafting:
         return [redraft] if outcome.draft_origin == tree_pb2.DRAFT_ORIGIN_REDRAFT else sent
 
     def on_tree(self, source: str, base_length: int, assumed: tuple[int, ...], tree: TokenTree) -> None:
-        """Use a drafter's tree if it follows the committed tokens.
+        """Forward a drafter's tree if it follows the committed tokens.
 
         Raises:
-            InvalidTreeError: a token is not in the target's vocabulary, or the tree had to be sampled and is not.
+            InvalidTreeError: a token is outside the vocabulary, or a tree that must be sampled is not.
         """
         _check_draft(tree, self._vocab_size, is_sampled=self._samples)
         took_s = self._ask_times.elapsed_s(base_length)
@@ -254,29 +253,29 @@ class Drafting:
                 tree = hung([ExpectedDraft(assumed, 0.0, tree)], source)
             self._on_late_tree(source, base_length, tree)
             return
-        self._trees[source] = labelled(tree, source)
+        self._trees[source] = tree.labelled(source)
         if len(tree) and self._awaits_better(took_s):
             return
         self._planner.tree_arrived(self._ask_times.first_took_s(base_length))
         if (self.synchronous or not len(tree)) and len(self._trees) < len(self._drafters.asked):
-            # Another one's may still come.
+            # Another drafter's tree may still come.
             return
         self._send_drafted()
 
     def _awaits_better(self, took_s: float | None) -> bool:
-        """Whether the trees that are there wait for another one; none that comes after what was sent does."""
+        """Whether to hold the trees back for a better one; never once a tree was sent."""
         if self._better is None or (len(self._trees) > 1 and not self._better.are_awaited):
             return False
         linger_s = self._plan.linger_us / 1e6
         return self._better.await_for(self._trees, self._drafters.asked, took_s, linger_s, self.load.batch_size)
 
     def _give_up_waiting(self) -> None:
-        """Send what there is: the tree that was waited for has not come."""
+        """Send the trees at hand: the better one did not come in time."""
         self._planner.tree_arrived(self._ask_times.first_took_s(self._transcript.length))
         self._send_drafted()
 
     def _send_drafted(self) -> None:
-        """Send the round's trees, as one."""
+        """Send the merged trees of the round."""
         if self._better is not None:
             self._better.let_go()
         drafted = merge(list(self._trees.values()))
@@ -287,22 +286,22 @@ class Drafting:
             )
             drafted = merge([drafted, addition])
         if len(drafted) and len(self._redraft):
-            # Without nodes of others it is at the verifier already.
+            # Unmerged, the re-draft is already at the verifier.
             drafted = merge([drafted, self._redraft])
         best = drafted.up_to_depth(self._transcript.room - 1)
         if not self._samples:
-            # What no next round may use need not travel.
+            # Prune nodes that no later round could use.
             budgets = 1 if self.synchronous else BUDGETS_SENT
             best = self._planner.select(best.prune(budgets * self._plan.max_nodes))
         self._sent.append(best)
         self._forward(best)
         if not self._serves_one_round and self._plan.max_nodes and self._transcript.room > 1:
-            # Those that have drafted are idle now.
+            # The drafters that have answered are idle.
             idle = self._drafters.of_kinds(self._trees)
             self.ahead.expect(idle, self._transcript.length, best.prune(self._plan.max_nodes))
 
     def on_ahead(self, source: str, base_length: int, drafts: Sequence[ExpectedDraft]) -> None:
-        """Pass trees after likely outcomes on; raises InvalidTreeError if a token is not in the vocabulary."""
+        """Forward trees after likely outcomes; raises InvalidTreeError for tokens outside the vocabulary."""
         _check_ahead(drafts, self._vocab_size)
         if base_length != self._transcript.length or self._serves_one_round or not self._plan.max_nodes:
             self._on_late_tree(source, base_length, self.ahead.late(base_length, drafts, source))
@@ -310,7 +309,7 @@ class Drafting:
             self.stale[UNASKED] += 1
 
     def _draft_alone(self) -> None:
-        """Send the cache's tree where no drafter's may follow in time; else it waits for that, to be merged with it."""
+        """Send the cache's tree if no drafter's may come in time; otherwise it is merged with the drafter's."""
         plan = self._plan
         if self._cache is None or self._send is None or not plan.max_nodes:
             return
@@ -326,17 +325,17 @@ class Drafting:
         if len(tree) and len(self._redraft):
             tree = merge([tree, self._redraft])
         tree = self._planner.select(tree.up_to_depth(self._transcript.room - 1))
-        # A synchronous round waits for it, whatever there is.
+        # A synchronous round waits for this message even if the tree is empty.
         if self.synchronous or (len(tree) and (not self._sent or tree != self._sent[-1])):
             self._sent.append(tree)
             self._forward(tree)
 
     def _has_drafters_tree(self) -> bool:
-        """Whether what was sent for the round, or left over for it, has drafters' nodes."""
+        """Whether the tree at hand for the round has nodes of drafters."""
         return bool(self._sent) and self._sent[-1].source_names != (SOURCE,)
 
     def _on_late_tree(self, source: str, base_length: int, tree: TokenTree) -> None:
-        """Pass a tree on that tokens have been committed after, unless they left it: the verifier re-roots it."""
+        """Forward a late tree unless the committed tokens left it: the verifier re-roots it."""
         if self._serves_one_round or not self._plan.max_nodes:
             self.stale[SAMPLED if self._samples else MISSED if self.synchronous else UNWANTED] += 1
             return
@@ -345,21 +344,21 @@ class Drafting:
             self.stale[LEFT] += 1
             return
         if not self._trees:
-            self._sent.append(labelled(left, source))
+            self._sent.append(left.labelled(source))
         self._send(base_length, tree, self._plan.max_nodes, None)
 
     def on_drafters_changed(self) -> None:
-        """Wait for drafts again, or no longer."""
+        """Replan, and adjust whether the verifier waits."""
         self._replan()
         if self.synchronous and self._trees and not self._sent and len(self._trees) >= len(self._drafters.asked):
-            # They had waited for the one that is gone.
+            # The round only waited for the drafter that is gone.
             self._send_drafted()
         elif self.synchronous:
             self._draft_alone()
         self._sync_linger()
 
     def on_drafter_replaced(self, gone: DrafterClient, other: DrafterClient) -> None:
-        """Have another drafter of the same kind follow the request."""
+        """Move the request to another drafter of the same kind."""
         self._drafters.replace(gone, other)
         self._sync_linger()
 
@@ -372,16 +371,16 @@ class Drafting:
         may_draft = has_drafter or (self.synchronous and self._cache is not None)
         round_context, choice = self._round_context, self._drafters.choice
         if round_context.has_drafter != may_draft or round_context.sources != choice:
-            # Few rounds differ in it from the one before.
+            # Rarely differs from the previous round, so the object is reused.
             round_context = self._round_context = round_context._replace(has_drafter=may_draft, sources=choice)
         self._plan = self._planner.plan(round_context, self.load)
         self._asked = has_drafter and self._plan.max_nodes > 0
         return self._plan
 
     def _sync_linger(self) -> None:
-        """Tell the verifier at once whether to wait; how long exactly, it is told with the next tree."""
+        """Tell the verifier at once whether to wait; the exact linger goes with the next tree."""
         if bool(self._plan.linger_us) != bool(self._told_linger_us):
-            # With the tree that the round has, if any: a draft without one would replace it.
+            # Repeat the round's tree: an empty draft would replace it.
             self._forward(self._sent[-1] if self._sent else EMPTY_TREE)
 
     def _forward(self, tree: TokenTree) -> None:
@@ -390,14 +389,13 @@ class Drafting:
         linger_us = self._plan.linger_us
         changed = linger_us if linger_us != self._told_linger_us else None
         self._told_linger_us = linger_us
-        # What is left over for a round that asks for nothing is verified as far as the last plan went: a budget of 0
-        # would leave that to the verifier.
+        # Without a plan to draft, a leftover tree keeps the last budget: 0 would leave the budget to the verifier.
         self._budget = self._plan.max_nodes or self._budget
         self._send(self._transcript.length, tree, self._budget, changed)
 
 
 def _check_draft(tree: TokenTree, vocab_size: int, *, is_sampled: bool) -> None:
-    """Raise InvalidTreeError: a token is not in the vocabulary, or the tree had to be sampled and is not."""
+    """Raise InvalidTreeError if a token is outside the vocabulary, or a tree that must be sampled is not."""
     named = [tree.token_ids]
     if is_sampled:
         if len(tree) and not tree.distributions:
@@ -407,7 +405,7 @@ def _check_draft(tree: TokenTree, vocab_size: int, *, is_sampled: bool) -> None:
 
 
 def _check_ahead(drafts: Sequence[ExpectedDraft], vocab_size: int) -> None:
-    """Raise InvalidTreeError: a token is not in the vocabulary."""
+    """Raise InvalidTreeError if a token is outside the vocabulary."""
     _check_tokens([draft.token_ids for draft in drafts], vocab_size)
 
 

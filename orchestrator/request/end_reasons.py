@@ -1,4 +1,4 @@
-"""Names of how requests and outputs end, as metrics and traces tell them."""
+"""Names of ends of requests and outputs in metrics and traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.admission.admission import CrowdedOutError, LongWaitError, NoT
 from orchestrator.api.tenant_usage import TenantLimitError
 from orchestrator.request.rounds import Finish
 
-# Why a request was refused, or an output came to no end of its own; the first that fits. Anything else is our fault.
+# Reason of a refusal or failure by error class; the first match counts, anything else is an internal error.
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (QueueFullError, "queue_full"),
     (NoTimeError, "no_time"),
@@ -35,22 +35,22 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
 )
 INTERNAL = "internal"
 FAILURES = tuple(dict.fromkeys([*(reason for _, reason in _REASONS), INTERNAL]))
-# What happens before an output begins, and what cannot.
-_AT_THE_DOOR = ("queue_full", "no_time", "long_wait", "crowded_out", "tenant_limit")
+# Refusals of admission control, which no running output can have.
+_BY_ADMISSION = ("queue_full", "no_time", "long_wait", "crowded_out", "tenant_limit")
 REFUSALS = tuple(reason for reason in FAILURES if reason not in ("verifier_full", "unread"))
 FINISHES = tuple(
     name.removeprefix("FINISH_REASON_").lower()
     for name, number in sampling_pb2.FinishReason.items()
     if number != sampling_pb2.FINISH_REASON_UNSPECIFIED
 )
-ENDS = (*FINISHES, *(reason for reason in FAILURES if reason not in _AT_THE_DOOR))
+ENDS = (*FINISHES, *(reason for reason in FAILURES if reason not in _BY_ADMISSION))
 
 
 def finish_name(finish: Finish) -> str:
-    """Why an output finished, as the API names it."""
+    """Name of a finish reason in the API."""
     return sampling_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a request was refused or an output ended that came to no end of its own, one of FAILURES."""
+    """Reason of a refusal or failure, one of FAILURES."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), INTERNAL)

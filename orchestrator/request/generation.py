@@ -1,9 +1,9 @@
-"""One output, from its opening at the back ends to its last token.
+"""One output, from opening its sequence to its last token.
 
     outcome from the verifier ─▶ drafters, at once ─▶ text and statistics ─▶ client
     tree from a drafter       ─▶ merge, plan, prune ─▶ verifier
 
-Both happen in callbacks of the streams' readers: there is no task and no queue on a round's path.
+Both run in callbacks of the streams' readers: a round's path has no task and no queue.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from orchestrator.request.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
-# A sequence that takes the verifier down each time it is opened must not go on for ever.
+# Bound for a sequence that crashes its verifier each time it is opened.
 MAX_OPENINGS_WITHOUT_OUTCOME = 4
 
 
 class Generation:
-    """Runs one output of a request while it is entered; leaving it frees everything at the verifier and drafters."""
+    """Runs one output while the context is entered; leaving it frees its resources at verifier and drafters."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Generation:
         wake: asyncio.Event,
         trace: OutputTrace | None = None,
     ) -> None:
-        """`wake` is set whenever there is something to take, an error or the finish."""
+        """`wake` is set when there is a delta, an error or the finish."""
         self._request = request
         self._transcript = transcript
         self._output = output
         self._drafting = drafting
         self._verifiers = verifiers
-        # Where it runs, or ran when its verifier was lost.
+        # Sequence at the verifier that runs it, or ran it before it was lost.
         self._place: SequenceHandle | None = None
         self._wake = wake
         self._openings = 0
@@ -63,9 +63,9 @@ class Generation:
         self.error: CoppiceError | None = None
         self.statistics = Statistics(ahead=drafting.ahead.counts)
         self.clock = clock
-        # None where nobody traces, and once the output has ended.
+        # None without tracing, and after the end.
         self._trace = trace
-        # Called once, when the output has ended; everything that it held at the back ends is free by then.
+        # Called once at the end, after its resources at verifier and drafters are freed.
         self.on_ended: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Generation:
@@ -98,20 +98,20 @@ class Generation:
 
     @property
     def planned_nodes(self) -> int:
-        """Nodes that the current round may verify; 0 once the output has ended."""
+        """Node budget of the current round; 0 after the end."""
         return 0 if self.has_ended else self._drafting.planned_nodes
 
     @property
     def stale(self) -> Mapping[str, int]:
-        """Drafts that came when they were of no use any more, by reason."""
+        """Discarded drafts, by reason."""
         return self._drafting.stale
 
     def take(self) -> OutputDelta:
-        """What is new since the last call."""
+        """New text and tokens since the last call."""
         return self._output.take()
 
     def fail(self, error: CoppiceError) -> None:
-        """End the output with an error, unless it has ended already."""
+        """End the output with an error, unless it has ended."""
         if not self.has_ended:
             self.error = error
             self._release()
@@ -121,22 +121,22 @@ class Generation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes, and nothing is held at the back ends."""
+        """Whether it has finished or failed, and holds no resources."""
         return self.finish is not None or self.error is not None
 
     def pause(self) -> None:
-        """Give up its place at the verifier, unless the output has ended; nothing comes until `resume`."""
+        """Close its sequence at the verifier until `resume`, unless the output has ended."""
         if self.has_ended:
             return
         self._verifiers.leave(self)
         if self._place is not None:
             self._place.leave()
             self._place = None
-        # This opening was not lost.
+        # A pause is not a loss.
         self._openings = max(self._openings - 1, 0)
 
     def resume(self) -> None:
-        """Open the sequence anew, with the tokens that it has by now."""
+        """Reopen the sequence with the tokens committed so far."""
         if self.has_ended:
             return
         try:
@@ -145,7 +145,7 @@ class Generation:
             self.fail(error)
 
     def opening(self) -> VerifyOpening | None:
-        """The sequence as it is now; None when it needs no more passes or has failed too often."""
+        """Message to open the sequence in its current state; None if it is complete or was lost too often."""
         if self.finish_if_complete():
             return None
         self._openings += 1
@@ -171,20 +171,20 @@ class Generation:
         )
 
     def finish_if_complete(self) -> bool:
-        """End the output where the tokens that are here already reach its end; whether they do."""
+        """End the output if its committed tokens are already complete; returns whether they are."""
         finish = self._local_finish()
         if finish is not None:
             self._end(finish)
         return finish is not None
 
     def refused(self) -> int:
-        """A verifier has no room, which is no loss of one; returns how many have said so since the last outcome."""
+        """Count a refusal by a full verifier; returns the refusals since the last outcome."""
         self._openings -= 1
         self._refusals += 1
         return self._refusals
 
     def on_opened(self, place: SequenceHandle) -> None:
-        """Drafts may be sent from here on."""
+        """Start sending drafts to the verifier."""
         self._place = place
         self.clock.opened()
         if self._trace is not None:
@@ -192,7 +192,7 @@ class Generation:
         self._drafting.opened(place.draft, place.verifier.address, place.draft_ahead)
 
     def on_outcome(self, outcome: Outcome, load: VerifierLoad) -> None:
-        """Commit a round. The drafters hear of it first: they are what the next round waits for.
+        """Commit a round. Drafters are told first, since the next round waits for them.
 
         Raises:
             CoppiceError: the outcome does not follow the committed tokens.
@@ -221,23 +221,23 @@ class Generation:
             self._trace.round_over(outcome)
 
     def _learn(self, outcome: Outcome, sent: list[TokenTree]) -> None:
-        """Last of all, since nobody waits for what is learned; nor does an output end over it."""
+        """Train the planner, last and guarded: nothing waits for it, and its errors must not end the output."""
         try:
             self._drafting.learn(outcome, sent)
         except Exception:  # a bug of ours costs what would be learned, not the output
-            logger.exception("nothing was learned from a round", extra=of_request(self.request_id))
+            logger.exception("the planner failed to learn from a round", extra=of_request(self.request_id))
 
     def on_finished(self, finish: Finish) -> None:
-        """The verifier has ended the output."""
+        """Finish the output at the verifier's word."""
         self.clock.queue_ms += finish.queue_us / 1000
         self._end(finish)
 
     def on_failed(self, error: CoppiceError) -> None:
-        """The verifier cannot go on."""
+        """Fail the output: the verifier cannot continue."""
         self.fail(error)
 
     def _local_finish(self) -> Finish | None:
-        """The finish that the verifier would send, where the tokens that are here already reach it."""
+        """Finish that the verifier would send, if the committed tokens already reach it."""
         if self._output.stop_match is not None:
             return Finish(sampling_pb2.FINISH_REASON_STOP, self._output.stop_match)
         reason = self._transcript.end()

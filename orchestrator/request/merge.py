@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 
 
-def labelled(tree: TokenTree, source: str) -> TokenTree:
-    """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
-    return tree.labelled(source)
-
-
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """One tree with exactly the paths of all trees.
 
-    A node proposed by several sources keeps all of their names and the highest of their log-probabilities. The first
-    tree's nodes keep their indices, so that indices into it stay valid in the merged tree.
+    A node proposed by several sources keeps all their names and the highest log-probability. Nodes of the first tree
+    keep their indices.
     """
     filled = [tree for tree in trees if len(tree)]
     if len(filled) <= 1:
@@ -35,7 +30,7 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 class _Union:
-    """The growing union of trees over a fixed set of source names."""
+    """Union under construction, over a fixed set of source names."""
 
     def __init__(self, bits: dict[str, int]) -> None:
         self._bits = bits
@@ -47,7 +42,7 @@ class _Union:
 
     def add(self, tree: TokenTree) -> None:
         masks = self._masks(tree)
-        # The root's own place comes last, where its index of -1 finds it.
+        # The root's entry is last, at index -1.
         places = [0] * len(tree) + [ROOT]
         nodes = zip(tree.token_ids, tree.parents, tree.log_probs, masks, strict=True)
         for node, (token, parent, log_prob, mask) in enumerate(nodes):
@@ -65,10 +60,10 @@ class _Union:
             places[node] = here
 
     def _masks(self, tree: TokenTree) -> Sequence[int]:
-        """Who proposed each node, in the union's own bits."""
+        """Source masks of the tree's nodes, in the union's bits."""
         bits = [1 << self._bits[name] for name in tree.source_names]
         if not tree.sources:
             return [sum(bits)] * len(tree)
-        # Few different masks: what one becomes is found once.
+        # Few masks are distinct: each is translated once.
         become = {mask: sum(bit for at, bit in enumerate(bits) if mask >> at & 1) for mask in set(tree.sources)}
         return [become[mask] for mask in tree.sources]

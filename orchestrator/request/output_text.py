@@ -1,4 +1,4 @@
-"""Text and tokens of one output for the client, collected into one delta while the client is slow."""
+"""Text and tokens of one output, collected into one delta while the client is slow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.request.transcript import Transcript
 
 @dataclass(frozen=True)
 class OutputDelta:
-    """What is new since the last delta."""
+    """New text and tokens since the last delta."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    # One per token, when asked for.
+    # One per token, if requested.
     log_probs: tuple[TokenLogProbs, ...] = ()
 
     def __bool__(self) -> bool:
@@ -26,10 +26,10 @@ class OutputDelta:
 
 
 class Output:
-    """The output of one request, after what an interrupted call has delivered of it already.
+    """Output of one request, after the part that an interrupted call has already delivered.
 
-    However many outcomes arrive before the client takes a delta, only one delta is kept, so that a slow client costs
-    no more than its own output.
+    Outcomes that arrive before the client reads are collected in one delta, so a slow client costs no more memory than
+    its own output.
     """
 
     def __init__(
@@ -48,27 +48,27 @@ class Output:
         self._log_probs: list[TokenLogProbs] = []
         self._undecoded: list[int] = []
         self._decode(transcript.tokens[transcript.num_prompt :])
-        # All of it was delivered by the interrupted call; what is held back of it was not, and stays held.
+        # The interrupted call delivered this text; the part held back by the matcher or detokenizer was not.
         self._text.clear()
 
     @property
     def stop_match(self) -> str | None:
-        """The stop string that the text has reached."""
+        """Stop string that the text has reached, if any."""
         self._catch_up()
         return self._matcher.match
 
     def last_token_text(self) -> str:
-        """Text of the last token alone, which the output leaves out when it is a stop token."""
+        """Text of the last token, which is not in the output if it is a stop token."""
         return self._tokenizer.token_text(self._transcript.tokens[-1])
 
     def push(self, token_ids: Sequence[int], log_probs: Sequence[TokenLogProbs] = ()) -> None:
-        """Add tokens that were just committed. Their text waits until somebody asks: the next round must not."""
+        """Add committed tokens. They are decoded on demand, off the next round's critical path."""
         self._token_ids.extend(token_ids)
         self._log_probs.extend(log_probs)
         self._undecoded.extend(token_ids)
 
     def finish(self) -> None:
-        """Let go of text that was held back, unless a stop string has ended it."""
+        """Release text that was held back, unless a stop string ended the output."""
         self._catch_up()
         if not self._decodes:
             return
@@ -78,7 +78,7 @@ class Output:
             self._show(self._matcher.flush())
 
     def take(self) -> OutputDelta:
-        """Everything since the last take."""
+        """Text and tokens since the last call."""
         self._catch_up()
         delta = OutputDelta("".join(self._text), tuple(self._token_ids), tuple(self._log_probs))
         self._text.clear()
@@ -93,8 +93,8 @@ class Output:
     def _decode(self, token_ids: Sequence[int]) -> None:
         if not self._decodes:
             return
-        # One by one: how much text a prefix of the tokens shows must not depend on how rounds grouped them, or a
-        # resumed call would lose or repeat some.
+        # One by one: the text shown for a prefix must not depend on the grouping into rounds, or a resumed call would
+        # lose or repeat some.
         for token in token_ids:
             if not self._transcript.is_stop(token):
                 index = self._num_decoded

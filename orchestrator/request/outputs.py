@@ -1,7 +1,7 @@
-"""The outputs of one request, side by side, as one stream of messages.
+"""Concurrent outputs of one request, as one stream of messages.
 
-Every output is a generation of its own, with its own seed. Generations run in callbacks of the streams' readers, so
-that they need no task each: one event tells that some output has news.
+Each output is a generation with its own seed. Generations run in callbacks of the streams' readers and need no tasks;
+one event signals news of any of them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from orchestrator.request.responses import Responses
 
 @dataclass(frozen=True)
 class OneOutput:
-    """An output and the messages that tell of it."""
+    """An output and its message builder."""
 
     generation: Generation
     responses: Responses
 
 
 class Outputs:
-    """Runs a request's outputs while it is entered; leaving it frees everything that they hold.
+    """Runs a request's outputs while the context is entered; leaving it frees their resources.
 
-    All share the event `wake`. With `first_alone` the others begin once the first has its first token: the prompt is in
-    the verifier's cache then, and is not computed once for each.
+    All share the event `wake`. With `first_alone` the others start after the first output's first token, when the
+    prompt is in the verifier's prefix cache, so it is computed once.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Outputs:
         for output in self._outputs:
             output.generation.on_ended = self._output_ended
         self._is_paused = False
-        # Messages that were taken, and whether one waits to be.
+        # Messages taken so far, and whether one is waiting to be taken.
         self._num_taken = 0
         self._is_offered = False
         self._wake = wake
@@ -67,7 +67,7 @@ class Outputs:
 
     @property
     def generations(self) -> tuple[Generation, ...]:
-        """Every output's, those that have not begun among them."""
+        """Generations of all outputs, started or not."""
         return tuple(output.generation for output in self._outputs)
 
     @property
@@ -82,27 +82,27 @@ class Outputs:
 
     @property
     def offered(self) -> int | None:
-        """The number of the message that waits to be taken; None where none does."""
+        """Index of the message waiting to be taken; None if none is."""
         return self._num_taken if self._is_offered else None
 
     def pause(self) -> None:
-        """Give up all places at the verifier; what is there is delivered, and nothing more comes until `resume`."""
+        """Close all sequences at the verifier; pending text is delivered, and no more comes until `resume`."""
         self._is_paused = True
         for output in self._begun:
             output.generation.pause()
 
     def resume(self) -> None:
-        """Go on with every output that has begun and has not ended."""
+        """Resume every output that has started and has not ended."""
         self._is_paused = False
         for output in self._begun:
             output.generation.resume()
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Every output's messages as they come, until all outputs have ended.
+        """Messages of all outputs as they come, until all have ended.
 
         Raises:
-            CoppiceError: an output failed; everything that it had before has been delivered.
+            CoppiceError: an output failed; its earlier messages have been delivered.
         """
         unfinished = list(self._outputs)
         while unfinished:
@@ -125,7 +125,7 @@ class Outputs:
                     raise generation.error
 
     def fail(self, error: CoppiceError) -> None:
-        """End every output that has not ended yet with an error; none begins any more."""
+        """Fail every output that has not ended; none starts any more."""
         self._waiting = []
         for output in self._outputs:
             output.generation.fail(error)
@@ -144,7 +144,7 @@ class Outputs:
 
     def _begin_waiting(self) -> None:
         first = self._outputs[0].generation
-        # It may end without a token: a grammar may allow nothing but the empty text.
+        # The first may finish without a token: a grammar may only allow the empty text.
         if self._waiting and not self._is_paused and (first.num_generated or first.finish is not None):
             waiting, self._waiting = self._waiting, []
             for output in waiting:

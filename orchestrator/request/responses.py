@@ -1,4 +1,4 @@
-"""An output's results as messages of the public API."""
+"""Messages of the public API for an output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.request.statistics import OutputClock, Statistics
 
 
 class Responses:
-    """Builds one output's messages; the first carries the id and the seed."""
+    """Builds one output's messages; the first one has the id and the seed."""
 
     def __init__(self, request: GenerationRequest, output_index: int) -> None:
         self._request = request
@@ -20,20 +20,20 @@ class Responses:
         self._is_first = True
 
     def delta(self, delta: OutputDelta) -> inference_pb2.GenerateResponse | None:
-        """A message with what is new and wanted; None when that is nothing."""
+        """Message for a delta; None if it has nothing that the client wants."""
         if not self._request.want_token_ids and not delta.text and not delta.log_probs:
             return None
         return self._message(delta)
 
     def last(self, generation: Generation, finish: Finish) -> inference_pb2.GenerateResponse:
-        """The message that ends the output."""
+        """Message that ends the output."""
         message = self._message(generation.take())
         message.finished.reason = finish.reason
         if finish.stop_match is not None:
             message.finished.stop_match = finish.stop_match
         message.usage.prompt_tokens = len(self._request.prompt_ids)
         message.usage.completion_tokens = generation.num_generated
-        # Of a call that goes on after another, output of the earlier one may be among what was cached.
+        # A resumed call may also find the earlier call's output cached.
         message.usage.cached_prompt_tokens = min(finish.cached_tokens, len(self._request.prompt_ids))
         message.speculation.CopyFrom(_speculation(generation.statistics))
         message.timing.CopyFrom(_timing(generation.statistics, generation.clock))

@@ -1,4 +1,4 @@
-"""The messages between a request and its back ends, in our own types."""
+"""Messages between a request and its verifier and drafters, in our own types."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from coppice.v1 import sampling_pb2, tree_pb2
 
-# The source of the target's own drafts, as the verifier names it.
+# Source name of in-pass re-drafts at the verifier.
 REDRAFT = "redraft"
 
 
 @dataclass(frozen=True)
 class VerifyOpening:
-    """A sequence as the verifier is asked to run it: from its beginning, or on from where it was."""
+    """Sequence to open at the verifier: new or resumed."""
 
     token_ids: tuple[int, ...]
     resumed_tokens: int
@@ -26,21 +26,21 @@ class VerifyOpening:
     exactness: sampling_pb2.Exactness
     linger_us: int
     priority: int
-    # Numbers of the committed tokens' features that drafters take; 0 where none takes any.
+    # Feature size that drafters need, in numbers per token; 0 if none needs any.
     feature_size: int
     cache_salt: str
     top_log_probs: int | None
     request_id: str = ""
-    # The span that it belongs to; empty where nobody traces.
+    # Trace context; empty without tracing.
     traceparent: str = ""
     synchronous: bool = False
-    # Most nodes of the target's own drafts; 0 for none.
+    # Most nodes of in-pass re-drafts; 0 for none.
     max_redraft_nodes: int = 0
 
 
 @dataclass(frozen=True)
 class DraftOpening:
-    """A sequence as a drafter is asked to follow it."""
+    """Sequence to open at a drafter."""
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -49,7 +49,7 @@ class DraftOpening:
     row_multiple: int = 1
     request_id: str = ""
     cache_salt: str = ""
-    # The span that it belongs to; empty where nobody traces.
+    # Trace context; empty without tracing.
     traceparent: str = ""
     synchronous: bool = False
     denoising: Denoising = LEFT_TO_DRAFTER
@@ -57,7 +57,7 @@ class DraftOpening:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round's result, fields as in `verifier.proto`."""
+    """Result of one round; fields as in `verifier.proto`."""
 
     base_length: int
     token_ids: tuple[int, ...]
@@ -70,26 +70,26 @@ class Outcome:
     pass_us: int
     linger_us: int
     stale_drafts: int
-    # One per token, when asked for.
+    # One per token, if requested.
     log_probs: tuple[TokenLogProbs, ...] = ()
     near_ties: int = 0
     draft_origin: tree_pb2.DraftOrigin = tree_pb2.DRAFT_ORIGIN_UNSPECIFIED
     bubble_us: int = 0
-    # The target's own draft for the next round, of `redraft_nodes` nodes.
+    # In-pass re-draft for the next round, of `redraft_nodes` nodes.
     redraft: TokenTree = EMPTY_TREE
 
     @property
     def had_fresh_draft(self) -> bool:
-        """Whether the round began with a draft that was made for it."""
+        """Whether the round started with a draft that was made for it."""
         return self.draft_origin == tree_pb2.DRAFT_ORIGIN_FRESH
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Why an output ended."""
+    """Finish reason of an output."""
 
     reason: sampling_pb2.FinishReason
     stop_match: str | None = None
     queue_us: int = 0
-    # Prompt tokens that the verifier did not compute anew.
+    # Prompt tokens found in the verifier's prefix cache.
     cached_tokens: int = 0

@@ -1,4 +1,4 @@
-"""A request's statistics of its rounds."""
+"""Statistics of a request's rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SourceTotals:
-    """Nodes of one source that were verified, and accepted."""
+    """Verified and accepted nodes of one source."""
 
     proposed: int = 0
     accepted: int = 0
@@ -26,7 +26,7 @@ class SourceTotals:
 
 @dataclass
 class OriginTotals:
-    """Rounds whose draft was made at one time, its nodes, and those accepted."""
+    """Rounds by origin of their draft, with its nodes and the accepted ones."""
 
     rounds: int = 0
     draft_tokens: int = 0
@@ -35,7 +35,7 @@ class OriginTotals:
 
 @dataclass
 class PassCounts:
-    """Passes of one size."""
+    """Forward passes of one size in rows."""
 
     count: int = 0
     total_us: int = 0
@@ -43,7 +43,7 @@ class PassCounts:
 
 @dataclass
 class Statistics:
-    """Counts of one request, fields as in SpeculationStats and Timing of `inference.proto`."""
+    """Counts of one request; fields as in SpeculationStats and Timing of `inference.proto`."""
 
     rounds: int = 0
     draft_tokens: int = 0
@@ -62,7 +62,7 @@ class Statistics:
     ahead: AheadCounts = field(default_factory=AheadCounts)
 
     def record(self, outcome: Outcome, sent: Sequence[TokenTree]) -> None:
-        """Count a round; `sent` are the trees sent for it, in order, of which the verifier took one or none."""
+        """Count a round; `sent` are the trees sent for it, in order, of which the verifier took at most one."""
         self.rounds += bool(outcome.token_ids)
         self.draft_tokens += outcome.draft_nodes
         self.accepted_tokens += outcome.num_accepted
@@ -85,7 +85,7 @@ class Statistics:
             self._attribute(outcome, verified_tree(sent, outcome.draft_nodes))
 
     def add(self, other: Statistics) -> None:
-        """Add the counts of another output; those of passes, which outputs share, are left out."""
+        """Add the counts of another output, except those of passes, which outputs share."""
         self.rounds += other.rounds
         self.draft_tokens += other.draft_tokens
         self.accepted_tokens += other.accepted_tokens
@@ -135,9 +135,9 @@ class Statistics:
 
 
 class OutputClock:
-    """When things happened to an output, in milliseconds from its request's arrival at `arrival_s`.
+    """Timestamps of an output in milliseconds since its request's arrival at `arrival_s` (monotonic seconds).
 
-    `waited_s` of these it had to wait at the door.
+    `waited_s` are the seconds it waited for admission.
     """
 
     def __init__(
@@ -147,38 +147,38 @@ class OutputClock:
         latencies: Latencies | None = None,
         on_tokens: Callable[[], None] = lambda: None,
     ) -> None:
-        """`latencies` keeps times between tokens; `on_tokens` is called after each round that has committed some."""
+        """`latencies` observes times between rounds; `on_tokens` is called after each round with tokens."""
         self._on_tokens = on_tokens
         self._arrival_s = arrival_s
         self._latencies = latencies
         self._last_s = 0.0
         self.ttft_ms = 0.0
         self.queue_ms = self.door_ms = waited_s * 1000
-        # When a verifier was asked for the first token, and how long the pass took that brought it.
+        # When the sequence was first opened at a verifier, and the duration of the pass with the first token.
         self.opened_ms = 0.0
         self.first_pass_ms = 0.0
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first token came, as a reading of the monotonic clock."""
+        """Monotonic time of the first token, in seconds."""
         return self._arrival_s + self.ttft_ms / 1000 if self.ttft_ms else None
 
     def elapsed_ms(self) -> float:
-        """Time since the arrival."""
+        """Milliseconds since the arrival."""
         return (time.monotonic() - self._arrival_s) * 1000
 
     @property
     def prompt_ms(self) -> float:
-        """From when the verifier began with the prompt to the first token, once the verifier has told all."""
+        """Milliseconds from the start of prefill to the first token; final once the verifier has sent its finish."""
         return max(self.ttft_ms - self.opened_ms - (self.queue_ms - self.door_ms), 0.0)
 
     def opened(self) -> None:
-        """A verifier was given the output: the first, or another that begins again."""
+        """Note that a verifier was sent the sequence, for the first time or again."""
         if not self.ttft_ms:
             self.opened_ms = self.elapsed_ms()
 
     def tokens_came(self, pass_us: int = 0) -> None:
-        """A round has committed tokens, by a pass of so many microseconds."""
+        """Note a round's tokens and the microseconds of its pass."""
         latencies = self._latencies
         if not self.ttft_ms:
             self.ttft_ms = self.elapsed_ms()
@@ -194,7 +194,7 @@ class OutputClock:
 
 
 def verified_tree(sent: Sequence[TokenTree], draft_nodes: int) -> TokenTree:
-    """The tree that the verifier took: it may have started before the last was there, and cuts to its budget."""
+    """Tree that the verifier took: the latest with `draft_nodes` nodes, or else the latest larger one, pruned."""
     latest = tuple(reversed(sent))
     exact = next((tree for tree in latest if len(tree) == draft_nodes), None)
     return exact or next((tree for tree in latest if len(tree) > draft_nodes), sent[-1]).prune(draft_nodes)

@@ -1,12 +1,12 @@
-"""One request as spans: the call, its phases, and each of its outputs. Attributes are named as in docs/traces.md.
+"""One request as spans: the call, its phases, and each of its outputs. Attributes: docs/traces.md.
 
     text_completion ─┬─ tokenize
-                     ├─ queue              where it had to wait
+                     ├─ queue              if it had to wait
                      └─ output, one each ─┬─ prompt, decode
-                                          ├─ round …            of the share TRACE_ROUNDS of requests
+                                          ├─ round …            for the fraction TRACE_ROUNDS of requests
                                           └─ verify, draft      by verifier and drafters
 
-Rounds cost nothing unless they are spans: everything else is told by what an output counts anyway, when it ends.
+Without round spans a round costs nothing: all attributes come from counts that exist anyway, at the output's end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from orchestrator.request.end_reasons import finish_name, reason_of
 from orchestrator.request.rounds import Finish, Outcome
 from orchestrator.request.statistics import OutputClock, Statistics
 
-# Ends that are no fault of the client's and none of its wishes.
+# Failures that are neither the client's mistake nor its wish.
 _FAULTS = frozenset({"deadline", "unavailable", "internal"})
 
 
 class RequestTrace:
-    """One call of Generate while it is entered. Without `tracing` it does nothing."""
+    """Trace of one call of Generate. Without `tracing` it does nothing."""
 
     def __init__(self, tracing: Tracing | None, metadata: Sequence[tuple[str, Any]] | None, arrival_s: float) -> None:
         self._tracing = tracing
@@ -46,19 +46,19 @@ class RequestTrace:
         return self
 
     def validated(self, request: GenerationRequest, model: str, num_outputs: int) -> None:
-        """The request is known, and its prompt tokenized."""
+        """Add the tokenize span and the request's attributes."""
         if self._span is not None:
             self._validated_s = time.monotonic()
             self._span.phase("tokenize", self._arrival_s, self._validated_s)
             self._attributes = _request_attributes(request, model, num_outputs)
 
     def admitted(self, started_s: float | None) -> None:
-        """The request has had its places since `started_s`; for these it waited while it was read, too."""
+        """Add the queue span, if the places came (at `started_s`) after validation."""
         if self._span is not None and started_s is not None and started_s > self._validated_s:
             self._span.phase("queue", self._validated_s, started_s)
 
     def output(self, index: int) -> OutputTrace | None:
-        """The trace of one of its outputs, which has not begun."""
+        """Trace of an output that has not started."""
         if self._tracing is None or self._span is None:
             return None
         output = OutputTrace(self._tracing, self._span.traceparent, index, shows_rounds=self._shows_rounds)
@@ -81,7 +81,7 @@ class RequestTrace:
 
 
 class OutputTrace:
-    """One output, from its opening at the back ends to its end."""
+    """Trace of one output, from opening its sequence to its end."""
 
     def __init__(self, tracing: Tracing, parent: str, index: int, *, shows_rounds: bool) -> None:
         self._tracer = tracing.tracer
@@ -90,23 +90,23 @@ class OutputTrace:
         self._shows_rounds = shows_rounds
         self._span: Span | None = None
         self._began_s = self._round_s = 0.0
-        # Known at its end: tokens, and why it finished; empty where it did not.
+        # Set at the end: tokens, and the finish reason; empty if it did not finish.
         self.num_tokens = 0
         self.reason = ""
 
     def begin(self) -> str:
-        """It begins now; returns what the spans of its sequences belong to."""
+        """Start the span; returns its trace context for the verifier's and drafters' spans."""
         self._began_s = self._round_s = time.monotonic()
         self._span = self._tracer.begin("output", self._parent, start_s=self._began_s)
         return self._span.traceparent
 
     def opened(self, address: str) -> None:
-        """A verifier has the sequence: the first, or another after that was lost."""
+        """Add an event: a verifier was sent the sequence, for the first time or after a loss."""
         if self._span is not None:
             self._span.event("opened", {"server.address": address})
 
     def round_over(self, outcome: Outcome) -> None:
-        """A round is over."""
+        """Add the round's span."""
         if self._shows_rounds and self._span is not None:
             began_s, self._round_s = self._round_s, time.monotonic()
             self._span.phase("round", began_s, self._round_s, _round_attributes(outcome))
@@ -119,7 +119,7 @@ class OutputTrace:
         finish: Finish | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """It has finished, has failed with `error`, or was left."""
+        """End the span: it finished, failed with `error`, or was abandoned."""
         span, self._span = self._span, None
         if span is None:
             return
@@ -152,7 +152,7 @@ def _request_attributes(
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k or None,
         "gen_ai.request.max_tokens": request.stopping.max_tokens,
-        # Seeds have 64 bits without a sign, one more than attributes.
+        # Seeds are unsigned 64-bit, attributes signed.
         "gen_ai.request.seed": sampling.seed if sampling.seed < 1 << 63 else str(sampling.seed),
         "gen_ai.usage.input_tokens": len(request.prompt_ids),
         "coppice.speculates": request.speculates,

@@ -1,4 +1,4 @@
-"""The tokens of one request, and whether they have come to an end."""
+"""Tokens of one request, and its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Transcript:
 
     @property
     def num_output(self) -> int:
-        """Tokens after the prompt, by this call and by interrupted ones before it."""
+        """Tokens after the prompt, by this call and the interrupted ones it resumes."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -45,7 +45,7 @@ class Transcript:
 
     @property
     def room(self) -> int:
-        """Tokens that may still come."""
+        """Tokens left until the limit."""
         return self._max_length - len(self.tokens)
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -53,11 +53,11 @@ class Transcript:
         self.tokens.extend(token_ids)
 
     def is_stop(self, token_id: int) -> bool:
-        """Whether a token ends the output, and so is not part of its text."""
+        """Whether a token ends the output and is left out of its text."""
         return token_id in self._stops or token_id in self._eos
 
     def end(self) -> sampling_pb2.FinishReason | None:
-        """Why the output is over by its tokens alone; None while it is not, or when only its text could tell."""
+        """Finish reason by tokens; None before the end, or if only the text decides."""
         if self.num_output and self.tokens[-1] in self._eos:
             return sampling_pb2.FINISH_REASON_EOS
         if self.num_output and self.tokens[-1] in self._stops:

@@ -80,7 +80,7 @@ async def test_nobody_waits_for_longer_than_requests_may(start_fakes: StartFakes
     settings = {"max_requests": 1, "max_queue_wait_s": 0.1, "max_token_ms": 50.0}
     async with start_fakes(FakeVerifier(pass_s=0.005), **settings) as (client, orchestrator):
         running = await begin(client)
-        with pytest.raises(RequestFailedError, match=r"had no place within 0\.1 s; 1 requests are running") as caught:
+        with pytest.raises(RequestFailedError, match=r"had no place within 0\.1 s; 1 running") as caught:
             await client.generate(PROMPT, ENDLESS)
         assert caught.value.code == EXHAUSTED
         assert caught.value.retry_after_s

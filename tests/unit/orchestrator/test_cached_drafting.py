@@ -18,7 +18,6 @@ from orchestrator.prefix_cache.recall import OnRecalled, Recall
 from orchestrator.prefix_cache.store import CacheCounts, MemoryStore
 from orchestrator.prefix_cache.values import PrefixStatistics
 from orchestrator.request.drafting import BUDGETS_SENT, Drafting
-from orchestrator.request.merge import labelled
 from orchestrator.request.statistics import Statistics
 from orchestrator.request.transcript import Transcript
 from tests.unit.orchestrator.request.test_drafting import VOCAB, outcome
@@ -235,7 +234,7 @@ def test_the_caches_nodes_join_the_drafters_tree_in_the_same_message() -> None:
 
 def test_a_tree_to_which_the_cache_adds_nothing_stays_as_it_is() -> None:
     one = Cached(drafter=True)
-    drafted = labelled(chain([1, 2, 3, 4, 5, 6] * 4, [-0.01] * 24), "small-lm")
+    drafted = chain([1, 2, 3, 4, 5, 6] * 4, [-0.01] * 24).labelled("small-lm")
     one.drafting.on_tree("small-lm", 24, (), drafted)
     assert one.sent[-1][1] == drafted
 

@@ -144,7 +144,7 @@ def test_a_request_that_cannot_make_its_deadline_is_refused_at_once_and_one_that
     # Three places of four half seconds.
     assert caught.value.retry_after_s == pytest.approx(1.5, rel=0.2)
     # Five tokens more take a quarter of a second more than one.
-    with pytest.raises(OverloadedError, match=r"would take 1\.25 s"):
+    with pytest.raises(OverloadedError, match=r"needs 1\.25 s"):
         enter(admission, time_left_s=1.2, tokens=5)
     enter(admission, time_left_s=1.2)
     assert admission.num_waiting == 3

@@ -174,5 +174,5 @@ async def test_a_message_that_cannot_be_read_ends_the_stream_and_another_is_open
         assert owner.stream.num_lost == 1
         # The peer is not refused for good, and it is no error of ours.
         assert owner.stream.refusal is None
-    assert "it sent what is no message" in caplog.text
+    assert "it sent an unreadable message" in caplog.text
     assert "Traceback" not in caplog.text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from orchestrator.planner.adaptive import AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundContext, RoundPlan, VerifierLoad
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 
 PASS_S = 0.0026
@@ -131,5 +131,5 @@ class SharedCores:
             right = self.drafters[name].right
             num_right = next((depth for depth in range(DEPTH) if self._random.random() >= right), DEPTH)
             tokens = [*range(1, num_right + 1), *range(1000 + num_right, 1000 + DEPTH)]
-            trees.append(labelled(chain(tokens, [math.log(right)] * DEPTH), name))
+            trees.append(chain(tokens, [math.log(right)] * DEPTH).labelled(name))
         return [one.request.select(merge(trees).prune(one.plan.max_nodes))]

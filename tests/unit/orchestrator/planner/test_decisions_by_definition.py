@@ -12,7 +12,7 @@ from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import RoundContext, RoundPlan
 from orchestrator.planner.draft_plans import CLEARLY, SPARE_NODES, STEPS_PER_GAIN, DraftPlans, PlanSnapshot
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 
 MAX_NODES, LINGER_US = 24, 40_000
@@ -32,8 +32,8 @@ def random_draft(rng: random.Random) -> TokenTree:
             tuple(drafted.log_probs[node] for node in order),
         )
     if rng.random() < 0.5:
-        return labelled(drafted, "a")
-    return merge([labelled(drafted, "a"), labelled(best_first_tree(rng, rng.randrange(1, 8)), "b")])
+        return drafted.labelled("a")
+    return merge([drafted.labelled("a"), best_first_tree(rng, rng.randrange(1, 8)).labelled("b")])
 
 
 def by_definition(planner: AdaptivePlanner, one: AdaptiveRequest, tree: TokenTree) -> TokenTree:

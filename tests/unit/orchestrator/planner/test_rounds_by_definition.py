@@ -14,7 +14,7 @@ from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.adaptive import FLOOR_SHARE, AdaptivePlanner, AdaptiveRequest
 from orchestrator.planner.base import UNKNOWN_LOAD, RoundContext, RoundPlan, VerifierLoad
 from orchestrator.planner.draft_plans import CLEARLY, DraftPlans
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 
 MAX_NODES, LINGER_US = 16, 40_000
@@ -120,9 +120,9 @@ def test_plans_and_cuts_of_random_rounds_are_those_of_the_definition(
     rng = random.Random(seed)
     now_s = 0.0
     quick, plain = AdaptivePlanner(MAX_NODES, LINGER_US, clock=lambda: now_s), PlainPlanner(lambda: now_s)
-    drafts = [labelled(best_first_tree(rng, rng.randrange(4, MAX_NODES + 1)), "a") for _ in range(48)]
+    drafts = [best_first_tree(rng, rng.randrange(4, MAX_NODES + 1)).labelled("a") for _ in range(48)]
     # The first of them are merged with others, so that nodes of these trees come in no order.
-    drafts[:8] = [merge([one, labelled(best_first_tree(rng, 3), "b")]) for one in drafts[:8]]
+    drafts[:8] = [merge([one, best_first_tree(rng, 3).labelled("b")]) for one in drafts[:8]]
     running = [Twins(quick, plain, rng) for _ in range(num_requests)]
     seen: Counter[str] = Counter()
     for number in range(num_passes):

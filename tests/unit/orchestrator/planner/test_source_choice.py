@@ -21,7 +21,7 @@ from orchestrator.planner.source_choice import (
     SourceChoice,
 )
 from orchestrator.planner.source_comparison import FIRST_BETWEEN
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 
 SLOW_S, PASS_S = 0.004, 0.01
 
@@ -79,7 +79,7 @@ class Rounds:
     def _tree(self, name: str) -> TokenTree:
         right = max(0, round(self._random.gauss(self.qualities[name].right, 1.2)))
         # What comes behind it is wrong.
-        return labelled(chain([*range(right), 99]), name)
+        return chain([*range(right), 99]).labelled(name)
 
 
 GOOD, BETTER = Quality(2.0), Quality(3.0)
@@ -106,7 +106,7 @@ def test_a_silent_source_is_tried_only(num_requests: int) -> None:
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_of_two_that_say_the_same_the_one_that_costs_less_stays(num_requests: int) -> None:
     one = Rounds({"slow": Quality(2.0, SLOW_S), "quick": Quality(2.0)}, num_requests)
-    one._tree = lambda name: labelled(chain(range(2)), name)  # type: ignore[method-assign]
+    one._tree = lambda name: chain(range(2)).labelled(name)  # type: ignore[method-assign]
     one.run(400)
     shares = one.run(600)
     assert shares["quick"] == 1.0
@@ -186,7 +186,7 @@ def test_what_is_tried_in_vain_is_another_source_each_time_and_every_other_time_
 
 def test_sources_are_compared_anew_when_rounds_have_quite_other_tokens() -> None:
     one = Rounds({"first": Quality(3.0, SLOW_S), "second": Quality(2.0, SLOW_S)}, 1)
-    one._tree = lambda name: labelled(chain(range(round(one.qualities[name].right))), name)  # type: ignore[method-assign]
+    one._tree = lambda name: chain(range(round(one.qualities[name].right))).labelled(name)  # type: ignore[method-assign]
     one.run(FIRST_BETWEEN // 2)
     assert one.choice.left_out(2, ("first", "second")) == {"second"}
     one.qualities["first"] = Quality(1.0, SLOW_S)

@@ -10,13 +10,13 @@ import pytest
 
 from coppice.core.tree import TokenTree, chain
 from orchestrator.planner.value_model import DEEPEST, FEWEST_IN_ORDER, ValueModel
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 
 
 def drafts(model: ValueModel, source: str, promised: float, true: float, rounds: int, depth: int = 3) -> None:
     """Rounds of a chain whose every node is promised with one probability and right with another."""
     rng = random.Random(7)
-    tree = labelled(chain(range(1, depth + 1), [math.log(promised)] * depth), source)
+    tree = chain(range(1, depth + 1), [math.log(promised)] * depth).labelled(source)
     for _ in range(rounds):
         accepted = 0
         while accepted < depth and rng.random() < true:
@@ -28,7 +28,7 @@ def drafts(model: ValueModel, source: str, promised: float, true: float, rounds:
 def test_path_probabilities_become_what_was_accepted_at_their_depth(promised: float, true: float) -> None:
     model = ValueModel()
     drafts(model, "a", promised, true, rounds=1000)
-    values = [math.exp(log) for log in model.path_logs(labelled(chain([5, 6], [math.log(promised)] * 2), "a"))]
+    values = [math.exp(log) for log in model.path_logs(chain([5, 6], [math.log(promised)] * 2).labelled("a"))]
     assert values[0] == pytest.approx(true, rel=0.12)
     # Worth never rises above the parent's correction, so that what is worth its row is always a tree.
     assert values[1] == pytest.approx(min(true**2, promised * values[0]), rel=0.15)
@@ -38,7 +38,7 @@ def test_every_source_has_a_correction_of_its_own_and_a_shared_node_the_best_of_
     model = ValueModel()
     drafts(model, "liar", 0.9, 0.1, rounds=400)
     drafts(model, "honest", 0.5, 0.5, rounds=400)
-    both = merge([labelled(chain([1, 2], [-0.1, -0.1]), "liar"), labelled(chain([1, 3], [-0.6, -0.6]), "honest")])
+    both = merge([chain([1, 2], [-0.1, -0.1]).labelled("liar"), chain([1, 3], [-0.6, -0.6]).labelled("honest")])
     shared, lied, honest = model.path_logs(both)
     assert math.exp(shared) == pytest.approx(math.exp(-0.1), rel=0.15)
     assert lied < honest
@@ -54,7 +54,7 @@ def test_what_is_worth_its_row_is_always_a_tree(seed: int) -> None:
         size = rng.randrange(1, 40)
         parents = tuple(rng.randrange(max(-1, node - 3), node) for node in range(size))
         tree = TokenTree(tuple(range(size)), parents, tuple(-rng.random() for _ in range(size)), ("a",))
-        tree = labelled(tree, rng.choice("ab"))
+        tree = tree.labelled(rng.choice("ab"))
         path = tree.path(rng.randrange(size))
         model.learn(tree, [tree.token_ids[node] for node in path])
         trees.append(tree)
@@ -70,7 +70,7 @@ def test_nodes_at_hand_are_counted_per_tree_from_the_likeliest_down() -> None:
     model = ValueModel()
     assert not model.nodes_at_hand()
     for _ in range(200):
-        model.note(labelled(chain([1, 2, 3], [math.log(0.9), math.log(0.5), -9.0]), "a"))
+        model.note(chain([1, 2, 3], [math.log(0.9), math.log(0.5), -9.0]).labelled("a"))
     nodes = model.nodes_at_hand()
     assert [value for value, _ in nodes] == sorted((value for value, _ in nodes), reverse=True)
     assert sum(count for _, count in nodes) == pytest.approx(2)
@@ -79,7 +79,7 @@ def test_nodes_at_hand_are_counted_per_tree_from_the_likeliest_down() -> None:
 
 def test_nodes_deeper_than_the_deepest_that_is_told_apart_are_learned_with_it() -> None:
     model = ValueModel()
-    tree = labelled(chain(range(DEEPEST + 20), [-0.01] * (DEEPEST + 20)), "a")
+    tree = chain(range(DEEPEST + 20), [-0.01] * (DEEPEST + 20)).labelled("a")
     for _ in range(200):
         model.learn(tree, ())
     logs = model.path_logs(tree)

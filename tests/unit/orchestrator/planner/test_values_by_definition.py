@@ -12,7 +12,7 @@ import pytest
 from coppice.core.tree import ROOT, TokenTree
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from orchestrator.planner.value_model import DEEPEST, ValueModel
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 
 FADE, PRIOR = 1 - 1 / 256, 4.0
 LOWEST, HIGHEST = -3.0, 0.7
@@ -58,10 +58,10 @@ class SlowValues:
 
 def random_draft(rng: random.Random) -> TokenTree:
     """A tree of one source or of two."""
-    drafted = labelled(best_first_tree(rng, rng.randrange(1, 24)), rng.choice(["a", "b"]))
+    drafted = best_first_tree(rng, rng.randrange(1, 24)).labelled(rng.choice(["a", "b"]))
     if rng.random() < 0.5:
         return drafted
-    return merge([drafted, labelled(best_first_tree(rng, rng.randrange(1, 8)), "c")])
+    return merge([drafted, best_first_tree(rng, rng.randrange(1, 8)).labelled("c")])
 
 
 @pytest.mark.parametrize("seed", range(4))

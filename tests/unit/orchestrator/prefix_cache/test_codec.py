@@ -17,15 +17,9 @@ from orchestrator.prefix_cache.codec import (
     encode_statistics,
 )
 from orchestrator.prefix_cache.values import Continuations, InvalidValueError, PrefixStatistics
-from orchestrator.request.statistics import SourceTotals
 
 PATHS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=70), max_size=8)
 COUNTS = st.integers(0, 2**30)
-SOURCES = st.dictionaries(
-    st.text(st.characters(codec="utf-8"), min_size=1, max_size=16),
-    st.tuples(COUNTS, COUNTS).map(lambda pair: SourceTotals(max(pair), min(pair))),
-    max_size=5,
-)
 
 
 def grown(paths: list[list[int]]) -> Continuations:
@@ -42,11 +36,10 @@ def test_continuations_come_back_as_they_were(paths: list[list[int]]) -> None:
     assert decode_continuations(encode_continuations(tree)) == tree
 
 
-@given(st.tuples(*[COUNTS] * 6), SOURCES)
+@given(st.tuples(*[COUNTS] * 6))
 @settings(max_examples=100, deadline=None)
-def test_statistics_come_back_as_they_were(counts: tuple[int, ...], sources: dict[str, SourceTotals]) -> None:
-    rounds, tokens, hits, milli, asked, gain = counts
-    statistics = PrefixStatistics(rounds, tokens, hits, milli, sources, asked, gain)
+def test_statistics_come_back_as_they_were(counts: tuple[int, ...]) -> None:
+    statistics = PrefixStatistics(*counts)
     assert decode_statistics(encode_statistics(statistics)) == statistics
 
 
@@ -58,7 +51,7 @@ def test_any_bytes_are_refused(value: bytes) -> None:
             decode(value)
 
 
-@given(st.integers(1, 2), st.binary(max_size=200))
+@given(st.sampled_from([1, 4]), st.binary(max_size=200))
 @settings(max_examples=500, deadline=None)
 def test_any_bytes_with_a_right_checksum_are_refused_or_valid(kind: int, body: bytes) -> None:
     """Whoever can write to the store can do this; it must not be more than a strange draft."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 
 
 @st.composite
@@ -20,7 +20,7 @@ def trees(draw: st.DrawFn, source: str) -> TokenTree:
         parents.append(parent)
         tokens.append(token)
     values = [-draw(st.floats(0, 5)) for _ in tokens]
-    return labelled(TokenTree(tuple(tokens), tuple(parents), tuple(values)), source)
+    return TokenTree(tuple(tokens), tuple(parents), tuple(values)).labelled(source)
 
 
 @given(trees("a"), trees("b"), trees("c"))
@@ -51,5 +51,5 @@ def test_nothing_merges_to_nothing() -> None:
 
 def test_a_drafter_cannot_name_its_nodes_after_another() -> None:
     claimed = TokenTree((1,), (-1,), (0.0,), source_names=("somebody",), sources=(1,))
-    assert labelled(claimed, "small-lm").sources_of(0) == ("small-lm",)
-    assert merge([labelled(chain([1, 2]), "a"), labelled(chain([1, 3]), "b")]).sources_of(0) == ("a", "b")
+    assert claimed.labelled("small-lm").sources_of(0) == ("small-lm",)
+    assert merge([chain([1, 2]).labelled("a"), chain([1, 3]).labelled("b")]).sources_of(0) == ("a", "b")

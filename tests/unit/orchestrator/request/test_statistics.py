@@ -9,7 +9,7 @@ import pytest
 
 from coppice.lab.bench.overhead.draft_trees import best_first_tree, drawn_path
 from coppice.v1 import tree_pb2
-from orchestrator.request.merge import labelled, merge
+from orchestrator.request.merge import merge
 from orchestrator.request.rounds import Outcome
 from orchestrator.request.statistics import OriginTotals, Statistics
 
@@ -22,7 +22,7 @@ def test_every_source_of_a_node_is_credited_with_it(seed: int) -> None:
     accepted: Counter[str] = Counter()
     for number in range(30):
         trees = [
-            labelled(best_first_tree(rng, rng.randrange(1, 20)), name)
+            best_first_tree(rng, rng.randrange(1, 20)).labelled(name)
             for name in rng.sample(["a", "b", "c"], rng.randrange(1, 4))
         ]
         tree = merge(trees)
