@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -47,8 +49,9 @@ async def running(**env: str) -> AsyncIterator[asyncio.subprocess.Process]:
 async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(tmp_path: Path) -> None:
     write_tiny_drafter(tmp_path, vocab_size=53, max_context_tokens=48)
     files = directory(tmp_path / "tls", trustme.CA())
-    health_port = free_port()
+    health_port, metrics_port = free_port(), free_port()
     secured = {"TLS_CERT": files.cert, "TLS_KEY": files.key, "TLS_CLIENT_CA": files.ca, "HEALTH_PORT": str(health_port)}
+    secured |= {"METRICS_PORT": str(metrics_port), "METRICS_TLS": "on"}
     async with running(MODEL=str(tmp_path), DEVICE="cpu", GRACE_S="60", **secured) as process:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
@@ -63,6 +66,8 @@ async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(tmp_path:
             peer = Peer(drafter_pb2_grpc.DrafterServiceStub(channel))
             await peer.open(1)
             await peer.tree(1, 5)
+            text = await asyncio.to_thread(read_metrics, metrics_port, files.ca)
+            assert "coppice_drafter_opened_sequences_total 1.0" in text
             process.send_signal(signal.SIGTERM)
             assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             health.cancel()
@@ -72,6 +77,13 @@ async def test_the_process_says_when_it_is_ready_and_drains_on_sigterm(tmp_path:
         output, _ = await process.communicate()
         assert output == b""
         assert process.returncode == 0
+
+
+def read_metrics(port: int, ca: str) -> str:
+    trusts = ssl.create_default_context(cafile=ca)
+    with urllib.request.urlopen(f"https://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S, context=trusts) as answer:
+        text: bytes = answer.read()
+    return text.decode()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -112,6 +113,7 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_speaks_
         "EXACTNESS": "fast",
         "COPPICE_LAB": '{"near_tie_gap": 1e9}',
         "METRICS_PORT": str(port),
+        "METRICS_TLS": "on",
         "KV_CACHE_MIB": "1",
     }
     env = {
@@ -141,7 +143,7 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_speaks_
             near_ties = 0
             while (response := await peer.next()).HasField("outcome"):
                 near_ties += response.outcome.near_ties
-            text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+            text = await asyncio.to_thread(_get, f"https://127.0.0.1:{port}/metrics", files.ca)
             process.send_signal(signal.SIGTERM)
             assert (await peer.next()).HasField("draining")
             # What is left of its grace is not waited for once nobody uses it.
@@ -156,8 +158,8 @@ async def test_the_process_serves_metrics_and_health_where_it_is_told_to_speaks_
     assert "fast mode" in log
 
 
-def _get(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+def _get(address: str, ca: str) -> str:
+    with urllib.request.urlopen(address, timeout=TIMEOUT_S, context=ssl.create_default_context(cafile=ca)) as answer:
         content: bytes = answer.read()
         return content.decode()
 

@@ -9,8 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -19,11 +17,7 @@ from coppice.net.certificates import Certificates
 from coppice.net.tls import ServerTls
 from coppice.obs.metrics import Prefix
 from coppice.obs.metrics_server import MUTUAL, ON, MetricsServer
-from drafter_svc import app as drafter_app
-from drafter_svc.config import DrafterConfig
 from tests.certificates import Directory, directory, issue
-from verifier_svc import app as verifier_app
-from verifier_svc.config import VerifierConfig
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 30.0
@@ -119,20 +113,3 @@ def test_the_callers_authority_changes_too(files: Directory, tmp_path: Path, aut
 def test_nobody_waits_for_a_caller_that_says_nothing(files: Directory) -> None:
     with serving(files.one_sided()) as port, socket.create_connection((HOST, port)):
         assert "mode 1.0" in scrape(port, files)
-
-
-@pytest.mark.parametrize("service", ["verifier", "drafter"])
-def test_back_ends_serve_metrics_as_they_are_told(
-    files: Directory, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr("coppice.obs.metrics_server.serving_metrics", lambda *arguments: given.append(arguments))
-    tls = {"tls_cert": files.cert, "tls_key": files.key, "tls_client_ca": files.ca}
-    asked: dict[str, Any] = {"model": "m", "metrics_port": 9100, "metrics_tls": MUTUAL, **tls}
-    certificates = Certificates(files.mutual())
-    if service == "verifier":
-        verifier_app.serving_metrics(VerifierConfig(**asked), Mock(), Mock(), certificates)
-    else:
-        drafter_app.serving_metrics(DrafterConfig(**asked), Mock(), certificates)
-    [(_, _, *rest)] = given
-    assert rest == [9100, certificates, MUTUAL]
