@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,8 +135,7 @@ def ablation(
     _refuse(suite, {"--space": space, "--early-head": early_head} if suite == DRAFTERS else ours)
     usual = QUICK if quick else USUAL[suite]
     count, length, num_runs = num_prompts or usual[0], max_tokens or usual[1], runs or usual[2]
-    temperatures = opt.choose_temperatures(temperature or usual[3])
-    grids = _grids(grid, suite, quick)
+    temperatures, grids = opt.choose_temperatures(temperature or usual[3]), _grids(grid, suite, quick)
     form = rounds or ASYNCHRONOUS
     if form not in (ASYNCHRONOUS, SYNCHRONOUS):
         raise typer.BadParameter(f"--rounds: must be {ASYNCHRONOUS} or {SYNCHRONOUS}, got {rounds!r}")
@@ -148,6 +148,7 @@ def ablation(
 
     from coppice.lab.bench.ablation import drafters as of_drafters
     from coppice.lab.bench.ablation import in_pass
+    from coppice.lab.bench.ablation.groups import num_requests, start_services
     from coppice.lab.bench.services import measure_on
     from orchestrator.config import Config
 
@@ -155,23 +156,22 @@ def ablation(
     setup = opt.setup(target, chosen, threads, num_runs, length, temperatures, seed, penalty)
     if suite == IN_PASS:
         alone = min(num_prompts or usual[0], len(chosen))
-        measured = in_pass.InPassSuite(setup, what, in_pass.make_groups(what, temperatures), alone, left_out)
-        total = measured.num_requests
-        minutes = total * length / TOKENS_PER_S / 60
-        typer.echo(f"{total} completions: {minutes:.0f} minutes at {TOKENS_PER_S} tokens/s, and the start", err=True)
+        groups = in_pass.make_groups(what, temperatures)
+        measured = in_pass.InPassSuite(setup, what, groups, alone, left_out)
+        total = num_requests(groups, alone, num_runs)
+        minutes = f"{total * length / TOKENS_PER_S / 60:.0f} minutes at {TOKENS_PER_S} tokens/s"
+        typer.echo(f"{total} completions: {minutes}, and the start", err=True)
         spec = TopologySpec(str(target), (), threads=threads, kv_cache_mib=KV_CACHE_MIB)
-        report = run_or_exit(measure_on(spec, measured.start, measured.run))
+        report = run_or_exit(measure_on(spec, partial(start_services, groups=groups), measured.run))
         finish(report, in_pass.shown(report), out)
         return
     most, chosen_parts = nodes or Config.model_fields["max_nodes"].default, opt.choose_parts(parts, of_drafters.PARTS)
-    groups = of_drafters.make_groups(
-        drafters, temperatures, most, of_drafters.Grids(**grids), chosen_parts, synchronous=form == SYNCHRONOUS
-    )
+    groups = of_drafters.make_groups(drafters, temperatures, most, grids, chosen_parts, synchronous=form == SYNCHRONOUS)
     if not groups:
         raise typer.BadParameter(f"--parts: these drafters and temperatures give nothing to compare in {parts}")
     ablated = of_drafters.AblationSuite(setup, drafters, groups, most, form)
     spec = TopologySpec(str(target), (), threads=threads)
-    finish(run_or_exit(measure_on(spec, ablated.start, ablated.run)), of_drafters.SHOWN, out)
+    finish(run_or_exit(measure_on(spec, partial(start_services, groups=groups), ablated.run)), of_drafters.SHOWN, out)
 
 
 def _refuse(suite: str, others: Mapping[str, object]) -> None:

@@ -26,7 +26,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "usable_cores": _usable_cores(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),
         "os": platform.platform(),
         # A benchmark started beside other work measures that work too.
@@ -34,24 +34,14 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of what decides the speed."""
-    packages = {name: _package_version(name) for name in ("torch", "transformers", "grpcio", "numpy")}
-    return {"python": platform.python_version(), **packages, "coppice": VERSION}
-
-
-def describe_command() -> str:
-    """The command line of this process."""
-    return "coppice " + shlex.join(sys.argv[1:])
-
-
 def describe_run(machine: Mapping[str, Any]) -> dict[str, Any]:
     """What ends every report: `machine`, described before anything was measured, versions, command, commit and day."""
     commit = describe_commit()
+    packages = {name: _package_version(name) for name in ("torch", "transformers", "grpcio", "numpy")}
     return {
         "machine": dict(machine),
-        "versions": describe_versions(),
-        "command": describe_command(),
+        "versions": {"python": platform.python_version(), **packages, "coppice": VERSION},
+        "command": "coppice " + shlex.join(sys.argv[1:]),
         "commit": commit["revision"],
         "dirty": commit["dirty"],
         "date": datetime.now(UTC).date().isoformat(),
@@ -89,10 +79,6 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory_gib() -> float | None:

@@ -77,7 +77,7 @@ SHOWN = Shown(
 
 @dataclass(frozen=True, slots=True)
 class PassesPlan:
-    """What is measured: every number of rows behind every context, `repeats` times."""
+    """What is measured: every number of rows after every context, `repeats` times."""
 
     contexts: tuple[int, ...] = (64, 256, 1024)
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)

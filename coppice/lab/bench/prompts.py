@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO
 
 from coppice.core.tokenizer import TargetTokenizer, load_tokenizer_json
 from coppice.lab.bench.harness.experiment import BenchmarkError
@@ -44,7 +43,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises PromptsError if the file cannot be read, a line is not of these shapes, or there is none.
     """
     try:
-        with _open_text(path) as lines:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             prompts = [_parse(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise PromptsError(f"{path}: {error}") from error
@@ -97,12 +96,6 @@ def encoded_prompts(
     if empty := [number for number, prompt in enumerate(encoded, 1) if not prompt]:
         raise BenchmarkError(f"prompt {empty[0]} has no token")
     return [list(prompt[-room:]) for prompt in encoded], sum(len(prompt) > room for prompt in encoded)
-
-
-def _open_text(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
 
 
 def _parse(line: str, path: Path, number: int) -> Prompt:

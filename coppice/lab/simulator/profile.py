@@ -142,8 +142,8 @@ def _trees(text: str, count: int) -> tuple[TokenTree, ...]:
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"trees: {error}") from error
     sizes = np.frombuffer(packed[: count * _SIZE.itemsize], _SIZE)
-    num_nodes = int(sizes.sum())
-    if len(sizes) != count or len(packed) != count * _SIZE.itemsize + num_nodes * _node_bytes():
+    num_nodes, node_bytes = int(sizes.sum()), sum(kind.itemsize for kind in (_TOKEN, _PARENT, _LOG_PROB))
+    if len(sizes) != count or len(packed) != count * _SIZE.itemsize + num_nodes * node_bytes:
         raise ValueError("trees: not as many bytes as nodes need")
     arrays, at = [], count * _SIZE.itemsize
     for kind in (_TOKEN, _PARENT, _LOG_PROB):
@@ -154,7 +154,3 @@ def _trees(text: str, count: int) -> tuple[TokenTree, ...]:
         TokenTree(*(tuple(values[end - size : end]) for values in arrays))
         for size, end in zip(sizes.tolist(), ends, strict=True)
     )
-
-
-def _node_bytes() -> int:
-    return _TOKEN.itemsize + _PARENT.itemsize + _LOG_PROB.itemsize

@@ -116,14 +116,15 @@ class SimulatedVerifier:
         costs = self._costs
         self._free_s = max(self._ended_s, waited[0].last_outcome_s)
         shares = share_rows(
-            _as_ready(ready),
+            # The rule looks at nothing that these sequences lack.
+            cast("Any", list(enumerate(ready))),
             prefill_chunk=costs.prefill_chunk,
             max_rows=costs.max_rows,
             own_rows=self._own_cost.own_rows,
         )
         work = PassWork(0, 0, 0, 0)
         for share in shares:
-            sequence = _sequence_of(share)
+            sequence = cast(SimulatedSequence, share.sequence)
             waited_s = now_s - sequence.last_outcome_s if sequence.may_linger else 0.0
             self._in_pass.append((share, sequence, waited_s))
             work = _with_rows(work, sequence, sequence.begin_pass(share.num_pending, share.max_nodes))
@@ -204,12 +205,3 @@ def _with_rows(work: PassWork, sequence: SimulatedSequence, rows: int) -> PassWo
         work.prompt_rows,
         work.context_rows + rows * len(sequence.tokens),
     )
-
-
-def _as_ready(sequences: list[SimulatedSequence]) -> Any:
-    """Sequences as the verifier's rule takes them, which looks at nothing that these do not have."""
-    return list(enumerate(sequences))
-
-
-def _sequence_of(share: RowAllotment) -> SimulatedSequence:
-    return cast(SimulatedSequence, share.sequence)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coppice.cli.topology import DrafterSpec, Topology
+from coppice.cli.topology import DrafterSpec
 from coppice.core.denoising import MAX_DENOISING_STEPS, Denoising
 from coppice.lab.bench import comparison, figures
-from coppice.lab.bench.ablation.groups import Measured, Services, measure_groups, start_services
+from coppice.lab.bench.ablation.groups import Measured, Services, measure_groups
 from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting, Group, Variant, contender_name
 from coppice.lab.bench.client import OFF, Meter
 from coppice.lab.bench.comparison import Setup, short_name
@@ -82,90 +82,49 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Grids:
-    """Settings that are tried one after another.
-
-    `masks` are those of semi-ar drafters; `gammas` are tokens of diffusion blocks, each with all `denoising` steps;
-    `ahead` are the most steps of a round that a small LM takes behind likely outcomes, the more of them, the wider;
-    `contexts` the most tokens of a sequence that are read.
-    """
-
-    masks: tuple[int, ...] = ()
-    gammas: tuple[int, ...] = ()
-    denoising: tuple[int, ...] = (1,)
-    ahead: tuple[int, ...] = ()
-    contexts: tuple[int, ...] = ()
-
-
 def make_groups(
     drafters: Sequence[DrafterSpec],
     temperatures: tuple[float, ...],
     num_nodes: int,
-    grids: Grids,
+    grids: Mapping[str, tuple[int, ...]],
     parts: Collection[str] = PARTS,
     *,
     synchronous: bool = False,
 ) -> tuple[Group, ...]:
     """Those `parts` that these drafters, one of each kind, give to compare; none without temperatures.
 
-    Rounds have at most `num_nodes` nodes. Synchronous ones have no planner: all of them are drafted for by all.
+    Rounds have at most `num_nodes` nodes. Synchronous ones have no planner: all of them are drafted for by all. Values
+    of `grids` are tried one after another: `masks` of semi-ar drafters; `gammas`, tokens of diffusion blocks, each with
+    all `denoising` steps; `ahead`, the most steps of a round that a small LM takes after likely outcomes; `contexts`,
+    the most tokens of a sequence that are read.
     """
     everyone = tuple(map(DrafterSetting, drafters))
-    small = [spec for spec in drafters if spec.kind in SMALL_LMS]
-    diffusion = [
-        DrafterSetting(spec, (("DIFFUSION_MAX_STEPS", str(MAX_DENOISING_STEPS)),))
-        for spec in drafters
-        if spec.kind == DIFFUSION
-    ]
-    merged = [
-        Variant("+".join(sources), everyone, sources, has_cache=True)
-        for sources in combinations([spec.kind for spec in drafters])
-    ]
     # As deep as a chain of all nodes, where a drafter can.
     deep = (*FULL_TREES, ("DRAFT_STEPS", str(num_nodes)))
-    found: dict[str, list[Variant]] = {
-        SOURCES: [*merged, *([] if synchronous else [Variant(PLANNER, everyone, has_cache=True)])],
-        SHAPE: [
-            variant
-            for spec in drafters
-            for variant in (_set(spec, "tree", *deep), _set(spec, "chain", *deep, ("DRAFT_CHILDREN", "1")))
-        ],
-        COUPLING: [
-            variant for spec in drafters for variant in (_set(spec), _set(spec, "uncoupled", ("COUPLING", "off")))
-        ],
-        ACCEPTANCE: [
-            replace(_set(spec, name, *FULL_TREES), traversal=name == "traversal")
-            for spec in small
-            for name in ("tree", "traversal")
-        ],
-        CALIBRATION: [
-            variant
-            for spec in drafters
-            for variant in (_set(spec), _set(spec, "uncalibrated", ("ONLINE_CALIBRATION", "off")))
-        ],
-        MASKS: [
-            _set(spec, f"k={value}", ("SEMI_AR_MASKS", str(value)))
-            for spec in drafters
-            if spec.kind == SEMI_AR
-            for value in grids.masks
-        ],
-        GAMMA: [
-            Variant(
-                f"{DIFFUSION} gamma={gamma} steps={steps}", (drafter,), (DIFFUSION,), denoising=Denoising(steps, gamma)
-            )
-            for drafter in diffusion
-            for gamma, steps in itertools.product(grids.gammas, grids.denoising)
-        ],
-        AHEAD: [
-            _set(spec, f"ahead={value}", ("DRAFT_AHEAD", "on"), ("DRAFT_AHEAD_STEPS", str(value)))
-            for spec, value in itertools.product(small, grids.ahead)
-        ],
-        CONTEXT: [
-            _set(spec, f"context={value}", ("DRAFT_CONTEXT", str(value)))
-            for spec, value in itertools.product(drafters, grids.contexts)
-        ],
-    }
+    found: dict[str, list[Variant]] = {part: [] for part in PARTS}
+    for sources in combinations([spec.kind for spec in drafters]):
+        found[SOURCES].append(Variant("+".join(sources), everyone, sources, has_cache=True))
+    if not synchronous:
+        found[SOURCES].append(Variant(PLANNER, everyone, has_cache=True))
+    for spec in drafters:
+        found[SHAPE] += _set(spec, "tree", *deep), _set(spec, "chain", *deep, ("DRAFT_CHILDREN", "1"))
+        found[COUPLING] += _set(spec), _set(spec, "uncoupled", ("COUPLING", "off"))
+        found[CALIBRATION] += _set(spec), _set(spec, "uncalibrated", ("ONLINE_CALIBRATION", "off"))
+        for value in grids.get("contexts", ()):
+            found[CONTEXT].append(_set(spec, f"context={value}", ("DRAFT_CONTEXT", str(value))))
+        if spec.kind in SMALL_LMS:
+            drawn = replace(_set(spec, "traversal", *FULL_TREES), traversal=True)
+            found[ACCEPTANCE] += _set(spec, "tree", *FULL_TREES), drawn
+            for value in grids.get("ahead", ()):
+                steps = ("DRAFT_AHEAD_STEPS", str(value))
+                found[AHEAD].append(_set(spec, f"ahead={value}", ("DRAFT_AHEAD", "on"), steps))
+        if spec.kind == SEMI_AR:
+            found[MASKS] += [_set(spec, f"k={n}", ("SEMI_AR_MASKS", str(n))) for n in grids.get("masks", ())]
+        if spec.kind == DIFFUSION:
+            drafter = DrafterSetting(spec, (("DIFFUSION_MAX_STEPS", str(MAX_DENOISING_STEPS)),))
+            for gamma, count in itertools.product(grids.get("gammas", ()), grids.get("denoising", (1,))):
+                name = f"{DIFFUSION} gamma={gamma} steps={count}"
+                found[GAMMA].append(Variant(name, (drafter,), (DIFFUSION,), denoising=Denoising(count, gamma)))
     hot = tuple(value for value in temperatures if value > 0)
     groups = [
         Group(
@@ -222,10 +181,6 @@ class AblationSuite:
     # Of a round's tree, or chain, at most.
     num_nodes: int
     rounds: str
-
-    async def start(self, topology: Topology) -> Services:
-        """Start the services."""
-        return await start_services(topology, self.groups)
 
     async def run(self, services: Services) -> Report:
         """Measure and return the report.

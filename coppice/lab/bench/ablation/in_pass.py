@@ -12,15 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coppice.cli.topology import DrafterSpec, Topology
+from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench import comparison, figures
 from coppice.lab.bench.ablation.groups import (
     Measured,
     Services,
     counted_of,
     measure_groups,
-    num_requests,
-    start_services,
 )
 from coppice.lab.bench.ablation.variants import FULL_TREES, DrafterSetting, Group, Settings, Variant, VerifierSetting
 from coppice.lab.bench.client import OFF, Meter
@@ -332,15 +330,6 @@ class InPassSuite:
     num_prompts: int
     # What is not compared, and why.
     left_out: tuple[str, ...] = ()
-
-    @property
-    def num_requests(self) -> int:
-        """Completions that are measured, those of plain decoding included."""
-        return num_requests(self.groups, self.num_prompts, self.setup.plan.num_runs)
-
-    async def start(self, topology: Topology) -> Services:
-        """Start the services."""
-        return await start_services(topology, self.groups)
 
     async def run(self, services: Services) -> Report:
         """Measure and return the report.

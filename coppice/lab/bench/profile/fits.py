@@ -148,7 +148,7 @@ def fit_passes(loads: Sequence[Calibration], row_multiple: int, max_nodes: int) 
     seconds = [least_s]
     for slope, low, high in zip(slopes, knees, ends, strict=True):
         seconds.append(seconds[-1] + slope * (high - low))
-    gap_s, gap_sequence_s, gap_token_s = map(float, _after(loads))
+    gap_s, gap_sequence_s, gap_token_s = map(float, fit([observations(_outcomes(load), 3) for load in loads]))
     start_s, start_sequence_s = map(float, _before(loads))
     costs = VerifierCosts(
         Curve((knees[0], *ends), tuple(seconds)),
@@ -187,12 +187,8 @@ def _features(work: PassWork, knees: Sequence[int], row_multiple: int) -> list[f
     return [max(0, work.num_rounds - 1), work.round_rows, work.prompt_rows, work.context_rows, 1.0, *parts]
 
 
-def _after(loads: Sequence[Calibration]) -> Sequence[float]:
-    """From the end of a pass to when its outcomes are on their way, by rounds and tokens."""
-    return list(fit([observations(_outcomes(load), 3) for load in loads]))
-
-
 def _outcomes(load: Calibration) -> Iterator[tuple[Sequence[float], float]]:
+    """From the end of a pass to when its outcomes are on their way, by rounds and tokens."""
     for one in load.records.passes:
         if one.rounds:
             tokens = sum(each.num_committed for each in one.rounds)

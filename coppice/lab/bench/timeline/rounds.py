@@ -176,10 +176,12 @@ def hop_rows(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Each hop's time in microseconds, over the rounds in which it happened the usual way round."""
     rows = []
     for name, start, end in HOPS:
-        times = [getattr(one, end) - getattr(one, start) for one in rounds if _is_hop(one, start, end)]
+        both = [(getattr(one, start), getattr(one, end)) for one in rounds]
+        times = sorted(late - early for early, late in both if None not in (early, late) and late >= early)
         row: dict[str, Any] = {"name": name, "rounds": len(times)}
         if times:
-            row |= {"us_p50": round(statistics.median(times), 1), "us_p90": round(_quantile(times, 0.9), 1)}
+            p90 = times[round(0.9 * (len(times) - 1))]
+            row |= {"us_p50": round(statistics.median(times), 1), "us_p90": round(p90, 1)}
         rows.append(row)
     return rows
 
@@ -210,12 +212,3 @@ def shown_rounds(requests: Sequence[Sequence[Round]], number: int) -> Sequence[R
     longest = max(requests, key=len)
     first = max(0, (len(longest) - number) // 2)
     return longest[first : first + number]
-
-
-def _is_hop(one: Round, start: str, end: str) -> bool:
-    began, ended = getattr(one, start), getattr(one, end)
-    return began is not None and ended is not None and ended >= began
-
-
-def _quantile(values: Sequence[float], part: float) -> float:
-    return sorted(values)[round(part * (len(values) - 1))]

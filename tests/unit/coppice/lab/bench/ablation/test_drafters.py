@@ -11,7 +11,6 @@ from coppice.completion import Speculation
 from coppice.core.denoising import Denoising
 from coppice.lab.bench.ablation import drafters
 from coppice.lab.bench.ablation.drafters import (
-    Grids,
     ablation_ratios,
     ablation_rows,
     broken_promises,
@@ -28,6 +27,7 @@ from tests.unit.coppice.lab.bench.made_up import NOTHING, Named, sample
 
 SMALL_LM, SEMI_AR, DIFFUSION = (DrafterSpec(kind, f"models/{kind}") for kind in ("small-lm", "semi-ar", "diffusion"))
 NUM_TOKENS = 120
+GRIDS = {"masks": (2, 4), "gammas": (4,), "denoising": (1, 3), "ahead": (8, 32), "contexts": (64,)}
 
 
 def measured(
@@ -85,7 +85,7 @@ def observed(nodes: float, expected: float, accepted: float) -> Counters:
 
 
 def test_kinds_that_there_are_join_with_their_grids() -> None:
-    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, Grids((2, 4), (4,), (1, 3), (8, 32), (64,)))
+    groups = make_groups([SMALL_LM, SEMI_AR, DIFFUSION], (0.0, 1.0), 8, GRIDS)
     by_name = {group.name: group for group in groups}
     assert tuple(by_name) == drafters.PARTS
     names = {name: [variant.name for variant in group.variants] for name, group in by_name.items()}
@@ -102,7 +102,7 @@ def test_kinds_that_there_are_join_with_their_grids() -> None:
     assert [one.denoising for one in by_name["gamma"].variants] == [Denoising(1, 4), Denoising(3, 4)]
     coupled, drawn = by_name["acceptance"].variants
     assert (coupled.drafters, coupled.traversal, drawn.traversal) == (drawn.drafters, False, True)
-    one_kind = [group.name for group in make_groups([SMALL_LM], (0.0,), 8, Grids((2, 4), (4, 8)))]
+    one_kind = [group.name for group in make_groups([SMALL_LM], (0.0,), 8, {"masks": (2, 4), "gammas": (4, 8)})]
     assert one_kind == ["sources", "shape", "calibration"]
 
 

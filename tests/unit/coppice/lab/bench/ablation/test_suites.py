@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from coppice.cli import bench
 from coppice.cli.topology import DrafterSpec
 from coppice.lab.bench.ablation import drafters, in_pass
-from coppice.lab.bench.ablation.drafters import AblationSuite, Grids
+from coppice.lab.bench.ablation import groups as ablation_groups
+from coppice.lab.bench.ablation.drafters import AblationSuite
 from coppice.lab.bench.ablation.groups import Services
 from coppice.lab.bench.ablation.in_pass import InPass, InPassSuite
 from coppice.lab.bench.ablation.variants import PLAIN_DECODING, Group, variants_of
@@ -85,7 +86,7 @@ def setup(target: Path) -> Setup:
 async def test_the_report_of_drafters_has_every_variant_and_ratio(
     tiny_target: Path, server: str, metrics_url: str
 ) -> None:
-    groups = drafters.make_groups([SMALL_LM], (0.0, 1.0), 4, Grids())
+    groups = drafters.make_groups([SMALL_LM], (0.0, 1.0), 4, {})
     suite = AblationSuite(setup(tiny_target), (SMALL_LM,), groups, 4, "asynchronous")
     report = await suite.run(served(groups, server, metrics_url))
     assert json.loads(json.dumps(report)) == report
@@ -154,8 +155,7 @@ def test_the_command_writes_json_and_picture_and_prints_a_table(
         started.extend(groups)
         return served(groups, corrupting_server if corrupts else server, metrics_url, plain=server)
 
-    for module in (drafters, in_pass):
-        monkeypatch.setattr(module, "start_services", start)
+    monkeypatch.setattr(ablation_groups, "start_services", start)
     serve_at(monkeypatch, "nowhere")
     monkeypatch.setattr("coppice.cli.bench.ablation.MODELS", tmp_path)
     # In the places of the bundled ones: an adapter of two masks, and a head of another target.
