@@ -1,5 +1,5 @@
 """Shared parts of the training recipes: corpus, tokenizer, token store, resumable loop, model card.
 
-Serving code never imports this package; the recipes themselves sit beside the models they train
+Serving code never imports this package; the recipes are in the packages of the models that they train
 (`verifier_svc/training`, `drafter_svc/training`).
 """

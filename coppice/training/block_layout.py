@@ -1,10 +1,10 @@
 """The layout of a training row for block drafters: the text, then groups of masks that see parts of it.
 
 This is SPACE's second layout (Yi et al. 2402.11809, `mask_efficient_train`), with many groups that do not see each
-other. A group stands behind an anchor, the token that would be the last committed one: it sees the text up to there.
+other. A group stands after an anchor, the token that would be the last committed one: it sees the text up to there.
 
 Axes: R rows, L tokens of a row, G groups, K rows of a group (masks), N = L + G * K, V vocabulary. A block has 1 + K
-tokens: the first is predicted by the anchor's own row, the token behind by each of the K.
+tokens: the first is predicted by the anchor's own row, the token after by each of the K.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Groups of `num_masks` behind `anchors` [G], which all rows share, in text of `length` tokens.
+    """Groups of `num_masks` after `anchors` [G], which all rows share, in text of `length` tokens.
 
-    `sees_all`: whether a group's rows see those behind them in the group.
+    `sees_all`: whether a group's rows see those after them in the group.
     """
 
     length: int
@@ -74,7 +74,7 @@ class BlockLayout:
 
 
 def random_layout(length: int, groups: int, num_masks: int, sees_all: bool, generator: torch.Generator) -> BlockLayout:
-    """Anchors at random places that have a whole block behind them."""
+    """Anchors at random places that have a whole block after them."""
     last = length - num_masks - 2
     anchors = torch.randperm(last + 1, generator=generator)[:groups].sort().values
     return BlockLayout(length, anchors, num_masks, sees_all)

@@ -10,7 +10,7 @@ MIN_RATE = 0.1
 
 
 def position_weights(block: int, decay: float) -> Tensor:
-    """exp(-(j - 1) / decay) for the j-th token of a block, made to add up to 1: what stands behind an error is lost."""
+    """exp(-(j - 1) / decay) for the j-th token of a block, made to add up to 1: what stands after an error is lost."""
     weights = torch.exp(-torch.arange(block) / decay)
     return weights / weights.sum()
 

@@ -1,6 +1,6 @@
 """Shares of the target's tokens among a block drafter's first children, by place in the block, and calibrated sigmas.
 
-The text is the target's own. Above temperature 0 the target drew it with noise that nobody has written down, so that
+The text is the target's own. Above temperature 0 the target drew it with noise that was not written down, so that
 noise is drawn anew from what it can have been: Gumbel noise, given that the text's token is the largest.
 """
 
@@ -72,7 +72,7 @@ def measure_blocks(
     Args:
         target: the target, vocabulary V.
         predict: from text [R, L] the drafter's logits [R, G, 1 + K, at least V] of the layout's blocks.
-        rows: per temperature, text that the target said at it, at least behind the layout's first anchor.
+        rows: per temperature, text that the target said at it, at least after the layout's first anchor.
         layout: where the blocks are.
         seed: seed of the noise.
     """

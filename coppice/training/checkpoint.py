@@ -1,4 +1,4 @@
-"""Writing a checkpoint: safetensors in bf16, the tokenizer beside it, and a card on how it was made."""
+"""Writing a checkpoint: safetensors in bf16, the tokenizer next to it, and a card on how it was made."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def write_card(
 def make_readable(directory: Path) -> None:
     """Give files the permissions of any new one: services that load weights seldom run as the user who trained them.
 
-    The safetensors library makes files that nobody but their owner can read, whatever the umask.
+    The safetensors library makes files that only their owner can read, whatever the umask.
     """
     mask = os.umask(0)
     os.umask(mask)

@@ -45,7 +45,7 @@ def open_run(
 ) -> tuple[TokenStore, Path]:
     """The corpus in tokens, and the state directory of the run that writes `out`.
 
-    `made_from` are the models, or digests, that decide the result beside recipe and corpus. Raises IncompatibleError if
+    `made_from` are the models, or digests, that decide the result with recipe and corpus. Raises IncompatibleError if
     the state there is another run's, or the corpus cannot be split.
     """
     files = read_corpus(roots)

@@ -20,7 +20,7 @@ _MADE_FROM = "made_from"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` to write to, which replaces it when all is written."""
+    """A file next to `path` to write to, which replaces it when all is written."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         yield file
@@ -28,16 +28,16 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 class ForeignStateError(IncompatibleError):
-    """The state beside a checkpoint was left by a run with other settings, or from other models or text."""
+    """The state next to a checkpoint was left by a run with other settings, or from other models or text."""
 
 
 def open_state(out: Path, recipe: Any, made_from: Mapping[str, str]) -> Path:
     """The state directory of the run that writes `out`, made for this recipe.
 
-    One that holds nothing yet, of a run that ended at once, is anybody's.
+    One that holds nothing yet, of a run that ended at once, may be taken by any.
 
     Args:
-        out: directory of the finished checkpoint; its state lies beside it, under the same name with ".state".
+        out: directory of the finished checkpoint; its state lies next to it, under the same name with ".state".
         recipe: a dataclass instance with every setting of the run.
         made_from: digests of what else decides the result (models, corpus), by what it is.
 

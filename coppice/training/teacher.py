@@ -48,7 +48,7 @@ def states_of(target: PreTrainedModel, token_ids: Tensor) -> Tensor:
 def committed_states(states: Tensor, prompt_tokens: int) -> Tensor:
     """For every token the state that it was drawn from [rows, length, hidden]; zeros in the prompt.
 
-    The first token of a row, behind nothing, has none either.
+    The first token of a row, after nothing, has none either.
     """
     drawn_from = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
     drawn_from[:, :prompt_tokens] = 0

@@ -1,4 +1,4 @@
-"""The corpus as two arrays of token ids, cached beside the run."""
+"""The corpus as two arrays of token ids, cached with the run's state."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ EVALUATION_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockRecipe:
-    """Everything that decides the result of a run, beside the target and the model that it starts from.
+    """Everything that decides the result of a run, but for the target and the model that it starts from.
 
     A block has `block` tokens; in every step, `groups` blocks of each of `rows` rows are predicted. `position_decay` is
     the number of places over which a token's weight falls by a factor of e. `diffusion_share` of the steps are on the
@@ -62,7 +62,7 @@ class Objective(Protocol):
 
     @property
     def sees_all(self) -> bool:
-        """Whether a block's rows see those behind them."""
+        """Whether a block's rows see those after them."""
         ...
 
     @property

@@ -41,7 +41,7 @@ START = "small-lm"
 
 @dataclass(frozen=True, slots=True)
 class BoostRecipe:
-    """Everything that decides the result of a run, beside the target and the small LM that all of them start from.
+    """Everything that decides the result of a run, but for the target and the small LM that all of them start from.
 
     `number` counts the boosted models from 1 on; 0 is the data that all share. A token is missed if it is not among the
     first `children` of any model before; the others weigh `kept_weight`.

@@ -48,7 +48,7 @@ class _Blocks:
 
 
 class HeadRun:
-    """Fits heads [P, H, D], which begin as nothing. A killed run goes on behind the last step that it has made."""
+    """Fits heads [P, H, D], which begin as nothing. A killed run goes on after the last step that it has made."""
 
     def __init__(self, trunk: Trunk, taught: TaughtRows, pace: HeadPace, state_dir: Path) -> None:
         """`taught` has the target's states."""

@@ -1,4 +1,4 @@
-"""`coppice train semi-ar`: the small LM learns masks behind the last committed token, one embedding for each place."""
+"""`coppice train semi-ar`: the small LM learns masks after the last committed token, one embedding for each place."""
 
 from __future__ import annotations
 

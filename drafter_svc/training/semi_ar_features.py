@@ -38,7 +38,7 @@ For every committed token the verifier streams that state, {width} numbers in bf
 
 @dataclass(frozen=True, slots=True)
 class FeatureRecipe:
-    """Everything that decides the result of a run, beside the target and the trunk.
+    """Everything that decides the result of a run, but for the target and the trunk.
 
     In every step, `groups` blocks of each row are predicted, `rows` rows at a time. `position_decay` is the number of
     places over which a token's weight falls by a factor of e. Heads have a `rank` together.
@@ -57,7 +57,7 @@ class FeatureRecipe:
 def train_semi_ar_features(
     roots: Sequence[Path], target_dir: Path, trunk_dir: Path, out: Path, recipe: FeatureRecipe
 ) -> None:
-    """Train, measure beside the trunk alone, and write the checkpoint with its card and `drafter.json`.
+    """Train, measure next to the trunk alone, and write the checkpoint with its card and `drafter.json`.
 
     Raises IncompatibleError if the trunk is not one for the target, or the state there is another run's.
     """

@@ -49,7 +49,7 @@ class SmallLmRecipe:
     corpus_rows: int = 6144
     learning_rate: float = 4e-3
     cooldown_share: float = 0.5
-    # Weight of the total variation distance beside the divergence; it is what acceptance is made of.
+    # Weight of the total variation distance next to the divergence; it is what acceptance is made of.
     total_variation: float = 1.0
     fresh_cycles: int = 2
     fresh_steps: int = 4500

@@ -63,7 +63,7 @@ class Trunk:
         return with_transition(self.model, layout, token_ids, rows @ self.table.T)
 
     def inputs(self, layout: BlockLayout, token_ids: Tensor, features: Tensor) -> Tensor:
-        """What heads are given behind each anchor [R, G, D]: feature, then token; zeros where there is no feature."""
+        """What heads are given after each anchor [R, G, D]: feature, then token; zeros where there is no feature."""
         own = features[:, layout.anchors].float()
         tokens = even_rows(self.embeddings[token_ids[:, layout.anchors]])
         return torch.cat([even_rows(own), tokens], -1) * (own != 0).any(-1, keepdim=True)

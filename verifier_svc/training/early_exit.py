@@ -1,4 +1,4 @@
-"""`coppice train early-exit`: a head that says behind an early layer which drafted tokens are hardly the target's own.
+"""`coppice train early-exit`: a head that says after an early layer which drafted tokens are hardly the target's own.
 
 The target is frozen. The head learns the target's whole next-token distributions, computed in the same forward pass, by
 soft cross-entropy; a penalty on the logarithm of its sum over the vocabulary keeps it normalised by itself, so that one
@@ -31,9 +31,9 @@ from verifier_svc.verify.draw_rule import Thresholds
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitRecipe:
-    """Everything that decides the result of a run. The head acts behind the target's first `layer` layers.
+    """Everything that decides the result of a run. The head acts after the target's first `layer` layers.
 
-    The bundled target knows its token behind the fourth of five layers, and hardly behind the second.
+    The bundled target knows its token after the fourth of five layers, and hardly after the second.
     """
 
     layer: int = 4
@@ -65,7 +65,7 @@ class HeadModule(nn.Module):
         self.eps = norm.eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """What stands for the last hidden states, from those behind the early layer [..., hidden]."""
+        """What stands for the last hidden states, from those after the early layer [..., hidden]."""
         rows = predicted_norm(hidden, self.weight, self.bias, is_centred=self.is_centred, eps=self.eps)
         added: Tensor = F.linear(F.silu(F.linear(rows, self.down)), self.up)
         return rows + added
@@ -111,7 +111,7 @@ def final_norm(model: PreTrainedModel) -> FinalNorm:
 
 
 class FrozenTarget:
-    """The target's hidden states behind an early layer, and its logits, in one forward."""
+    """The target's hidden states after an early layer, and its logits, in one forward."""
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         layers = decoder_layers(model)
@@ -161,7 +161,7 @@ def train_early_exit(roots: Sequence[Path], target_dir: Path, out: Path, recipe:
         return sum(losses) / len(losses)
 
     schedule = Schedule(recipe.steps, recipe.learning_rate)
-    # The head is next to nothing beside the target, which is not compiled.
+    # The head is next to nothing against the target, which is not compiled.
     loop = TrainingLoop(head, loss, evaluate, LoopConfig(schedule, state_dir, use_compiler=False))
     loop.run()
     # What is calibrated is what is kept.

@@ -17,7 +17,7 @@ from coppice.training.loop import TrainingLoop
 from coppice.training.token_store import TokenStore
 from verifier_svc.verify.draw_rule import Threshold, Thresholds
 
-# The drawn token, and those behind it that stand for a drafter's other children.
+# The drawn token, and those after it that stand for a drafter's other children.
 CHILDREN = 4
 
 CARD = """# Early-exit head

@@ -1,4 +1,4 @@
-"""`coppice train space`: the frozen target learns to draft for itself, from masks behind its own rows (SPACE)."""
+"""`coppice train space`: the frozen target learns to draft for itself, from masks after its own rows (SPACE)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ EVALUATION_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class SpaceRecipe:
-    """Everything that decides the result of a run, beside the target.
+    """Everything that decides the result of a run, but for the target.
 
-    In every step, `groups` groups of `masks` masks behind each of `rows` rows are predicted. `position_decay` is the
+    In every step, `groups` groups of `masks` masks after each of `rows` rows are predicted. `position_decay` is the
     number of places over which a mask's weight falls by a factor of e. `rank` is that of the additions to the target's
     layers, `transition_rank` that of what neighbours say of each other. `modules` are the linear layers with additions,
     by the last part of their names; all without any.
@@ -59,7 +59,7 @@ def train_space(roots: Sequence[Path], target_dir: Path, out: Path, recipe: Spac
     A mask learns what the target says at its place in the target's own text and in the corpus (2402.11809, the layout
     that keeps whole samples, with many groups). The target knows the tokens in between and the mask does not: on
     average over text, what it is asked for are the target's marginals. The last of these tokens is known when the draft
-    is made, and what it says of the next one is learned beside. Raises IncompatibleError if no additions can be put on
+    is made, and what it says of the next one is learned as well. Raises IncompatibleError if no additions can be put on
     the target, or the state there is another run's.
     """
     tokenizer, target = load_target(target_dir, torch.float32)

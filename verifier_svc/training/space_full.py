@@ -1,7 +1,7 @@
 """`coppice train space --full`: SPACE as it was published. The target itself is tuned, and becomes another model.
 
 Semi-autoregressive fine-tuning (Yi et al. 2402.11809, the layout that keeps whole samples): text keeps its ordinary
-loss, and groups of masks behind it theirs, in one pass. Lossless then means equal to the tuned target.
+loss, and groups of masks after it theirs, in one pass. Lossless then means equal to the tuned target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verifier_svc.training.space_masks import first_masks
 
 @dataclass(frozen=True, slots=True)
 class FullSpaceRecipe:
-    """Everything that decides the result of a run, beside the target that it starts from."""
+    """Everything that decides the result of a run, but for the target that it starts from."""
 
     steps: int = 1000
     masks: int = 5
@@ -52,7 +52,7 @@ class TunedTarget(nn.Module):
         self.masks = first_masks(target, num_masks, seed)
 
     def forward(self, token_ids: Tensor, layout: BlockLayout) -> tuple[Tensor, Tensor]:
-        """Logits of the text's own rows [R, L, V], and of the blocks behind the anchors of `layout` [R, G, 1 + K, V].
+        """Logits of the text's own rows [R, L, V], and of the blocks after the anchors of `layout` [R, G, 1 + K, V].
 
         Args:
             token_ids: text [R, L].
@@ -73,7 +73,7 @@ class TunedTarget(nn.Module):
 
 
 def train_space_full(roots: Sequence[Path], target_dir: Path, out: Path, recipe: FullSpaceRecipe) -> None:
-    """Tune, measure, and write the tuned target with its card, and the masks' adapter beside it.
+    """Tune, measure, and write the tuned target with its card, and the masks' adapter next to it.
 
     Raises IncompatibleError if the state there is another run's.
     """

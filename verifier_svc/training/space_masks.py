@@ -31,7 +31,7 @@ _PROBE_TOKENS = 5
 
 
 class SpaceMasks(nn.Module):
-    """The trained part beside a frozen target, which it holds and which is none of its parameters."""
+    """The trained part next to a frozen target, which it holds and which is none of its parameters."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class SpaceMasks(nn.Module):
         return int(self.masks.num_embeddings)
 
     def forward(self, token_ids: Tensor, layout: BlockLayout) -> Tensor:
-        """Logits [R, G, 1 + K, V]: the target's own behind the anchors of `layout`, then those of the masks there.
+        """Logits [R, G, 1 + K, V]: the target's own after the anchors of `layout`, then those of the masks there.
 
-        Of the text behind an anchor, masks are told nothing, and the transition the tokens before those it predicts.
+        Of the text after an anchor, masks are told nothing, and the transition the tokens before those it predicts.
 
         Args:
             token_ids: text [R, L].

@@ -256,7 +256,7 @@ class Batch:
     """Answers to tasks that were sent at once."""
 
     answers: tuple[Answer, ...]
-    # What services counted meanwhile, where somebody reads it.
+    # What services counted meanwhile, where it is read.
     counted: Counters = field(default_factory=Counters)
 
     @property

@@ -1,6 +1,6 @@
 """Contenders in turn on the same tasks: what latency, throughput and the ablations have in common.
 
-A task has the same output whoever makes it: every output of ours is compared with what speculation off said to it.
+A task has the same output from every contender: every output of ours is compared with what speculation off said to it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),
         "os": platform.platform(),
-        # A benchmark started beside other work measures that work too.
+        # A benchmark started next to other work measures that work too.
         "load_average_1m": round(os.getloadavg()[0], 2),
     }
 
@@ -51,7 +51,7 @@ def describe_run(machine: Mapping[str, Any]) -> dict[str, Any]:
 def describe_commit(root: Path = REPOSITORY) -> dict[str, Any]:
     """Revision of the working tree at `root`, and whether it holds changes; unknown outside of one."""
     top_level = _git(root, "rev-parse", "--show-toplevel")
-    # Installed into an environment that lies in somebody else's repository, its revision is not ours.
+    # Installed into an environment that lies in another repository, its revision is not ours.
     if top_level is None or Path(top_level) != root:
         return {"revision": UNKNOWN, "dirty": None}
     revision = _git(root, "rev-parse", "HEAD")

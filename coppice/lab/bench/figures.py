@@ -123,7 +123,7 @@ def acceptance_by_depth(answers: Sequence[Answer]) -> list[float]:
 
 
 def drafted_share(answers: Sequence[Answer]) -> float | None:
-    """Share of rounds that had a draft to verify; None where nobody counts them."""
+    """Share of rounds that had a draft to verify; None where they are not counted."""
     found = _speculations(answers)
     return quotient(sum(sum(item.rounds_drafted_by_depth[:1]) for item in found), sum(item.rounds for item in found))
 
@@ -142,7 +142,7 @@ def ms_per_pass_by_rows(answers: Sequence[Answer]) -> dict[str, dict[str, float]
 
 
 def draft_counts(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Sums of what speculation did; empty where nobody counts it."""
+    """Sums of what speculation did; empty where it is not counted."""
     if not (found := _speculations(answers)):
         return {}
     sources: dict[str, SourceCounts] = {}

@@ -143,7 +143,7 @@ LATENCIES: dict[str, Callable[[Answer], float | None]] = {
 
 
 def accepted(samples: Iterable[OverloadSample]) -> list[Answer]:
-    """What came during the load and was completed, for clients that kept nobody waiting but themselves."""
+    """What came during the load and was completed, for clients that read at once and to the end."""
     return [
         answer
         for sample in samples

@@ -209,7 +209,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @torch.inference_mode()
 def plain_pass(model: PreTrainedModel, prompt: Sequence[int]) -> Pass:
-    """transformers' forward of some tokens, as a chain, behind a prompt that its own cache holds."""
+    """transformers' forward of some tokens, as a chain, after a prompt that its own cache holds."""
     cache = DynamicCache(config=model.config)
     device = next(model.parameters()).device
     options: dict[str, Any] = {cache_argument(model.forward): cache, "use_cache": True}
@@ -225,7 +225,7 @@ def plain_pass(model: PreTrainedModel, prompt: Sequence[int]) -> Pass:
 
 
 def tree_pass(target: TargetModel, cache: SequenceCache, prompt: Sequence[int], generator: np.random.Generator) -> Pass:
-    """Our pass over a root and a tree of random shape behind a prompt in the paged cache; nothing is accepted."""
+    """Our pass over a root and a tree of random shape after a prompt in the paged cache; nothing is accepted."""
     target.forward(target.plan([SequenceRows(cache, list(prompt), wants_logits=False)]))
     cache.keep(range(len(prompt)))
 

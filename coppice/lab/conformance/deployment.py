@@ -55,7 +55,7 @@ class Deployment:
         self.timeout_s = timeout_s
         # The checkpoint that is served, where it is at hand.
         self.reference: ReferenceModel | None = None
-        # How often a sequence had to make room for others so far, where somebody can tell.
+        # How often a sequence had to make room for others so far, where that is known.
         self.num_preemptions: Callable[[], int] | None = None
         self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         self._plain: dict[bytes, Completion] = {}

@@ -34,7 +34,7 @@ class ReferenceModel:
         self._model.generation_config.eos_token_id = None
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:
-        """Log-probabilities [tokens, vocab] at the places of tokens behind a prompt."""
+        """Log-probabilities [tokens, vocab] at the places of tokens after a prompt."""
         import torch
 
         ids = torch.tensor([[*prompt, *tokens]])

@@ -33,7 +33,7 @@ def result_lines(result: Result) -> str:
 
 
 def summary(results: Sequence[Result], num_preemptions: int | None = None) -> str:
-    """The counts, that of preemptions where somebody can tell, and the names of what failed."""
+    """The counts, that of preemptions where that is known, and the names of what failed."""
     counts = ", ".join(f"{count(results, status)} {status}" for status in _WORDS)
     text = f"{len(results)} cases: {counts}, {sum(result.seconds for result in results):.0f} s"
     if num_preemptions is not None:
@@ -50,7 +50,7 @@ def count(results: Sequence[Result], status: str) -> int:
 def as_json(
     address: str, info: GetModelInfoResponse, results: Sequence[Result], num_preemptions: int | None = None
 ) -> dict[str, Any]:
-    """The object that `coppice conformance --json` prints; it counts preemptions where somebody can tell."""
+    """The object that `coppice conformance --json` prints; it counts preemptions where that is known."""
     return {
         "address": address,
         "model": info.model,

@@ -37,7 +37,7 @@ class Fleet:
 class Deployment:
     """Runs requests under one policy; each verifier has a planner of its own.
 
-    Drafters stand beside verifiers in turns: what contention there is, is between those of one machine.
+    Drafters share verifiers' machines in turns: what contention there is, is between those of one machine.
     """
 
     def __init__(self, planner: MakePlanner, policy: Policy, machine: Machine, fleet: Fleet, seed: int = 0) -> None:

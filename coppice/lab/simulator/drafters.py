@@ -92,7 +92,7 @@ class SimulatedDrafter:
         self._go_on()
 
     def pace_changed(self) -> None:
-        """A pass has begun beside it, or ended."""
+        """A pass on its machine has begun or ended."""
         if self._current is not None:
             self._work()
             self._go_on()
@@ -128,7 +128,7 @@ class SimulatedDrafter:
 
 
 def _num_unread(sequence: DraftedSequence) -> int:
-    """Tokens behind what the drafter has read, and behind what it has read as a part of its last tree."""
+    """Tokens after what the drafter has read, and after what it has read as a part of its last tree."""
     start = max(0, sequence.num_read - sequence.num_prompt)
     if sequence.num_read == 0:
         return sequence.length

@@ -146,7 +146,7 @@ class _Arrivals:
         self.num_ended = 0
 
     def begin(self, *, again: bool = False) -> None:
-        """The next request, and another one behind it if `again`."""
+        """The next request, and another one after it if `again`."""
         deployment, number, workload = self._deployment, len(self.requests), self._workload
 
         def ended(_: SimulatedRequest) -> None:

@@ -63,7 +63,7 @@ class PassWork:
 class VerifierCosts:
     """Times of a verifier and its limits.
 
-    A pass takes `passes` for its rows, those of rounds behind `context` tokens, `row_context_s` for each of these rows
+    A pass takes `passes` for its rows, those of rounds after `context` tokens, `row_context_s` for each of these rows
     and token of more context, `sequence_s` for each further sequence, `round_row_s` more for a round's row, of which
     logits are wanted, and `prompt_token_s` more for a prompt's.
     Before it lie `start_s` from when it may start, after it `gap_s` until its outcomes are on their way, and more by
@@ -119,7 +119,7 @@ class DrafterCosts:
     read_token_s: float = 0.0
 
     def draft_s(self, num_nodes: int, num_unread: int) -> float:
-        """Time of a draft behind so many tokens that the drafter has not read; one is always new."""
+        """Time of a draft after so many tokens that the drafter has not read; one is always new."""
         return self.drafts.at(num_nodes) + self.read_token_s * max(0, num_unread - 1)
 
     def slower(self, factor: float) -> DrafterCosts:
@@ -131,7 +131,7 @@ class DrafterCosts:
 class Contention:
     """What services take from each other where they share cores.
 
-    A second in which a drafter is busy adds `pass_per_draft` seconds to the pass beside it, and while a pass runs,
+    A second in which a drafter is busy adds `pass_per_draft` seconds to a pass on its cores, and while a pass runs,
     drafts take `draft_factor` times as long. An orchestrator's messages take `orchestrator_factor` times as long.
     """
 
@@ -144,7 +144,7 @@ class Contention:
 class OrchestratorCosts:
     """Times of an orchestrator, which takes one message after another: an outcome, and a drafter's tree.
 
-    `ask_s`: for asking a drafter behind an outcome.
+    `ask_s`: for asking a drafter after an outcome.
     `turnaround_s`: from when it has a request's last outcome to when its client's next request is at the verifier.
     """
 

@@ -62,7 +62,7 @@ class SimulatedOrchestrator:
         self._more_s = 0.0
 
     def handle(self, seconds: float, action: Action) -> None:
-        """Carry out `action` when so many seconds of work are done, behind all that came before."""
+        """Carry out `action` when so many seconds of work are done, after all that came before."""
         self._messages.append((self._factor * seconds, action))
         self._next()
 

@@ -19,7 +19,7 @@ from coppice.core.tree import TokenTree
 from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
 from coppice.lab.simulator.texts import Trace
 
-# One array behind the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
+# One array after the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
 _SIZE, _TOKEN, _PARENT, _LOG_PROB = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i2"), np.dtype("<f2")
 _LONGEST_TRACE_BYTES = 1 << 24
 

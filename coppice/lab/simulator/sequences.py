@@ -128,7 +128,7 @@ class SimulatedSequence:
         committed = self.text.said(first, first + accepted + 1)
         self.tokens += committed
         self._num_computed += accepted
-        # As at the verifier, the prompt's round waits for nobody.
+        # As at the verifier, the prompt's round waits for no draft.
         if self._num_rounds > 0:
             self.linger.round_over(drafted=self._is_drafted)
         self._num_rounds += 1

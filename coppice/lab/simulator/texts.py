@@ -23,13 +23,13 @@ class Text(Protocol):
         ...
 
     def draft(self, position: int, max_nodes: int, row_multiple: int) -> TokenTree:
-        """A drafter's tree behind the tokens before a position."""
+        """A drafter's tree after the tokens before a position."""
         ...
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A greedy output that was recorded: its tokens, and behind the first n of them the drafter's tree, for each n.
+    """A greedy output that was recorded: its tokens, and after the first n of them the drafter's tree, for each n.
 
     `prompt`: the tokens before it, or none where they were not recorded. Raises ValueError if there is no token, or not
     one tree for each, or the prompt has another length.

@@ -1,4 +1,4 @@
-"""The simulator beside a measured run: the same closed loads, policies and lengths, and how far off it is."""
+"""The simulator next to a measured run: the same closed loads, policies and lengths, and how far off it is."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def compare(profile: Profile, report: Mapping[str, Any], seed: int = 0) -> Itera
 
 
 def _figures(window: Window) -> dict[str, float | None]:
-    """What lies behind the tokens per second, by the names that measured rows have for it."""
+    """What the tokens per second come from, by the names that measured rows have for it."""
     counts, seconds = window.counts, window.duration_s
     rounds = max(1, counts.rounds)
     return {

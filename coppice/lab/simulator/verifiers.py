@@ -40,7 +40,7 @@ class SimulatedVerifier:
 
     A pass starts when every running sequence has its draft, or at the first deadline without those that still wait.
 
-    The KV cache is taken to be large enough. `drafted_s` tells for how long drafters beside it have been busy so far,
+    The KV cache is taken to be large enough. `drafted_s` tells how long drafters on its machine have been busy so far,
     and `on_pace` is called when the model begins to compute and when it has.
     """
 
@@ -186,7 +186,7 @@ class SimulatedVerifier:
         self.counts.drafted += len(result.tree) > 0
 
     def _take_turns(self) -> None:
-        """Put the rounds of a pass behind all others, as the scheduler does where not all find room."""
+        """Put the rounds of a pass after all others, as the scheduler does where not all find room."""
         took_part = {id(sequence) for _, sequence, _ in self._in_pass if not sequence.is_prefilling}
         self._running.sort(key=lambda sequence: id(sequence) in took_part)
 

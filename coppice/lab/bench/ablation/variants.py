@@ -57,7 +57,7 @@ class Front:
 class Variant:
     """One way to decode: the drafters of an orchestrator, and those of them that requests are forced to use.
 
-    Without `sources` they force nothing: the orchestrator plans who drafts, and whether anybody does.
+    Without `sources` they force nothing: the orchestrator plans who drafts, and whether any does.
     """
 
     name: str

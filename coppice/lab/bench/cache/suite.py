@@ -143,7 +143,7 @@ class _Bench:
         return await Window(client, policy).ask(task, salt=salt)
 
     async def warm_up(self, contenders: Sequence[Policy]) -> None:
-        """Let everybody answer the first prompts once, under a salt that nobody uses later."""
+        """Let everybody answer the first prompts once, under a salt that is not used later."""
         pairs = [(self.plain, PLAIN), *((client, policy) for _, client in self.instances for policy in contenders)]
         for temperature, prompt in itertools.product(self.plan.temperatures, range(NUM_WARM_UP_PROMPTS)):
             for client, policy in pairs if prompt < len(self.prompts) else ():

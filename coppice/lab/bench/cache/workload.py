@@ -29,7 +29,7 @@ _NAME = re.compile(r"\b[A-Za-z_]\w{2,}\b")
 
 @dataclass(frozen=True, slots=True)
 class CachePrompt(Prompt):
-    """A prompt, and what its ending is: `NEW`, `REPEATED` behind another system prompt, or `EDITED`."""
+    """A prompt, and what its ending is: `NEW`, `REPEATED` after another system prompt, or `EDITED`."""
 
     kind: str
 
@@ -53,10 +53,10 @@ def num_pieces(num_systems: int, num_endings: int) -> int:
 
 
 def make_workload(prompts: Sequence[Prompt], num_systems: int, num_endings: int) -> CacheWorkload:
-    """`num_endings` prompts behind each of `num_systems` system prompts; and shifted ones, three behind each.
+    """`num_endings` prompts after each of `num_systems` system prompts; and shifted ones, three after each.
 
-    A shifted prompt has the system prompt with an ending that nobody has sent, with one that was sent behind another
-    system prompt, and with one that was sent behind this one but has another name in it. Raises BenchmarkError if there
+    A shifted prompt has the system prompt with an ending that was not sent before, with one that was sent after another
+    system prompt, and with one that was sent after this one but has another name in it. Raises BenchmarkError if there
     are fewer prompts than `num_pieces` says.
     """
     if len(prompts) < (needed := num_pieces(num_systems, num_endings)):

@@ -4,7 +4,7 @@ Names as in AIPerf, save that all latencies count from when a request was to be 
 token; ITL here are the gaps between deltas, however many tokens a delta carries (AIPerf's inter-chunk latency); TPOT is
 (time of the last token - time of the first) / (tokens - 1) of a request (AIPerf's inter-token latency). Goodput are the
 requests per second that meet targets of TTFT and TPOT, over the time in which they arrive: AIPerf divides by the time
-until the last answer, which in a short window favours whoever ends sooner.
+until the last answer, which in a short window favours what ends sooner.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def strays(bins: Sequence[float]) -> float:
 
 
 def lost_s(bins: Sequence[float]) -> float | None:
-    """What the beginning of a level costs: the tokens by which its first half is behind, in seconds of lasting speed.
+    """What the beginning of a level costs: the tokens by which its first half falls short, in seconds of lasting speed.
 
     Below 0 where the first half is the faster one; None where nothing comes in the second.
 

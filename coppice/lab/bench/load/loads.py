@@ -206,7 +206,7 @@ DRAIN_S = 60.0
 class ClosedLoad:
     """So many requests at once, for so long after a warm-up.
 
-    The warm-up ends when as many requests have ended as run at once: prompts that began together are behind then, and
+    The warm-up ends when as many requests have ended as run at once: prompts that began together are read by then, and
     outputs of different lengths have pulled the requests apart.
     """
 

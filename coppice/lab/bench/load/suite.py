@@ -611,7 +611,7 @@ class LoadSuite:
         )
 
     def _baselines(self, workload: Workload) -> Baselines:
-        """transformers in both of its ways, or nobody."""
+        """transformers in both of its ways, or not at all."""
         if not self.plan.transformers or workload.temperature > 0:
             return Baselines((), workload)
         quiet_transformers()

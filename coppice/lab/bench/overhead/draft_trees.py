@@ -19,7 +19,7 @@ Tokens = Callable[[int, int, int], int]
 
 
 def number_tokens(depth: int, rank: int, node: int) -> int:
-    """Tokens for trees that nobody reads: the node's own number."""
+    """Tokens for trees that are not read: the node's own number."""
     return node
 
 
@@ -92,7 +92,7 @@ class ScriptedText:
         return ((mixed >> 13) ^ mixed) % self._vocab_size
 
     def draft(self, length: int) -> TokenTree:
-        """What the drafter sends behind `length` tokens: the likeliest children are right for some levels."""
+        """What the drafter sends after `length` tokens: the likeliest children are right for some levels."""
         shape = self._shapes[length % NUM_SHAPES]
         num_right = length % 4
         token_ids: list[int] = []

@@ -123,7 +123,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self._script = script
 
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierServiceDescribeResponse:  # noqa: N802
-        """A target that nobody has."""
+        """A target without a model."""
         return verifier_pb2.VerifierServiceDescribeResponse(
             model=KIND,
             tokenizer_fingerprint=self._script.tokenizer.fingerprint,
@@ -156,7 +156,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             match request.WhichOneof("event"):
                 case "open":
                     sequences[request.sequence_id] = _Sequence(request, self._script, responses)
-                    # A prompt's round waits for nobody.
+                    # A prompt's round waits for no draft.
                     sequences[request.sequence_id].run(EMPTY_TREE)
                 case "draft" if request.sequence_id in sequences:
                     self._script.traffic.count(DRAFT_ON, request)

@@ -88,7 +88,7 @@ def _endless_drafts(rng: random.Random, num_nodes: int, mixed: bool) -> Iterator
         trees[::MIXED_EVERY] = [merge([tree.prune(num_nodes - 2), cached]) for tree in trees[::MIXED_EVERY]]
     while True:
         for tree in trees:
-            # How deep its nodes lie nobody asks before the planner, unless an output is about to end.
+            # The planner is the first to ask how deep its nodes lie, unless an output is about to end.
             yield replace(tree)
 
 

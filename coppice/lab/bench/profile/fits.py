@@ -75,7 +75,7 @@ class Calibration:
 
     @property
     def next_passes(self) -> Iterator[tuple[PassRecord, PassRecord]]:
-        """Passes and the ones behind them that have a request in common, so that there was work all the while."""
+        """Passes and the ones after them that have a request in common, so that there was work all the while."""
         for first, second in pairwise(self.records.passes):
             if {one.request_id for one in first.rounds} & {one.request_id for one in second.rounds}:
                 yield first, second
@@ -125,7 +125,7 @@ _NORMAL = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class PassFit:
-    """Costs of a verifier; what a second of drafting beside a pass adds to it; and how much else passes vary."""
+    """Costs of a verifier; what a second of drafting during a pass adds to it; and how much else passes vary."""
 
     costs: VerifierCosts
     pass_per_draft: float
@@ -133,7 +133,7 @@ class PassFit:
 
 
 def fit_passes(loads: Sequence[Calibration], row_multiple: int, max_nodes: int) -> PassFit:
-    """All passes tell together what passes cost by themselves and what drafting beside them adds.
+    """All passes tell together what passes cost by themselves and what drafting during them adds.
 
     Raises BenchmarkError if there are too few passes to tell anything.
     """
@@ -209,7 +209,7 @@ def _before(loads: Sequence[Calibration]) -> Sequence[float]:
 
 # Drafts that tell anything, at least.
 MIN_SAMPLES = 3
-# A draft that a pass ran beside for less of its time than this counts as one without.
+# A draft during which a pass ran for less of its time than this counts as one without.
 ALONE = 0.02
 # Beside a pass a drafter goes on at this share of its speed at the least, so that it comes to an end.
 LEAST_SPEED = 0.01
@@ -226,7 +226,7 @@ class DraftFit:
 
 
 def fit_drafts(loads: Sequence[Calibration]) -> DraftFit:
-    """By nodes where no pass ran beside; what the others took longer, was lost to passes.
+    """By nodes where no pass ran meanwhile; what the others took longer was lost to passes.
 
     Raises BenchmarkError if there are too few drafts to tell anything.
     """
@@ -265,7 +265,7 @@ def _curve(loads: Sequence[Sequence[DraftRecord]]) -> Curve:
 
 
 def _num_unread(draft: DraftRecord) -> int:
-    """What it had to read beside one token. Of a few new ones its last tree had most; reading them is in the curve."""
+    """What it had to read but for one token. Of a few new ones its last tree had most; reading them is in the curve."""
     return draft.num_new if draft.num_new > MOST_NEW else 1
 
 
@@ -313,7 +313,7 @@ def _factor(loads: Sequence[Calibration], outcome_s: float, ask_s: float) -> flo
         trees_s = [one.at_s for one in load.records.trees]
         for one in load.records.passes:
             at_s = sorted(asked_s.get((each.request_id, each.length), -math.inf) for each in one.rounds)
-            # Some are not asked behind, or were before.
+            # Some are not asked afterwards, or were before.
             if len(at_s) < MIN_OUTCOMES or at_s[0] < one.ended_s:
                 continue
             num_trees = bisect_left(trees_s, at_s[-1]) - bisect_left(trees_s, at_s[0])
@@ -366,7 +366,7 @@ def fit_messages(loads: Sequence[Calibration], after_s: float) -> MessageFit:
 
 
 def _outcome_delays(load: Calibration) -> list[float]:
-    """From when outcomes were on their way to when the drafter was asked behind them."""
+    """From when outcomes were on their way to when the drafter was asked after them."""
     asked_s = {(one.request_id, one.base_length): one.asked_s for one in load.records.drafts}
     delays = []
     for one in load.records.passes:

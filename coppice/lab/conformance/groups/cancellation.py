@@ -1,4 +1,4 @@
-"""Streams that are left, and deadlines that pass: what they held is free again, and nobody else notices."""
+"""Streams that are left, and deadlines that pass: what they held is free again, and no other request notices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = Group("cancellation")
 TOKENS = 24
 LEFT = 8
 OUTPUTS = 4
-# What is left behind must be gone by then.
+# What cancelled requests held must be free again by then.
 FREE_WITHIN_S = 10.0
 # Tried in turn, until one is too short for the whole output.
 DEADLINES_S = (0.3, 0.1, 0.03, 0.01)

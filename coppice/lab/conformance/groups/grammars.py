@@ -160,7 +160,7 @@ async def cut(deployment: Deployment) -> None:
 
 @GROUP.case("resumed-from-every-split")
 async def resumed(deployment: Deployment) -> None:
-    """The grammar goes on behind the tokens that were delivered; one that is complete only ends."""
+    """The grammar goes on after the tokens that were delivered; one that is complete only ends."""
     request = request_of(deployment, REGEX, temperature=0.8)
     whole = await deployment.plain(request)
     for split in range(1, len(whole.token_ids) + 1):

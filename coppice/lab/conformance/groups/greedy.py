@@ -1,4 +1,4 @@
-"""Greedy decoding: one answer, whatever is guessed beside it."""
+"""Greedy decoding: one answer, whatever is guessed."""
 
 from __future__ import annotations
 

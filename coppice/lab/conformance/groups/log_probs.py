@@ -1,4 +1,4 @@
-"""Log-probabilities: of the target's raw logits, one for every token, the same bits whoever drafts."""
+"""Log-probabilities: of the target's raw logits, one for every token, the same bits whichever drafter is used."""
 
 from __future__ import annotations
 

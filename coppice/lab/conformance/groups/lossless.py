@@ -16,7 +16,7 @@ Knobs = Callable[[Deployment], dict[str, Any]]
 
 
 def sampled(**knobs: Any) -> Knobs:
-    """Knobs beside a temperature of 1 and a seed."""
+    """Knobs with a temperature of 1 and a seed."""
     return lambda deployment: {"temperature": 1.0, "seed": 11, **knobs}
 
 

@@ -25,7 +25,7 @@ def seen_and_not(deployment: Deployment) -> tuple[tuple[int, ...], int, int]:
 
 
 async def lowered(deployment: Deployment, request: GenerateRequest, token: int, rival: int, **penalty: Any) -> float:
-    """By how much a penalty lowers a token's logit beside that of a rival it does not concern."""
+    """By how much a penalty lowers a token's logit against that of a rival it does not concern."""
     before = await gap(deployment, request, token, rival)
     return before - await gap(deployment, varied(request, **penalty), token, rival)
 

@@ -21,7 +21,7 @@ OUTPUTS = 3
 
 
 def new_salt() -> str:
-    """A salt that nobody has used."""
+    """A salt that was not used before."""
     return uuid.uuid4().hex
 
 
@@ -61,7 +61,7 @@ async def counted(deployment: Deployment) -> None:
 
 @GROUP.case("a-conversation-that-goes-on-is-not-read-again")
 async def conversation(deployment: Deployment) -> None:
-    """An answer and the next question behind a prompt: what was said is cached, and changes nothing."""
+    """An answer and the next question after a prompt: what was said is cached, and changes nothing."""
     request = long_request(deployment, temperature=1.0, seed=53, mode=FORCED)
     first = await deployment.ask(request)
     said = (*request.token_ids.ids, *first.token_ids, *deployment.prompts[0])

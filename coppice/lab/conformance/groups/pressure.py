@@ -1,4 +1,4 @@
-"""More long outputs at once than a small KV cache holds: whoever has to make room goes on as if nothing had been."""
+"""More long outputs at once than a small KV cache holds: one that has to make room goes on as if nothing had been."""
 
 from __future__ import annotations
 

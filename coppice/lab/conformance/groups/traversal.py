@@ -187,7 +187,7 @@ async def counts(deployment: Deployment) -> None:
 
 @GROUP.case("log-probs-are-those-of-the-drawn-tokens")
 async def own_log_probs(deployment: Deployment) -> None:
-    """Against plain decoding that is made to say the same token behind the same tokens."""
+    """Against plain decoding that is made to say the same token after the same tokens."""
     for request, answer in (await sampled(deployment, top_log_probs=0, max_tokens=LENGTH))[:2]:
         require(len(answer.log_probs) == len(answer.token_ids), f"{len(answer.log_probs)} for {LENGTH} tokens", request)
         for place, (token, found) in enumerate(zip(answer.token_ids, answer.log_probs, strict=True)):
