@@ -45,7 +45,6 @@ class PreemptionLog:
         self.num_preemptions = 0
 
     def read(self, line: str) -> None:
-        """Take a line of the log."""
         if found := _PREEMPTED.search(line):
             self.num_preemptions += int(found[1])
 

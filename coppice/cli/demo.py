@@ -81,7 +81,6 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Speed with speculation over speed without."""
         return self.speculative.tokens_per_s / self.plain.tokens_per_s
 
     @property

@@ -96,8 +96,6 @@ def simulate(
             f"there is no file {profile}: `coppice bench profile` writes one", param_hint="--profile"
         )
     measured = _read(read_profile, profile, "--profile", ProfileError)
-    if measured.remark:
-        typer.echo(measured.remark, err=True)
     if against is not None:
         report = _compared(measured, against, seed, shows=not as_json)
     else:

@@ -72,7 +72,6 @@ class Setup:
         return encoded_prompts(self.target, self.prompts, self.plan.max_tokens, max_context_tokens)
 
     def settings(self, prompt_ids: Sequence[Sequence[int]], num_cut: int) -> Row:
-        """For the report."""
         origins = zip(self.prompts, prompt_ids, strict=True)
         return {
             "target": shown_path(self.target),
@@ -99,12 +98,10 @@ class Sample:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """To its tasks, in order."""
         return self.batch.answers
 
     @property
     def size(self) -> int:
-        """Requests at once."""
         return len(self.answers)
 
 
@@ -152,7 +149,6 @@ async def take(contender: Contender, tasks: Sequence[Task], run: int) -> Sample:
 
 
 def answers_of(samples: Iterable[Sample]) -> list[Answer]:
-    """All answers, batch by batch."""
     return [answer for sample in samples for answer in sample.answers]
 
 
@@ -210,7 +206,6 @@ def mismatches(samples: Sequence[Sample], drawing: Collection[str] = ()) -> list
 
 
 def rows(samples: Samples[Sample], contenders: Sequence[Contender]) -> list[Row]:
-    """One flat row per contender and temperature."""
     return [row(samples, one, temperature) for temperature in samples.each("temperature") for one in contenders]
 
 

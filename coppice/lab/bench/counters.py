@@ -31,12 +31,10 @@ class Counters:
         return type(self)(values)
 
     def total(self, name: str) -> float:
-        """A counter over all its labels."""
         return sum(value for (found, _), value in self.values.items() if found == name)
 
 
 def parse_counters(text: str, names: Collection[str]) -> dict[Series, float]:
-    """The series of these names on a metrics page."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

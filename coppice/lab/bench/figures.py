@@ -22,7 +22,6 @@ EARLY_ORIGINS = ("left_over", "rerooted", "ahead", "redraft")
 
 
 def num_tokens(answers: Iterable[Answer]) -> int:
-    """Tokens of all answers."""
     return sum(len(answer.token_ids) for answer in answers)
 
 

@@ -71,7 +71,6 @@ class Form:
 
     @property
     def name(self) -> str:
-        """The contender's."""
         return f"{ON} {self.kind.value}" + (f" {self.delay_ms} ms" if self.delay_ms else "")
 
     @property
@@ -117,7 +116,6 @@ SHARES: Mapping[str, tuple[Kind, figures.Figure]] = {
 
 
 def form_ratios(samples: Samples[Sample], forms: Collection[Form]) -> ByRun:
-    """The named ratios of each run."""
     return {
         at_temperature(f"{name}@{delay}ms" if delay else name, temperature): values
         for temperature in samples.each("temperature")
@@ -127,7 +125,6 @@ def form_ratios(samples: Samples[Sample], forms: Collection[Form]) -> ByRun:
 
 
 def form_remarks(values: Mapping[str, float], rows: Sequence[Row], forms: Collection[Form]) -> list[str]:
-    """Notes on the forms, and what must not be."""
     if not forms:
         return []
     slower = [

@@ -57,7 +57,6 @@ RATIO_NOTE = (
 
 
 def latency_ratios(samples: Samples[Sample]) -> ByRun:
-    """The named ratios of each run."""
     found: ByRun = {}
     for temperature in samples.each("temperature"):
         for name, pair in SPEED_RATIOS.items():

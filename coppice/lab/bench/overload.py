@@ -212,7 +212,6 @@ def slowest(samples: Samples[OverloadSample]) -> list[Row]:
 
 
 def overload_rows(samples: Samples[OverloadSample], targets: Targets, references: References) -> list[Row]:
-    """One flat object per load, the calm one first."""
     return [_row(group, targets, references) for group in by_load(samples)]
 
 
@@ -240,7 +239,6 @@ def problems(result: Sequence[Row]) -> list[str]:
 
 
 def overload_remarks(result: Sequence[Row]) -> list[str]:
-    """What has to be said with the figures."""
     cut = [row for row in result if row["num_cut"]]
     return load_suite.late_remarks(result) + [
         f"{row['name']}: {row['num_cut']} requests had not ended a minute after the last arrival." for row in cut

@@ -65,7 +65,6 @@ class Deployment:
         return [build(prompt, **{"ignore_eos": True, **knobs}) for prompt in self.prompts]
 
     def request(self, **knobs: Any) -> GenerateRequest:
-        """That for the first prompt."""
         return self.requests(**knobs)[0]
 
     async def ask(self, request: GenerateRequest) -> Completion:

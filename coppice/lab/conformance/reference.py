@@ -44,7 +44,6 @@ class ReferenceModel:
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
         ids: list[int] = self._tokenizer(text)["input_ids"]
         return ids
 

@@ -15,7 +15,6 @@ _NAME_WIDTH = 56
 
 
 def heading(address: str, info: GetModelInfoResponse) -> str:
-    """What is being tested."""
     mode = "strict" if is_strict(info) else "fast"
     drafters = ", ".join(info.sources) or "none"
     return f"{address}: model {info.model}, version {info.version}, {mode} mode, drafters: {drafters}"
@@ -43,7 +42,6 @@ def summary(results: Sequence[Result], num_preemptions: int | None = None) -> st
 
 
 def count(results: Sequence[Result], status: str) -> int:
-    """How many results have a status."""
     return sum(result.status == status for result in results)
 
 

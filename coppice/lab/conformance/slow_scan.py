@@ -25,7 +25,6 @@ class Known:
 
     @property
     def text(self) -> str:
-        """All of its text."""
         return self.texts[-1]
 
     def windows(self, size: int) -> list[str]:

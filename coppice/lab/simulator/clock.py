@@ -22,7 +22,6 @@ class Clock:
         heapq.heappush(self._actions, (self.now_s + delay_s, next(self._numbers), action))
 
     def run_until(self, end_s: float) -> None:
-        """Go on to a time."""
         while self.step(end_s):
             pass
         self.now_s = end_s

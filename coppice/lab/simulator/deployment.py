@@ -54,7 +54,6 @@ class Deployment:
 
     @property
     def now_s(self) -> float:
-        """The model's time."""
         return self.clock.now_s
 
     @property

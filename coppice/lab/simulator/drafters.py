@@ -164,7 +164,6 @@ class DrafterLink:
         self.asked = 0
 
     def join(self, handler: Handler) -> int:
-        """Have the drafter follow the request."""
         sequence_id, opening = next(self._ids), handler.draft_opening()
         sequence = DraftedSequence(
             self._text, handler, self._num_prompt, len(opening.token_ids), opening.max_nodes, opening.row_multiple
@@ -176,13 +175,11 @@ class DrafterLink:
         return sequence_id
 
     def follows(self, sequence_id: int) -> bool:
-        """Whether the drafter has the sequence."""
         return sequence_id in self._sequences
 
     def outcome(
         self, sequence_id: int, outcome: Outcome, max_nodes: int | None = None, row_multiple: int | None = None
     ) -> None:
-        """Tell the drafter what was committed."""
         self.asked += 1
         committed = outcome.base_length + len(outcome.token_ids)
 
@@ -200,7 +197,6 @@ class DrafterLink:
         self._send(arrive)
 
     def leave(self, sequence_id: int) -> None:
-        """The request has ended."""
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
             sequence.is_closed = True

@@ -31,11 +31,9 @@ class Workload:
     seed: int = 0
 
     def num_tokens(self, number: int) -> int:
-        """Length of a request's output."""
         return random.Random(f"{self.seed} {number}").randint(self.min_tokens, self.max_tokens)
 
     def num_prompt(self, number: int) -> int:
-        """Length of a request's prompt."""
         if self.prompt_tokens:
             return self.prompt_tokens[number % len(self.prompt_tokens)]
         return self.trace(number).num_prompt
@@ -58,7 +56,6 @@ class Window:
 
     @property
     def tokens_per_s(self) -> float:
-        """Committed tokens per second."""
         return self.counts.tokens / self.duration_s
 
     @property

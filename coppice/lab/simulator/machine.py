@@ -37,7 +37,6 @@ class Curve:
         return self.seconds[last - 1] + slope * (size - low)
 
     def slower(self, factor: float) -> Curve:
-        """The curve with all seconds times a factor."""
         return replace(self, seconds=tuple(factor * value for value in self.seconds))
 
 
@@ -55,7 +54,6 @@ class PassWork:
 
     @property
     def rows(self) -> int:
-        """Of rounds and prompts."""
         return self.round_rows + self.prompt_rows
 
 
@@ -104,7 +102,6 @@ class VerifierCosts:
         return self.start_s + self.start_sequence_s * num_sequences
 
     def slower(self, factor: float) -> VerifierCosts:
-        """The same verifier with all times multiplied."""
         times = [name for name in vars(self) if name.endswith("_s")]
         return replace(
             self, passes=self.passes.slower(factor), **{name: factor * getattr(self, name) for name in times}
@@ -123,7 +120,6 @@ class DrafterCosts:
         return self.drafts.at(num_nodes) + self.read_token_s * max(0, num_unread - 1)
 
     def slower(self, factor: float) -> DrafterCosts:
-        """The same drafter with all times multiplied."""
         return DrafterCosts(self.drafts.slower(factor), factor * self.read_token_s)
 
 

@@ -28,19 +28,12 @@ class ProfileError(ValueError):
     """A profile that cannot be used; the message names what is wrong."""
 
 
-# Said of a profile that was taken before the services were measured in service.
-OLDER = (
-    "the profile is of an earlier version, which timed passes and drafts by themselves: run coppice bench profile again"
-)
-
-
 @dataclass(frozen=True)
 class Profile:
-    """A machine and outputs that were recorded there, and what has to be said of them."""
+    """A machine, and outputs that were recorded there."""
 
     machine: Machine
     traces: tuple[Trace, ...]
-    remark: str = ""
 
     def __post_init__(self) -> None:
         if not self.traces:
@@ -56,7 +49,6 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """What the file of a profile holds of it."""
     machine = profile.machine
     return {
         "verifier": {**asdict(machine.verifier), "passes": _curve_to_json(machine.verifier.passes)},
@@ -76,21 +68,16 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
     """
     try:
         verifier, drafter = dict(record["verifier"]), dict(record["drafter"])
-        is_older = "orchestrator" not in record
-        if is_older:
-            # It was all that a prompt's row took; now these rows are in the curve, too.
-            verifier["prompt_token_s"] = 0.0
         machine = Machine(
             verifier=VerifierCosts(**{**verifier, "passes": _curve_from_json(verifier["passes"])}),
             drafter=DrafterCosts(**{**drafter, "drafts": _curve_from_json(drafter["drafts"])}),
             message_s=float(record["message_s"]),
             contention=Contention(**record["contention"]),
             noise=float(record["noise"]),
-            orchestrator=OrchestratorCosts(**record.get("orchestrator", {})),
+            orchestrator=OrchestratorCosts(**record["orchestrator"]),
         )
         _check_numbers(record)
-        traces = tuple(_trace_from_json(trace) for trace in record["traces"])
-        return Profile(machine, traces, OLDER if is_older else "")
+        return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
     except KeyError as error:
         raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
     except (TypeError, ValueError, InvalidTreeError) as error:
@@ -100,7 +87,7 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
 def _check_numbers(record: Mapping[str, Any]) -> None:
     named = {"message_s": record["message_s"], "noise": record["noise"]}
     for group in ("verifier", "drafter", "contention", "orchestrator"):
-        values = record.get(group, {})
+        values = record[group]
         named |= {f"{group}.{name}": value for name, value in values.items() if not isinstance(value, Mapping)}
     for name, value in named.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
@@ -131,7 +118,7 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
 
 def _trace_from_json(record: Mapping[str, Any]) -> Trace:
     token_ids = tuple(map(int, record["token_ids"]))
-    prompt = tuple(map(int, record.get("prompt", ())))
+    prompt = tuple(map(int, record["prompt"]))
     return Trace(int(record["num_prompt"]), token_ids, _trees(record["trees"], len(token_ids)), prompt)
 
 

@@ -100,7 +100,6 @@ class SimulatedRequest:
 
     @property
     def num_asked(self) -> int:
-        """Messages to drafters that ask for a draft."""
         return sum(link.asked for link in self._links)
 
     def close(self) -> None:

@@ -34,7 +34,6 @@ class Scenario:
         return load.run(Deployment(planner, policy, self.machine, self.fleet, self.seed), self.workload)
 
     def rows(self, policies: Sequence[Policy], loads: Sequence[Load]) -> Iterator[dict[str, Any]]:
-        """One flat object per load and policy."""
         for load in loads:
             for policy in policies:
                 window = self.run(policy, load)

@@ -94,11 +94,9 @@ class SimulatedSequence:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output has all its tokens."""
         return len(self.tokens) >= self._max_length
 
     def submit(self, base_length: int, tree: TokenTree, budget: int, linger_s: float | None) -> None:
-        """Take a draft in."""
         if linger_s is not None:
             self.linger.limit_s = linger_s
         self._budget = min(budget, self._max_nodes) if budget else self._max_nodes

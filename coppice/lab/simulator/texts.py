@@ -57,7 +57,6 @@ class TracedText:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The tokens before the output, where they were recorded."""
         return self._trace.prompt
 
     def said(self, first: int, last: int) -> list[int]:

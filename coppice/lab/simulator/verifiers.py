@@ -73,11 +73,9 @@ class SimulatedVerifier:
 
     @property
     def num_sequences(self) -> int:
-        """Running and waiting ones."""
         return len(self._running) + len(self._waiting)
 
     def open(self, sequence: SimulatedSequence) -> None:
-        """Queue a sequence."""
         sequence.last_outcome_s = self._clock.now_s
         self._waiting.append(sequence)
         self.look()

@@ -241,7 +241,6 @@ def _drawing(measured: Sequence[Measured]) -> frozenset[str]:
 
 
 def ablation_ratios(measured: Sequence[Measured], kinds: Sequence[str]) -> ByRun:
-    """The named ratios of each run, of the groups that were measured."""
     groups = {one.group.name: one for one in measured}
     found: ByRun = {}
     for name, ratios_of in (

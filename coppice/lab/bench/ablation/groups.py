@@ -73,15 +73,12 @@ class Measured:
 
     @property
     def temperatures(self) -> list[float]:
-        """In the order measured."""
         return self.samples.each("temperature")
 
     def of(self, variant: str, temperature: float) -> Samples[Sample]:
-        """A variant's samples at a temperature."""
         return self.samples.where(contender=contender_name(variant), temperature=temperature)
 
     def by_run(self, variant: str, temperature: float, figure: Figure) -> list[float | None]:
-        """A figure of a variant's answers in each run."""
         return comparison.by_run(self.samples, contender_name(variant), temperature, figure)
 
     def tau(self, variant: str, temperature: float) -> list[float | None]:

@@ -89,7 +89,6 @@ COUNTED = (PASSES, PASS_S, ROWS, ROW_PASSES, NODES, MASKS, PRUNED_NODES, PRUNED_
 
 
 def ms_per_pass(counted: Counters) -> float | None:
-    """Milliseconds of a pass."""
     return quotient(1000 * counted.total(PASS_S), counted.total(PASSES))
 
 
@@ -157,7 +156,6 @@ def pruning_name(source: str, num_nodes: int, switch: str) -> str:
 
 
 def make_groups(what: InPass, temperatures: tuple[float, ...]) -> tuple[Group, ...]:
-    """Everything that there is to compare."""
     groups = [Group(DRAFTING, tuple(_drafting(what)), temperatures)] if what.drafting else []
     if what.early_head:
         pruning = tuple(_pruning(what))
@@ -222,7 +220,6 @@ def _row(measured: Measured, row: Row, expected: comparison.Outputs) -> Row:
 
 
 def in_pass_ratios(measured: Sequence[Measured], what: InPass) -> ByRun:
-    """The named ratios of each run."""
     groups = {one.group.name: one for one in measured}
     found: ByRun = {}
     for temperature in groups[DRAFTING].temperatures if what.space and DRAFTING in groups else ():

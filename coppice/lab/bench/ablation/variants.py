@@ -86,12 +86,10 @@ class Variant:
 
     @property
     def front(self) -> Front:
-        """The orchestrator that it needs."""
         return Front(self.verifier, self.drafters, self.has_cache, self.synchronous, self.most_nodes)
 
     @property
     def policy(self) -> Policy:
-        """What its requests ask for."""
         forced = Mode.MODE_FORCED if self.sources else Mode.MODE_AUTO
         parts = (
             "" if self.verifier == PLAIN else str(self.verifier),
@@ -117,7 +115,6 @@ PLAIN_DECODING = Variant(OFF)
 
 
 def contender_name(variant: str) -> str:
-    """Of the variant of this name."""
     return OFF if variant == OFF else f"{ON} {variant}"
 
 
@@ -136,10 +133,8 @@ class Group:
 
     @property
     def everyone(self) -> tuple[Variant, ...]:
-        """Speculation off, and the variants."""
         return (PLAIN_DECODING, *self.variants)
 
 
 def variants_of(groups: Iterable[Group]) -> list[Variant]:
-    """All variants of all groups, each once."""
     return list(dict.fromkeys(variant for group in groups for variant in group.everyone))

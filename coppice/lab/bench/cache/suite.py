@@ -187,7 +187,6 @@ class _Bench:
 
 
 def of(samples: Samples[Sample], setting: str, temperature: float, phase: str) -> Samples[Sample]:
-    """One sample per run."""
     return samples.where(setting=setting, temperature=temperature, phase=phase)
 
 
@@ -199,7 +198,6 @@ def groups(samples: Samples[Sample]) -> list[tuple[str, float, str]]:
 
 
 def cache_rows(samples: Samples[Sample], prompts: Sequence[CachePrompt]) -> list[Row]:
-    """One flat object per setting, temperature and phase."""
     return [_row(samples, prompts, *group) for group in groups(samples)]
 
 

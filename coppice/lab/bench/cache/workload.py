@@ -43,7 +43,6 @@ class CacheWorkload:
 
     @property
     def prompts(self) -> tuple[CachePrompt, ...]:
-        """All of them, as their numbers go."""
         return (*self.first, *self.shifted)
 
 
@@ -132,7 +131,6 @@ class Phase:
     kills_redis: bool = False
 
     def salt_of(self, session: str, prompt: int) -> str:
-        """The `cache_salt` of a request."""
         return f"{session} {self.salt or prompt}"
 
 

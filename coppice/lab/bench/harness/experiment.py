@@ -82,7 +82,6 @@ class Samples(tuple[Sample, ...]):
         return list(dict.fromkeys(getattr(one, field) for one in self))
 
     def runs(self) -> list[Samples[Sample]]:
-        """The samples of each run, runs in order."""
         return [self.where(run=run) for run in sorted(set(self.each("run")))]
 
     def by_run(self, figure: Callable[[Samples[Sample]], float | None]) -> list[float | None]:
@@ -107,7 +106,6 @@ def over(first: Iterable[float | None], second: Iterable[float | None]) -> list[
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """The values that there are."""
     return [value for value in values if value is not None]
 
 

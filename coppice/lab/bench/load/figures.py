@@ -43,7 +43,6 @@ class Span:
 
     @property
     def length_s(self) -> float:
-        """How long it lasts."""
         return self.end_s - self.start_s
 
 

@@ -219,7 +219,6 @@ class ClosedLoad:
         return f"c{self.concurrency}"
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """Send the requests, the same in every run; returns the part of the window that counts."""
         async with closed_loop(window, workload) as resize:
             resize(self.concurrency)
             await window.wait_for_ended(self.concurrency, WARM_UP_LIMIT_S)
@@ -247,7 +246,6 @@ class PoissonLoad:
         return poisson_arrivals(self.rate_per_s, self.duration_s, f"{self.seed} {self.rate:g} {run}")
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """All of it counts: until the last answer, but not less than the time of arrivals."""
         await open_loop(window, workload, self.arrivals(run), DRAIN_S)
         return _whole(window, self.duration_s)
 
@@ -261,7 +259,6 @@ class TraceLoad:
     name: str = "trace"
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """As for arrivals at random."""
         await open_loop(window, workload, self.arrivals, DRAIN_S)
         return _whole(window, self.duration_s)
 
@@ -290,7 +287,6 @@ class StepLoad:
         return Level(1, before), Level(self.concurrency, at), Level(1, after)
 
     async def drive(self, window: Window, workload: Workload, run: int) -> Span:
-        """The same requests in every run."""
         async with closed_loop(window, workload) as resize:
             for level in self.levels:
                 resize(level.concurrency)

@@ -185,7 +185,6 @@ def lag_ms(answers: Iterable[Answer]) -> float | None:
 
 
 def late_remarks(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Where the generator measured itself."""
     return [
         f"{row['name']}: the load generator itself was late by up to {row['lag_ms_p99']:.0f} ms (p99); that is in "
         "the latencies."
@@ -213,7 +212,6 @@ class Results:
     targets: Targets = field(default_factory=Targets)
 
     def of(self, load: Load, policy: str) -> Samples[Sample]:
-        """The samples of a load under a policy."""
         return self.samples.where(load=load, policy=policy)
 
     def loads(self, *kinds: type) -> list[Any]:
@@ -222,7 +220,6 @@ class Results:
 
 
 def speed(sample: Sample) -> float:
-    """Tokens per second."""
     return figures.tokens_per_s(sample.answers, sample.span)
 
 
@@ -334,7 +331,6 @@ def step_runs(load: StepLoad, group: Iterable[Sample], tolerances: Sequence[floa
 
 
 def load_rows(results: Results, references: References) -> list[Row]:
-    """One flat object per load and policy, in the order measured."""
     found = []
     for load in results.loads(object):
         for policy in results.policies:
@@ -370,7 +366,6 @@ def series(results: Results) -> list[Row]:
 
 
 def load_remarks(result: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What has to be said with the figures."""
     notes = [
         f"{row['name']}: {row['num_refused']} requests were refused and {row['num_failed']} failed."
         for row in result

@@ -71,11 +71,9 @@ class Traffic:
         self._to_drafter_s: dict[tuple[int, int], float] = {}
 
     def reset(self) -> None:
-        """Begin anew."""
         vars(self).update(vars(Traffic()))
 
     def count(self, way: str, message: Message) -> None:
-        """A message of a round went this way."""
         size = message.ByteSize()
         self.messages[way] += 1
         self.bytes[way] += size
@@ -87,12 +85,10 @@ class Traffic:
         self._left_s[way, request, length] = time.perf_counter()
 
     def outcome_comes(self, request: int, length: int) -> None:
-        """The drafter has an outcome."""
         if (left_s := self._left_s.pop((OUTCOME_IN, request, length), None)) is not None:
             self._to_drafter_s[request, length] = time.perf_counter() - left_s
 
     def draft_comes(self, request: int, length: int) -> None:
-        """The verifier has a draft."""
         left_s = self._left_s.pop((DRAFT_IN, request, length), None)
         there_s = self._to_drafter_s.pop((request, length), None)
         if left_s is not None and there_s is not None:
@@ -123,7 +119,6 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self._script = script
 
     async def Describe(self, request: Any, context: Any) -> verifier_pb2.VerifierServiceDescribeResponse:  # noqa: N802
-        """A target without a model."""
         return verifier_pb2.VerifierServiceDescribeResponse(
             model=KIND,
             tokenizer_fingerprint=self._script.tokenizer.fingerprint,
@@ -135,13 +130,11 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802
-        """The tokenizer that prompts of the public API are for."""
         return verifier_pb2.GetTokenizerResponse(
             tokenizer_json=self._script.tokenizer_json, tokenizer_fingerprint=self._script.tokenizer.fingerprint
         )
 
     async def Verify(self, requests: Any, context: Any) -> AsyncIterator[verifier_pb2.VerifyResponse]:  # noqa: N802
-        """Run every sequence of one stream."""
         responses: asyncio.Queue[verifier_pb2.VerifyResponse] = asyncio.Queue()
         reader = asyncio.create_task(self._read(requests, responses))
         try:
@@ -234,7 +227,6 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         self._script = script
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:  # noqa: N802
-        """A drafter for the scripted target."""
         return drafter_pb2.DrafterServiceDescribeResponse(
             kind=KIND,
             model=KIND,
@@ -244,7 +236,6 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
     async def Draft(self, requests: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:  # noqa: N802
-        """Follow every sequence of one stream."""
         traffic = self._script.traffic
         # Seed and committed length.
         sequences: dict[int, tuple[int, int]] = {}
@@ -335,7 +326,6 @@ async def load(client: Client, settings: RunSettings, num_rounds: int, first_see
 
 
 async def main() -> None:
-    """Serve, and run what stdin says, until it ends."""
     script = make_script()
     servers, addresses = await serve(script)
     _say(addresses)

@@ -85,7 +85,6 @@ class Peers:
         self._process = process
 
     async def tell(self, text: str) -> None:
-        """Send a line."""
         assert self._process.stdin is not None, "it was made with pipes"
         self._process.stdin.write(text.encode() + b"\n")
         await self._process.stdin.drain()

@@ -78,7 +78,6 @@ class OverheadPlan:
     seed: int = 0
 
     def rounds_of_each(self, num_requests: int) -> int:
-        """About so many rounds of each request."""
         return max(2, self.num_rounds // num_requests)
 
 

@@ -42,7 +42,6 @@ class PassRecord:
 
     @property
     def pass_s(self) -> float:
-        """Time of the pass."""
         return self.ended_s - self.started_s
 
 

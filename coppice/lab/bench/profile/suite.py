@@ -81,7 +81,6 @@ class ProfilePlan:
             yield from in_turn(turns, run)
 
     def num_turns(self) -> int:
-        """Of all runs."""
         return self.num_runs * sum(1 for _ in self.turns(max(*self.budgets, 1), 0))
 
 

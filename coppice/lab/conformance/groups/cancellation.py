@@ -27,7 +27,6 @@ DEADLINES_S = (0.3, 0.1, 0.03, 0.01)
 
 
 def endless(deployment: Deployment, seed: int) -> GenerateRequest:
-    """A request that fills the context."""
     return deployment.requests(temperature=1.0, seed=seed, mode=FORCED)[seed % 3]
 
 

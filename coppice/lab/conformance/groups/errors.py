@@ -20,7 +20,6 @@ TOO_MANY, TOO_LONG = 17, "x" * 257
 
 
 def usual(deployment: Deployment) -> GenerateRequest:
-    """A request with nothing wrong."""
     return build(deployment.prompts[0], max_tokens=4)
 
 

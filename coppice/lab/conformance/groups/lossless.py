@@ -48,7 +48,6 @@ def together(deployment: Deployment) -> dict[str, Any]:
 
 
 def at(temperature: float, knobs: Knobs) -> Knobs:
-    """Knobs at a temperature."""
     return lambda deployment: {"temperature": temperature, "seed": 12, **knobs(deployment)}
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coppice.core.tree import EMPTY_TREE, TokenTree
-from coppice.lab.simulator.machine import OrchestratorCosts
 from coppice.lab.simulator.profile import Profile, ProfileError, profile_from_json, profile_to_json, read_profile
 from coppice.lab.simulator.texts import Trace
 from tests.unit.coppice.lab.simulator.machines import right_trace, usual_machine
@@ -46,6 +44,8 @@ def record() -> dict[str, Any]:
     ("path", "value", "named"),
     [
         (("verifier",), None, "verifier"),
+        (("orchestrator",), None, "orchestrator"),
+        (("traces", 0, "prompt"), None, "prompt"),
         (("verifier", "gap_s"), -1.0, "verifier.gap_s"),
         (("verifier", "gap_s"), float("nan"), "verifier.gap_s"),
         (("verifier", "speed"), 1.0, "speed"),
@@ -71,16 +71,6 @@ def test_what_is_no_profile_is_refused_by_name(path: tuple[str | int, ...], valu
         inner[path[-1]] = value
     with pytest.raises(ProfileError, match=named):
         profile_from_json(broken)
-
-
-def test_a_profile_of_an_earlier_version_is_read_with_a_remark() -> None:
-    older = record()
-    del older["orchestrator"], older["traces"][0]["prompt"]
-    profile = profile_from_json(older)
-    verifier = replace(usual_machine().verifier, prompt_token_s=0.0)
-    assert profile.machine == replace(usual_machine(), verifier=verifier, orchestrator=OrchestratorCosts())
-    assert "run coppice bench profile again" in profile.remark
-    assert not profile_from_json(record()).remark
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused_by_name(tmp_path: Path) -> None:
