@@ -1,4 +1,4 @@
-"""Shared code of the services, and what surrounds them: client, command line, benchmarks, one-process form.
+"""Code shared by the services, and tools around them: client, command line, benchmarks, colocated deployment.
 
-Rooms that the orchestrator imports know neither torch nor Redis; pyproject.toml has the import contracts.
+Packages imported by the orchestrator depend on neither torch nor Redis; pyproject.toml has the import contracts.
 """

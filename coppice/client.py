@@ -1,4 +1,4 @@
-"""A client of the public API: completions and model information, errors with field and retry delay.
+"""Client of the public API: completions and model information; errors carry the field and retry delay.
 
 async with Client("127.0.0.1:50050") as client:
     completion = await client.generate("def add(a, b):", Options(max_tokens=32))
@@ -37,10 +37,10 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 @dataclass(frozen=True)
 class Options:
-    """How to complete a prompt; what is None is left to the server, meanings as in `sampling.proto`.
+    """Options of a completion; None leaves a field to the server. Meanings as in `sampling.proto`.
 
     Raises:
-        ValueError: two fields that exclude each other are set, or an acceptance rule that there is none of.
+        ValueError: two fields exclude each other, or the acceptance rule is unknown.
     """
 
     max_tokens: int | None = None
@@ -52,44 +52,44 @@ class Options:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool | None = None
-    # "auto", "off", or the names of the drafters to use, separated by commas.
+    # "auto", "off", or names of the drafters to use, separated by commas.
     speculation: str = "auto"
     # Most draft nodes of a round.
     max_nodes: int | None = None
-    # How drafts are accepted, one of ACCEPTANCE. Above temperature 0 traversal keeps the law of the output, not its
-    # tokens for a seed.
+    # Acceptance rule, one of ACCEPTANCE. At temperatures above 0 traversal keeps the distribution of outputs, but not
+    # the tokens of a seed.
     acceptance: str | None = None
-    # Passes of a drafter of the kind "diffusion" over its block, and tokens of the block.
+    # For drafters of kind "diffusion": denoising passes per block, and tokens per block.
     denoising_steps: int | None = None
     block_tokens: int | None = None
-    # Requests of the same salt share what is computed for prompts that begin alike.
+    # Prompts share cached prefixes among requests with the same salt.
     cache_salt: str = ""
-    # Tokens that an interrupted call has delivered already.
+    # Tokens already delivered by an interrupted call.
     resume_token_ids: tuple[int, ...] = ()
-    # Log-probabilities of the generated tokens and of this many likeliest ones; None asks for none.
+    # Log-probabilities of generated tokens and of this many likeliest tokens; None: none.
     top_log_probs: int | None = None
-    # Outputs to generate for the prompt, at once.
+    # Number of concurrent outputs for the prompt.
     num_outputs: int | None = None
-    # What the output has to look like: a JSON schema, as text or as an object, or a regular expression; not both.
+    # Format of the output: a JSON schema (text or object) or a regular expression, not both.
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
 
     def __post_init__(self) -> None:
         if self.json_schema is not None and self.regex is not None:
-            raise ValueError("json_schema and regex cannot both hold")
+            raise ValueError("json_schema and regex exclude each other")
         if self.acceptance is not None and self.acceptance not in ACCEPTANCE:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, got {self.acceptance!r}")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is new since the output's last chunk."""
+    """New text and tokens of an output since its last chunk."""
 
     text: str
     token_ids: tuple[int, ...]
-    # One per token, when asked for.
+    # One per token, if requested.
     log_probs: tuple[TokenLogProbs, ...] = ()
-    # The output that it belongs to, where there are several.
+    # Index of its output.
     output_index: int = 0
 
 
@@ -100,9 +100,9 @@ class RequestFailedError(Exception):
         super().__init__(f"{error.code().name}: {error.details()}")
         self.code: grpc.StatusCode = error.code()
         self.details = error.details() or ""
-        # The fields that are wrong, for INVALID_ARGUMENT.
+        # Wrong fields, for INVALID_ARGUMENT.
         self.fields: tuple[str, ...] = ()
-        # When to try again, for RESOURCE_EXHAUSTED.
+        # Delay until a retry, for RESOURCE_EXHAUSTED.
         self.retry_after_s: float | None = None
         for detail in _details(error):
             if isinstance(detail, error_details_pb2.BadRequest):
@@ -112,7 +112,7 @@ class RequestFailedError(Exception):
 
 
 class Stream:
-    """One request's chunks, in order; those of several outputs take turns as they come."""
+    """Chunks of a request in order; those of several outputs are interleaved as they come."""
 
     def __init__(
         self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse], num_outputs: int = 1
@@ -122,21 +122,21 @@ class Stream:
         self._outputs: defaultdict[int, CompletionBuilder] = defaultdict(CompletionBuilder)
 
     def cancel(self) -> None:
-        """Stop the request; the server frees everything that it holds."""
+        """Cancel the request; the server frees its resources."""
         self._call.cancel()
 
     def result(self) -> Completion:
-        """The completion of a request for one output, once every chunk has been taken.
+        """Completion of a request for one output, after the last chunk.
 
         Raises:
-            RuntimeError: the output has not ended, or there are several: see `results`.
+            RuntimeError: the output has not ended, or there are several (see `results`).
         """
         if self._num_outputs != 1:
             raise RuntimeError(f"the request has {self._num_outputs} outputs, not one")
         return self.results()[0]
 
     def results(self) -> tuple[Completion, ...]:
-        """Every output's completion, in order, once every chunk has been taken.
+        """Completions of all outputs, in order, after the last chunk.
 
         Raises:
             RuntimeError: an output has not ended.
@@ -161,18 +161,18 @@ class Stream:
         except grpc.aio.AioRpcError as error:
             raise RequestFailedError(error) from error
         finally:
-            # Does nothing to a call that has ended; one that was left early must not run on.
+            # No effect on a finished call; cancels one that is abandoned early.
             self._call.cancel()
 
 
 class Client:
-    """Talks to one orchestrator over one channel; close it, or use it as an async context manager.
+    """Client of one orchestrator over one channel; close it, or use it as an async context manager.
 
-    Places are shared fairly among tenants; requests without one are a tenant's, too. Where the server asks for tokens,
-    the token says which tenant's. Files of `tls` are read once; None is plaintext.
+    `tenant` is the name for fair sharing; where the server requires tokens, the token determines it. The files of `tls`
+    are read once; None: plaintext.
 
     Raises:
-        TlsError: a file of `tls` cannot be used.
+        TlsError: a file of `tls` is invalid.
     """
 
     def __init__(self, address: str, tenant: str = "", token: str = "", tls: ChannelTls | None = None) -> None:
@@ -190,7 +190,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel, and cancel what is running on it."""
+        """Close the channel and cancel its calls."""
         await self._channel.close()
 
     async def generate(
@@ -199,7 +199,7 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completion:
-        """Complete a prompt, given as text or as token ids. For several outputs see `generate_all`.
+        """Complete a prompt (text or token ids). For several outputs see `generate_all`.
 
         Raises:
             RequestFailedError: the server refused or failed it.
@@ -212,7 +212,7 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> tuple[Completion, ...]:
-        """Every output of a prompt, `options.num_outputs` of them, in order.
+        """Complete a prompt with `options.num_outputs` outputs, in order.
 
         Raises:
             RequestFailedError: the server refused or failed it.
@@ -223,7 +223,7 @@ class Client:
         return stream.results()
 
     async def send(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Completion:
-        """Complete a request of any shape that asks for one output.
+        """Send any request for one output.
 
         Raises:
             RequestFailedError: the server refused or failed it.
@@ -239,7 +239,7 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Stream:
-        """Complete a prompt, chunk by chunk; iterating raises RequestFailedError when it fails."""
+        """Complete a prompt in chunks; iteration raises RequestFailedError on failure."""
         return self.stream_request(build_request(prompt, options), timeout_s)
 
     async def chat(
@@ -248,10 +248,10 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Completion:
-        """The next answer of a conversation: messages with `role` and `content`, oldest first.
+        """Answer a conversation: messages with `role` and `content`, oldest first.
 
         Raises:
-            RequestFailedError: the server refused or failed it; UNIMPLEMENTED where the target has no chat template.
+            RequestFailedError: the server refused or failed it; UNIMPLEMENTED if the target has no chat template.
         """
         return await self.send(build_chat_request(messages, options), timeout_s)
 
@@ -261,19 +261,19 @@ class Client:
         options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Stream:
-        """The next answer of a conversation, chunk by chunk; iterating raises RequestFailedError when it fails."""
+        """Answer a conversation in chunks; iteration raises RequestFailedError on failure."""
         return self.stream_request(build_chat_request(messages, options), timeout_s)
 
     def stream_request(self, request: inference_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Stream:
-        """As `stream`, for a request of any shape."""
+        """Like `stream`, for any request."""
         num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
         return Stream(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), num_outputs)
 
     async def model_info(self, timeout_s: float = 30.0) -> inference_pb2.GetModelInfoResponse:
-        """What is served, and its limits.
+        """Model, limits and features of the server.
 
         Raises:
-            RequestFailedError: the server did not say.
+            RequestFailedError: the server refused or failed it.
         """
         try:
             info: inference_pb2.GetModelInfoResponse = await self._stub.GetModelInfo(
@@ -285,7 +285,7 @@ class Client:
 
 
 def build_request(prompt: str | Sequence[int], options: Options | None = None) -> inference_pb2.GenerateRequest:
-    """The message for a prompt, given as text or as token ids."""
+    """Request for a prompt, given as text or token ids."""
     request = _without_input(options or Options())
     if isinstance(prompt, str):
         request.prompt = prompt
@@ -298,10 +298,10 @@ def build_request(prompt: str | Sequence[int], options: Options | None = None) -
 def build_chat_request(
     messages: Sequence[Mapping[str, str]], options: Options | None = None
 ) -> inference_pb2.GenerateRequest:
-    """The message for a conversation: messages with `role` and `content`, oldest first.
+    """Request for a conversation: messages with `role` and `content`, oldest first.
 
     Raises:
-        ValueError: a message has other keys than these two.
+        ValueError: a message has other keys.
     """
     request = _without_input(options or Options())
     for message in messages:
@@ -335,7 +335,7 @@ def _without_input(options: Options) -> inference_pb2.GenerateRequest:
 
 
 def _set_what_is_given(message: Any, options: Options, *names: str) -> None:
-    """Set the fields of a message whose options are not None."""
+    """Set the fields whose options are not None."""
     for name in names:
         if (value := getattr(options, name)) is not None:
             setattr(message, name, value)
@@ -352,7 +352,7 @@ def _set_speculation(policy: inference_pb2.SpeculationPolicy, wanted: str) -> No
 
 
 def _details(error: grpc.aio.AioRpcError) -> list[Any]:
-    """The google.rpc details that came with a status."""
+    """google.rpc details of a status."""
     found: list[Any] = []
     for key, value in error.trailing_metadata():
         if key != _DETAILS_KEY or not isinstance(value, bytes):

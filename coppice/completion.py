@@ -1,4 +1,4 @@
-"""A completion as a client has it: what was produced, how, and how long it took."""
+"""Completion as a client sees it: output, usage, speculation and timing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORIGIN_PREFIX = "DRAFT_ORIGIN_"
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that went in and came out."""
+    """Prompt and completion tokens."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -25,7 +25,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """Nodes of one source that were verified, and accepted."""
+    """Verified and accepted nodes of one source."""
 
     proposed: int = 0
     accepted: int = 0
@@ -33,7 +33,7 @@ class SourceCounts:
 
 @dataclass(frozen=True)
 class OriginCounts:
-    """Rounds whose draft was made at one time, its nodes, and those accepted."""
+    """Rounds by origin of their draft, with its nodes and the accepted ones."""
 
     rounds: int = 0
     draft_tokens: int = 0
@@ -42,23 +42,23 @@ class OriginCounts:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Counts of the rounds, fields as in SpeculationStats of `inference.proto`."""
+    """Counts of rounds; fields as in SpeculationStats of `inference.proto`."""
 
     rounds: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     redraft_tokens: int = 0
     stale_drafts: int = 0
-    # Tokens committed per round, the target's own included.
+    # Tokens per round, the target's own included.
     mean_acceptance_length: float = 0.0
     sources: Mapping[str, SourceCounts] = field(default_factory=dict)
     rounds_drafted_by_depth: tuple[int, ...] = ()
     rounds_accepted_by_depth: tuple[int, ...] = ()
     near_ties: int = 0
-    # By when drafts were made: "fresh", "left_over", "rerooted", "ahead" or "redraft".
+    # By origin of the draft: "fresh", "left_over", "rerooted", "ahead" or "redraft".
     origins: Mapping[str, OriginCounts] = field(default_factory=dict)
-    # Rounds whose tree a drafter was told to expect; those whose outcome left it and was drafted for, by its rank; and
-    # those that verified another tree and ended inside the expected one, where it goes on.
+    # Rounds for which drafting ahead was requested; those whose outcome left the expected tree and was drafted for, by
+    # rank; and those that verified another tree and ended inside the expected one, before a leaf.
     expected_outcomes: int = 0
     draft_ahead_hits_by_rank: tuple[int, ...] = ()
     outcomes_inside_expected: int = 0
@@ -66,7 +66,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class PassTiming:
-    """Passes that had the same number of rows."""
+    """Passes with the same number of rows."""
 
     rows: int
     count: int
@@ -75,11 +75,11 @@ class PassTiming:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds as the server measured them."""
+    """Milliseconds measured by the server."""
 
     queue_ms: float = 0.0
     ttft_ms: float = 0.0
-    # Per token after the first; 0 when there was only one.
+    # Per token after the first; 0 with a single token.
     tpot_ms: float = 0.0
     total_ms: float = 0.0
     forward_ms: float = 0.0
@@ -97,7 +97,7 @@ class Completion:
     """One finished output."""
 
     request_id: str
-    # What this output was drawn with: of several, each has its own.
+    # Seed of this output; outputs of a request have different ones.
     seed: int
     text: str
     token_ids: tuple[int, ...]
@@ -107,11 +107,11 @@ class Completion:
     usage: Usage
     speculation: Speculation
     timing: Timing
-    # One per token, when asked for.
+    # One per token, if requested.
     log_probs: tuple[TokenLogProbs, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `coppice generate --json` prints."""
+        """Object printed by `coppice generate --json`."""
         speculation = self.speculation
         return {
             "text": self.text,
@@ -142,7 +142,7 @@ class Completion:
 
 
 def outputs_json(completions: Sequence[Completion]) -> dict[str, Any]:
-    """The object that `coppice generate --json` prints for several outputs of a request."""
+    """Object printed by `coppice generate --json` for several outputs."""
     return {"outputs": [{"seed": completion.seed, **completion.as_json()} for completion in completions]}
 
 
@@ -155,7 +155,7 @@ def _log_probs_json(one: TokenLogProbs) -> dict[str, Any]:
 
 
 class CompletionBuilder:
-    """Puts one output together from its messages; `completion` is set once the last has been added."""
+    """Assembles an output from its messages; `completion` is set by the last one."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -166,7 +166,7 @@ class CompletionBuilder:
         self.completion: Completion | None = None
 
     def add(self, message: inference_pb2.GenerateResponse) -> None:
-        """Take the output's next message."""
+        """Add the output's next message."""
         self._text.append(message.text)
         self._token_ids.extend(message.token_ids)
         self._log_probs.extend(log_probs_from_proto(message.log_probs))
@@ -214,7 +214,7 @@ def _speculation(stats: inference_pb2.SpeculationStats, completion_tokens: int) 
 
 
 def origin_name(origin: tree_pb2.DraftOrigin) -> str:
-    """When drafts were made, in a word; one of a newer server is its number."""
+    """Name of a draft's origin; unknown ones of a newer server are numbers."""
     if origin not in tree_pb2.DraftOrigin.values():
         return str(origin)
     return tree_pb2.DraftOrigin.Name(origin).removeprefix(_ORIGIN_PREFIX).lower()

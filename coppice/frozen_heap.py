@@ -1,4 +1,4 @@
-"""Garbage collections that stop nothing: what a process has loaded is left out of them."""
+"""Exemption of loaded objects from garbage collection."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Collect garbage once, and do not look again at what is there now while the context is open.
+    """Collect garbage once, and exempt all present objects from collection while the context is open.
 
-    Half a million objects of torch and transformers are looked at in a full collection, which stops every thread for a
-    quarter of a second, a pass and an event loop in the midst of them. For processes that have loaded what they need.
+    A full collection scans half a million objects of torch and transformers and stops all threads for a quarter of a
+    second. For processes that have loaded everything they need.
     """
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        # Or nothing of it is taken down when the process ends, and libraries report leaks behind its last words.
+        # Otherwise these objects are not freed at exit, and libraries report leaks.
         gc.unfreeze()

@@ -1,6 +1,6 @@
-"""A figure as a small PNG file; pictures of results and of training are committed.
+"""Figures as small PNG files; those of results and of training are committed.
 
-Nothing that imports this needs a display.
+Needs no display.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
 
-# Lines, bars and letters have few colours, and take a third of the room so.
+# Figures have few colours: a palette takes a third of the space.
 NUM_COLOURS = 128
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file, with its directory, and close it."""
+    """Write a figure as a PNG file, create its directory if needed, and close the figure."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     plt.close(figure)

@@ -1,7 +1,7 @@
 """Settings of services: typed fields with range, unit and one sentence, read from environment variables.
 
 A setting is declared once, in a subclass of `Settings`. Error messages, docs/configuration.md and the schema of the
-chart's values are made from that declaration (scripts/configuration.py).
+chart's values are generated from the declarations (scripts/configuration.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Rule:
-    """Metadata of a field: what holds for a value where type and bounds do not say it; `text` completes "must be"."""
+    """Metadata of a field: condition beyond type and bounds; `text` completes "must be"."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -55,8 +55,7 @@ class Rule:
 class _Mark(Enum):
     """Metadata of a field.
 
-    `VERBATIM`: spaces around the value belong to it. `LAB`: it is for measurements, no setting of operators, and has
-    its value from COPPICE_LAB.
+    `VERBATIM`: surrounding spaces belong to the value. `LAB`: for measurements only; its value comes from COPPICE_LAB.
     """
 
     VERBATIM = auto()
@@ -64,7 +63,7 @@ class _Mark(Enum):
 
 
 VERBATIM, LAB = _Mark.VERBATIM, _Mark.LAB
-# A JSON object of settings marked LAB, by their names in lower case; those of other services are ignored.
+# JSON object of settings marked LAB, by lower-case name; those of other services are ignored.
 LAB_VARIABLE = "COPPICE_LAB"
 
 Seconds = Annotated[float, Unit("s")]
@@ -80,7 +79,7 @@ Switch = Literal["on", "off"]
 class Settings(BaseSettings):
     """Frozen settings; each field is the environment variable of the same name in capitals.
 
-    The constructor reads no environment.
+    The constructor does not read the environment.
 
     Raises:
         ConfigError: a value is missing or out of range.
@@ -103,20 +102,21 @@ class Settings(BaseSettings):
         prefixed_only: Collection[str] = (),
         **values: Any,
     ) -> Self:
-        """The settings that an environment describes; empty variables count as unset, unknown ones are ignored.
+        """Settings from an environment; empty variables count as unset, unknown ones are ignored.
 
-        A variable with the `prefix` goes before that without; those named in `prefixed_only` count only with it.
-        `values` go before both. Fields marked LAB have their values from COPPICE_LAB; their own variables, which they
-        had once, still count, with a warning.
+        Variables with the `prefix` override those without; those in `prefixed_only` need it. `values` override both.
+        Fields marked LAB come from COPPICE_LAB; their former variables still work, with a warning.
 
         Raises:
-            ConfigError: a variable is missing or has a bad value.
+            ConfigError: a variable is missing or invalid.
         """
         shared = {name: text for name, text in env.items() if name not in prefixed_only}
         read = _Variables(cls, shared)() | (_Variables(cls, env, prefix)() if prefix else {})
         lab = {name for name, field in cls.model_fields.items() if LAB in field.metadata}
         if old := ", ".join(name.upper() for name in read if name in lab):
-            logger.warning("%s: for benchmarks alone, which set it in %s; the variable will go", old, LAB_VARIABLE)
+            logger.warning(
+                "%s: for benchmarks only, which set it in %s; the variable will be removed", old, LAB_VARIABLE
+            )
         overrides = {name: value for name, value in lab_overrides(env).items() if name in lab}
         return cls(**read | overrides | values)
 
@@ -129,7 +129,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Called by pydantic: nothing is read but what the constructor is given."""
+        """Called by pydantic: only use the constructor's arguments."""
         return (init_settings,)
 
 
@@ -150,10 +150,10 @@ class _Variables(EnvSettingsSource):
 
 
 def lab_overrides(env: Mapping[str, str]) -> dict[str, Any]:
-    """What COPPICE_LAB says.
+    """Settings in COPPICE_LAB.
 
     Raises:
-        ConfigError: it is no JSON object.
+        ConfigError: the value is not a JSON object.
     """
     text = env.get(LAB_VARIABLE) or "{}"
     try:
@@ -166,7 +166,7 @@ def lab_overrides(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def allowed(field: FieldInfo) -> str:
-    """Which values a field may have, as in "one of on, off" or "a whole number in 1..64": completes "must be"."""
+    """Allowed values of a field, such as "one of on, off" or "a whole number in 1..64"; completes "must be"."""
     if rules := [part.text for part in field.metadata if isinstance(part, Rule)]:
         return rules[0]
     if get_origin(field.annotation) is Literal:
@@ -178,7 +178,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """The bounds of a number, as in "in 1..64" or "of at least 0"; empty where there are none."""
+    """Bounds of a number, such as "in 1..64" or "of at least 0"; empty without bounds."""
     limits = limits_of(field)
     if limits.keys() == {"ge", "le"}:
         return f"in {plain(limits['ge'])}..{plain(limits['le'])}"
@@ -187,12 +187,12 @@ def bounds(field: FieldInfo) -> str:
 
 
 def plain(number: float) -> str:
-    """A number as people write it: whole ones without a point."""
+    """Decimal form of a number, without a point if it is whole."""
     return str(int(number) if number == int(number) else number)
 
 
 def limits_of(field: FieldInfo) -> dict[str, float]:
-    """The bounds of a number by pydantic's names: ge, gt, le, lt."""
+    """Bounds of a number by pydantic's names: ge, gt, le, lt."""
     found = {bound: getattr(part, bound, None) for part in field.metadata for bound in _BOUNDS if hasattr(part, bound)}
     return {bound: limit for bound, limit in found.items() if limit is not None}
 
@@ -204,7 +204,7 @@ def is_address(text: str) -> bool:
 
 
 def parts(text: Any) -> Any:
-    """What stands between commas, without spaces around it; what is no text stays as it is."""
+    """Comma-separated parts of a text, stripped; other types pass through to validation."""
     return tuple(filter(None, map(str.strip, text.split(",")))) if isinstance(text, str) else text
 
 

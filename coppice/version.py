@@ -1,4 +1,4 @@
-"""The version, in one place."""
+"""Version of the package."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     VERSION = version("coppice")
-except PackageNotFoundError:  # running from a source tree that is not installed
+except PackageNotFoundError:  # a source tree that is not installed
     VERSION = "0+unknown"

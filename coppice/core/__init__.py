@@ -1,4 +1,4 @@
-"""Trees, noise, sampling parameters, tokenizer, errors: the types that every service shares.
+"""Types shared by all services: trees, noise, sampling parameters, tokenizer, errors.
 
-Anyone may import it. It knows neither protobuf, gRPC, torch nor Redis.
+Importable from everywhere. It depends on neither protobuf, gRPC stubs, torch nor Redis.
 """

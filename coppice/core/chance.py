@@ -1,7 +1,7 @@
-"""The source of chance events for sampling rules, and its seeded form.
+"""Source of random events for sampling rules, and its seeded form.
 
-Rules ask for events by their probabilities instead of for numbers. So a test can follow every branch with its exact
-weight, and a service can replay a round from (seed, committed length) alone.
+Rules ask for events by probability rather than for numbers, so a test can enumerate all branches with exact weights,
+and a service can replay a round from (seed, committed length).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy.typing as npt
 from coppice.core.noise import philox4x32
 
 FloatArray = npt.NDArray[np.float64]
-# Each counter gives two uniforms; a round of some dozen nodes needs one call.
+# A counter gives two uniforms; one call covers a round of a few dozen nodes.
 COUNTERS_PER_CALL = 32
 _LOW = 0xFFFFFFFF
 
 
 class Chance(Protocol):
-    """A source of independent events."""
+    """Source of independent events."""
 
     def happens(self, probability: float) -> bool:
-        """True with this probability, 0 to 1."""
+        """True with this probability, in [0, 1]."""
         ...
 
     def choice(self, probabilities: FloatArray) -> int:
-        """An index, each with its share of the sum of `probabilities`; never one of probability 0."""
+        """An index drawn in proportion to `probabilities`; never one of probability 0."""
         ...
 
 
 class UniformChance:
-    """Events from uniform numbers in [0, 1), one number each: `u < p`, and the inverse of the cumulated shares."""
+    """Events from uniform numbers in [0, 1), one each: `u < p`, and inverse transform sampling."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
@@ -44,20 +44,20 @@ class UniformChance:
 
     def choice(self, probabilities: FloatArray) -> int:
         cumulated = np.cumsum(probabilities)
-        # Where rounding carries the number to the very end, it belongs to the last index that can be drawn.
+        # If rounding reaches the total, the last index of positive probability is drawn.
         last = int(np.flatnonzero(probabilities)[-1])
         return int(np.searchsorted(cumulated[:last], next(self._uniforms) * cumulated[-1], side="right"))
 
 
 class Purpose(IntEnum):
-    """What uniforms are for. Streams of different purposes are independent, and rules are exact only if they are."""
+    """Use of a stream of uniforms. Rules are exact only because streams of different purposes are independent."""
 
     DRAFT = 1
     ACCEPTANCE = 2
 
 
 def seeded_chance(seed: int, position: int, purpose: Purpose) -> UniformChance:
-    """The events of one round, as a function of the request's seed, its committed length and the purpose."""
+    """Events of one round, as a function of the request's seed, its committed length and the purpose."""
     return UniformChance(uniforms(seed, position, purpose))
 
 
@@ -68,7 +68,7 @@ def uniforms(seed: int, position: int, purpose: Purpose) -> Iterator[float]:
     words    = philox((i, position mod 2^32, position div 2^32, purpose), key)
     u[2 i]   = (words[0] div 2^5 * 2^26 + words[1] div 2^6) / 2^53, and u[2 i + 1] likewise from words[2] and words[3]
 
-    The request's noise (`coppice/core/noise.py`) has 0 where the purpose stands here, so the two never share a word.
+    The request's noise (`coppice/core/noise.py`) uses 0 in place of the purpose, so the two never share a word.
     """
     first = 0
     while True:

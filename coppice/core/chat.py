@@ -1,7 +1,7 @@
-"""Conversations, and the chat template of a checkpoint that makes a prompt of one.
+"""Conversations, and a checkpoint's chat template, which renders them to prompts.
 
-A template is a program in Jinja. It runs in a sandbox with what `transformers` gives to templates, so that the same
-checkpoint makes the same prompt here and there.
+Templates are Jinja programs. They run in a sandbox with the environment that `transformers` provides, so a checkpoint
+renders the same prompt in both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_ROLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """What one side says. The template knows the roles.
+    """One message. Roles are up to the template.
 
     Raises:
-        InvalidRequestError: there is no role, or it is too long.
+        InvalidRequestError: the role is empty or too long.
     """
 
     role: str
@@ -37,18 +37,18 @@ class ChatMessage:
 
 
 class ChatTemplate:
-    """The template of a checkpoint, empty where it has none, with its special tokens' texts by name."""
+    """Chat template of a checkpoint (empty: none), with its special tokens by name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt for the next answer.
+        """Prompt for the next answer.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation, or makes nothing of it.
-            UnsupportedError: there is no template, or it is none that can be used.
+            InvalidRequestError: the template refuses the conversation, or renders an empty prompt.
+            UnsupportedError: there is no template, or it is not valid.
         """
         template = self._template
         try:
@@ -62,7 +62,7 @@ class ChatTemplate:
         except RecursionError as error:
             raise InvalidRequestError(FIELD, "the chat template does not come to an end") from error
         except Exception as error:
-            # Of any kind: the template's own words, or its way of failing with what it did not expect.
+            # Of any type: a template's own error, or its failure on unexpected input.
             raise InvalidRequestError(FIELD, f"the chat template refuses them: {_reason(error)}") from error
         if not prompt:
             raise InvalidRequestError(FIELD, "the chat template makes an empty prompt of them")
@@ -72,7 +72,7 @@ class ChatTemplate:
     def _template(self) -> Any:
         if not self._source:
             raise UnsupportedError(f"{FIELD}: the target has no chat template; send a prompt")
-        # Here, so that only those who use templates pay for loading it.
+        # Imported late: only chats need it.
         import jinja2
 
         try:
@@ -87,7 +87,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}`: marks, for training, what an assistant says; its text is that of its body."""
+        """`{% generation %}`: marks assistant text for training; renders its body."""
 
         tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 
@@ -112,7 +112,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes what HTML would misread."""
+    """Plain JSON; Jinja's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

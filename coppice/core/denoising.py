@@ -1,4 +1,4 @@
-"""A request's settings for denoising blocks of masks, for drafters that do so."""
+"""Settings for drafters that denoise blocks of masks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from coppice.core.errors import InvalidRequestError
 
 MAX_DENOISING_STEPS = 64
-# More tokens than any target pays for in one round.
+# Above the number of tokens worth verifying in a round.
 MAX_BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Denoising:
-    """Passes over a block, and tokens of the block (SpecDiff, 2408.05636: T and gamma); 0 leaves it to the
-    drafter.
+    """Denoising passes per block and tokens per block (T and gamma in SpecDiff, 2408.05636); 0: the drafter's default.
 
     Raises:
-        InvalidRequestError: a number is out of range; names the field as a `GenerateRequest` has it.
+        InvalidRequestError: a number is out of range; the field is named as in `GenerateRequest`.
     """
 
     steps: int = 0

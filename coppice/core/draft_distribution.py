@@ -1,7 +1,7 @@
-"""The exact distribution that a drafter samples a node's children from: few tokens, and nothing outside them.
+"""Distribution that a drafter samples a node's children from: few tokens, exact by construction.
 
-What checks and passes trees on imports this module, and has no use for numpy: it starts threads when it is imported,
-which services want to prepare for. So it is imported where it computes something.
+Modules that check and forward trees import this one, so numpy is imported on use: it starts threads when imported,
+which services configure first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftDistribution:
-    """Tokens and their weights; a token's probability is its share of the weights' sum, in float64.
+    """Tokens and weights; a token's probability is its weight divided by the sum, in float64.
 
-    Whoever divides the same weights by their sum gets the same probabilities. So weights travel as they are, and
-    a drafter that truncates its distribution samples from, and sends, the renormalised one by construction.
+    Weights are sent as they are, so all sides compute the same probabilities, and a truncated distribution is
+    renormalised by construction.
 
     Raises:
         InvalidTreeError: no tokens, a token twice or below 0, or a weight that is not a finite number above 0.
@@ -48,14 +48,14 @@ class DraftDistribution:
 
     @cached_property
     def tokens(self) -> IndexArray:
-        """The token ids as an index into a row of the vocabulary."""
+        """Token ids as an index into a vocabulary row."""
         import numpy as np
 
         return np.array(self.token_ids, np.int64)
 
     @cached_property
     def probabilities(self) -> FloatArray:
-        """The probability of each token, in the order of `token_ids`."""
+        """Probability of each token, in the order of `token_ids`."""
         import numpy as np
 
         weights = np.array(self.weights, np.float64)
@@ -63,11 +63,11 @@ class DraftDistribution:
         return shares
 
     def probability(self, token: int) -> float:
-        """The probability of a token of the distribution."""
+        """Probability of one of its tokens."""
         return float(self.probabilities[self.token_ids.index(token)])
 
     def without(self, token: int) -> DraftDistribution:
-        """What the next child is drawn from once `token` has been drawn and is not put back."""
+        """Distribution of the next draw without replacement, after `token` was drawn."""
         index = self.token_ids.index(token)
         return DraftDistribution(
             self.token_ids[:index] + self.token_ids[index + 1 :], self.weights[:index] + self.weights[index + 1 :]
@@ -79,14 +79,14 @@ def truncated(
 ) -> DraftDistribution:
     """The `max_tokens` likeliest tokens of softmax(logits [vocab] / temperature), temperature above 0.
 
-    Weights are float32, so that they cross the wire unchanged. Tokens whose weight vanishes are left out, save for the
-    likeliest `min_tokens`, which keep the least weight that there is: who draws so many children always gets them.
+    Weights are float32, so they cross the wire unchanged. Tokens of weight 0 are dropped, except for the likeliest
+    `min_tokens`, which get the smallest normal weight, so that this many children can always be drawn.
     """
     import numpy as np
 
     top = np.argsort(-logits, kind="stable")[:max_tokens]
     peak = float(logits[top[0]])
-    # Where nothing may be drawn, nothing is likelier than anything else.
+    # If all logits are -inf, all tokens are equally likely.
     exponents = logits[top].astype(np.float64) - (peak if math.isfinite(peak) else 0.0)
     weights = np.exp(exponents / temperature).astype(np.float32)
     weights[:min_tokens] = np.maximum(weights[:min_tokens], np.finfo(np.float32).tiny)

@@ -1,13 +1,13 @@
-"""The errors of Coppice. Each knows its gRPC status; `coppice.net.rpc` is the one place that translates.
+"""Errors of Coppice with their gRPC statuses; only `coppice.net.rpc` translates them.
 
 CoppiceError
-├── InvalidRequestError      the caller's mistake, names the field
+├── InvalidRequestError      the caller's mistake; names the field
 │   └── InvalidTreeError     a malformed token tree
 ├── IncompatibleError        two parts that cannot work together (tokenizers differ, model not supported)
-├── UnsupportedError         a valid request for what this version does not offer
+├── UnsupportedError         a valid request for a feature that this version does not offer
 ├── OverloadedError          no room now; retry after a pause
-├── UnavailableError         a peer is gone; a retry may help
-└── DeadlineError            the time for the work is over
+├── UnavailableError         a peer is unreachable; a retry may help
+└── DeadlineError            the deadline has passed
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import grpc
 
 
 class CoppiceError(Exception):
-    """Root of all errors that a caller may see."""
+    """Base of all errors that callers may see."""
 
     status = grpc.StatusCode.INTERNAL
 
 
 class InvalidRequestError(CoppiceError):
-    """The request is wrong; `field` names what is wrong with it, as a path such as `sampling.top_p`."""
+    """Invalid request; `field` is the path of the wrong field, such as `sampling.top_p`."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -33,7 +33,7 @@ class InvalidRequestError(CoppiceError):
 
 
 class InvalidTreeError(InvalidRequestError):
-    """A token tree that breaks its own rules."""
+    """Invalid token tree."""
 
     def __init__(self, message: str) -> None:
         super().__init__("tree", message)
@@ -46,7 +46,7 @@ class IncompatibleError(CoppiceError):
 
 
 class UnsupportedError(CoppiceError):
-    """A valid request for something that this version does not offer."""
+    """A valid request for a feature that this version does not offer."""
 
     status = grpc.StatusCode.UNIMPLEMENTED
 
@@ -62,18 +62,18 @@ class OverloadedError(CoppiceError):
 
 
 class UnavailableError(CoppiceError):
-    """A peer is gone; a retry may help."""
+    """A peer is unreachable; a retry may help."""
 
     status = grpc.StatusCode.UNAVAILABLE
 
 
 class UnreadError(CoppiceError):
-    """A client does not take what waits for it."""
+    """The client does not read its messages."""
 
     status = grpc.StatusCode.ABORTED
 
 
 class DeadlineError(CoppiceError):
-    """The time for the work is over."""
+    """The deadline has passed."""
 
     status = grpc.StatusCode.DEADLINE_EXCEEDED

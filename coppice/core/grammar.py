@@ -1,4 +1,4 @@
-"""A grammar for outputs: a JSON schema or a regular expression, as unparsed text."""
+"""Grammar of an output: a JSON schema or a regular expression, unparsed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from coppice.core.errors import InvalidRequestError
 
-# Schemas that people write have a few kilobytes; what a text may cost grows with its length.
+# Real schemas have a few kilobytes; the cost of a text grows with its length.
 MAX_GRAMMAR_BYTES = 65536
-# Properties of one object: compiling takes time that grows with the square of their number, 0.1 s for this many.
+# Properties of one object: compile time is quadratic in their number, 0.1 s for this many.
 MAX_PROPERTIES = 1000
 
 
 class GrammarKind(enum.Enum):
-    """How a grammar is written; values are the fields of `Grammar` in `sampling.proto`."""
+    """Language of a grammar; values are the fields of `Grammar` in `sampling.proto`."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -23,7 +23,7 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar's text; whether it means anything is found out by the verifier, which compiles it.
+    """Text of a grammar; the verifier compiles it and thereby checks it.
 
     Raises:
         InvalidRequestError: the text is empty or too long, or a schema has an object with too many properties.
@@ -37,7 +37,7 @@ class Grammar:
             raise InvalidRequestError(self.field, "must not be empty")
         if len(self.text.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidRequestError(self.field, f"must have at most {MAX_GRAMMAR_BYTES} bytes")
-        # Each property has a colon: most texts need no closer look.
+        # Each property has a colon, so most texts need no parsing.
         if self.kind is GrammarKind.JSON_SCHEMA and self.text.count(":") > MAX_PROPERTIES:
             most = _most_properties(self.text)
             if most > MAX_PROPERTIES:
@@ -47,7 +47,7 @@ class Grammar:
 
     @property
     def field(self) -> str:
-        """The field that the text came in, for errors."""
+        """Path of the request field, for errors."""
         return f"sampling.grammar.{self.kind.value}"
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a generated token, and how many of them may be asked for."""
+"""Log-probabilities of generated tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_TOP_LOG_PROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbs:
-    """A generated token's log-probability and those of the likeliest tokens at its place, likeliest first.
+    """Log-probability of a generated token, and of the likeliest tokens at its position, likeliest first.
 
-    Of the target's raw logits, as `inference.proto` defines them.
+    Of the target's raw logits, as defined in `inference.proto`.
     """
 
     log_prob: float
@@ -22,6 +22,6 @@ class TokenLogProbs:
 
 
 def check_top_log_probs(name: str, number: int) -> None:
-    """Raise InvalidRequestError, naming the field, for more likeliest tokens than may be asked for."""
+    """Raise InvalidRequestError if `number` is out of range."""
     if not 0 <= number <= MAX_TOP_LOG_PROBS:
         raise InvalidRequestError(name, f"must be in [0, {MAX_TOP_LOG_PROBS}], got {number}")

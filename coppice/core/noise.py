@@ -1,4 +1,4 @@
-"""The request's noise: Gumbel numbers that are a pure function of (seed, position, token id).
+"""Request noise: Gumbel numbers as a pure function of (seed, position, token id).
 
 Counter-based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): Philox4x32 with
 ten rounds.
@@ -9,7 +9,7 @@ ten rounds.
     u       = (word + 0.5) / 2^32            in float64, never 0 or 1
     G       = -log(-log(u))                  in float64
 
-`tests/unit/coppice/core/test_noise.py` holds the test vectors.
+Test vectors: `tests/unit/coppice/core/test_noise.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:
     def noise_words(
         seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
     ) -> npt.NDArray[np.uint32]:
-        """Stands in for the compiled one."""
+        """Fallback without the compiled function."""
         return library_noise_words(seed_low, seed_high, first_position, num_positions, groups)
 
 
@@ -36,14 +36,14 @@ _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-# Positions are filled in blocks of this many: one vectorised call for several rounds to come.
+# Positions computed per call.
 BLOCK = 8
 
 
 def philox4x32(
     counter: tuple[WordArray, WordArray, WordArray, WordArray], key: tuple[WordArray | np.uint64, WordArray | np.uint64]
 ) -> list[WordArray]:
-    """Ten rounds of Philox4x32 over arrays of counters, with one key or an array; words are uint64 below 2^32."""
+    """Ten rounds of Philox4x32 over arrays of counters, with one key or one each; words are uint64 below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -60,7 +60,7 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
     groups = -(-vocab_size // 4)
     seed_low, seed_high = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
     words = noise_words(seed_low, seed_high, np.uint64(first_position), num_positions, groups)
-    # In place from here on: the block is as large as a core's cache.
+    # In place: the block fills a core's cache.
     noise = words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64)
     noise += 0.5
     noise /= 2.0**32
@@ -71,7 +71,7 @@ def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) 
 
 
 def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> FloatArray:
-    """Gumbel noise [nodes] of single tokens, each of its own seed and absolute position: the same as `gumbel` has."""
+    """Gumbel noise [nodes] of single tokens, each with its own seed and absolute position; equal to `gumbel`."""
     places = positions.astype(np.uint64)
     groups, words = np.divmod(token_ids, 4)
     counter = (groups.astype(np.uint64), places & _LOW, places >> _SHIFT, np.zeros(len(places), np.uint64))
@@ -84,7 +84,7 @@ def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt
 def library_noise_words(
     seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
 ) -> npt.NDArray[np.uint32]:
-    """What `kernels.cpu.noise_words` computes, in calls of numpy."""
+    """Reference for `kernels.cpu.noise_words`, in numpy."""
     positions = first_position + np.arange(num_positions, dtype=np.uint64)[:, None]
     shape = (num_positions, groups)
     counter = (
@@ -98,7 +98,7 @@ def library_noise_words(
 
 
 class NoiseStream:
-    """One request's noise by position, computed in blocks; forgotten after the last position asked for."""
+    """Noise of one request by position, computed in blocks; earlier blocks are dropped."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._seed = seed
@@ -106,7 +106,7 @@ class NoiseStream:
         self._blocks: dict[int, FloatArray] = {}
 
     def prepare(self, position: int) -> None:
-        """Compute the noise of this position and of the next BLOCK ones now, so that `at` finds it."""
+        """Compute the noise of this position and of the next BLOCK ones, ahead of `at`."""
         for index in (position // BLOCK, position // BLOCK + 1):
             self._block(index)
 

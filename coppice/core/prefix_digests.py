@@ -1,4 +1,4 @@
-"""Names for the beginnings of texts: a digest per block of tokens, of all tokens up to its end and of a salt."""
+"""Digests of token prefixes: one per block, over all tokens up to its end and a salt."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from array import array
 from collections.abc import Sequence
 
 _DIGEST_BYTES = 16
-# Separates digests of texts with long rope factors, whatever the salt is.
+# Separates digests of texts with long rope factors, for any salt.
 _LONG = b"long rope"
 
 
 def first_digest(salt: str, *, is_long: bool = False) -> bytes:
-    """The digest of no token. Texts with different salts have no digest in common.
+    """Digest of the empty prefix.
 
-    Nor have texts with long rope factors (`is_long`) and others.
+    Texts with different salts have no digest in common, nor have texts with (`is_long`) and without long rope factors.
     """
     return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=_LONG if is_long else b"").digest()
 
 
 def longer_digest(digest: bytes, token_ids: Sequence[int]) -> bytes:
-    """The digest of the tokens that `digest` stands for and one block more."""
+    """Digest of the prefix of `digest` extended by one block."""
     return hashlib.blake2b(digest + array("I", token_ids).tobytes(), digest_size=_DIGEST_BYTES).digest()
 
 
 def prefix_digests(token_ids: Sequence[int], block_tokens: int, salt: str, *, is_long: bool = False) -> list[bytes]:
-    """One digest per full block of `block_tokens` tokens, each of all tokens up to its end, the salt and `is_long`.
+    """One digest per full block of `block_tokens` tokens, over all tokens up to its end, the salt and `is_long`.
 
-    The block with the last token is never shared, and has none. Empty when `block_tokens` is 0.
+    The block with the last token is never shared and has none. Empty if `block_tokens` is 0.
     """
     digests: list[bytes] = []
     digest = first_digest(salt, is_long=is_long)

@@ -1,4 +1,4 @@
-"""Trees whose every node is a draw from a known distribution: what rejection rules are exact for."""
+"""Trees whose nodes are draws from known distributions, as rejection rules require."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from coppice.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True)
 class SampledTree:
-    """Draft tokens, parents before children and siblings in the order of their drawing.
+    """Draft tokens, parents before children, siblings in the order of their draws.
 
-    `distributions` belong to the root and then to each node, and are what their children were drawn from; None where
-    no child was drawn. Without replacement, a sibling is drawn from what its elder siblings left. With replacement,
+    `distributions` of the root and then of each node are those its children were drawn from; None without children.
+    Without replacement, a sibling is drawn from the rest of the distribution. With replacement, siblings may repeat a
+    token.
     siblings may repeat a token, and each counts.
 
-    Under a rejection rule such a tree may not be pruned, merged, re-ranked or otherwise selected from by what was
-    drawn: the nodes that stay would not be draws from these distributions.
+    Under a rejection rule such a tree must not be pruned, merged, re-ranked or selected from by its tokens: the nodes
+    left would not be draws from these distributions.
 
     Raises:
         InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, children without a
-            distribution, or a child that its parent's distribution cannot have given.
+            distribution, or a child outside its parent's distribution.
     """
 
     token_ids: tuple[int, ...]
@@ -47,17 +48,17 @@ class SampledTree:
 
     @classmethod
     def of(cls, tree: TokenTree) -> SampledTree:
-        """A tree that was drawn without replacement, as it travels.
+        """The sampled tree that a message carries, drawn without replacement.
 
         Raises:
-            InvalidTreeError: it does not carry what its nodes were drawn from.
+            InvalidTreeError: the tree lacks its distributions.
         """
         return cls(tree.token_ids, tree.parents, tree.distributions)
 
     def token_tree(self, source: str) -> TokenTree:
-        """The tree as it travels, drawn without replacement by `source`.
+        """The tree for a message, drawn without replacement by `source`.
 
-        The drafter's estimate of a node is the probability that it was drawn with.
+        Log-probabilities of nodes are those they were drawn with.
         """
         log_probs = [0.0] * len(self)
         for parent in range(ROOT, len(self)):
@@ -70,7 +71,7 @@ class SampledTree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """The children of the root and then of each node, in the order of their drawing."""
+        """Children of the root and then of each node, in the order of their draws."""
         children: list[list[int]] = [[] for _ in self.distributions]
         for node, parent in enumerate(self.parents):
             children[parent + 1].append(node)
@@ -82,7 +83,7 @@ class SampledTree:
         return all(len(children) <= 1 for children in self.children)
 
     def draws(self, node: int) -> Iterator[tuple[int, DraftDistribution]]:
-        """The children of a node (or ROOT) in order, each with the distribution that it was itself drawn from."""
+        """Children of a node (or ROOT) in order, each with the distribution that it was drawn from."""
         distribution = self.distributions[node + 1]
         last = None
         for child in self.children[node + 1]:
@@ -93,7 +94,7 @@ class SampledTree:
             last = child
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`; none for ROOT."""
+        """Nodes from the root's child down to `node`; empty for ROOT."""
         path: list[int] = []
         while node != ROOT:
             path.append(node)

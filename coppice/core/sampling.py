@@ -1,4 +1,4 @@
-"""Sampling and stopping parameters as the services use them inside, checked in one place; and the outputs' seeds."""
+"""Sampling and stopping parameters, validated in one place; and seeds of outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from coppice.core.grammar import Grammar
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
 MAX_TOKEN_LIST = 1024
-# The golden ratio's fraction in units of 2^-64, which is odd: seeds repeat after 2^64 outputs only, and requests whose
-# seeds are near to each other share none.
+# The golden ratio's fraction in units of 2^-64. It is odd, so seeds repeat only after 2^64 outputs, and requests with
+# nearby seeds share none.
 SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn; field meanings and defaults are those of `sampling.proto`.
+    """Sampling of the next token; fields and defaults as in `sampling.proto`.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -61,11 +61,11 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on which tokens came before."""
+        """Whether logits depend on earlier tokens."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def named_token_ids(self) -> Mapping[str, tuple[int, ...]]:
-        """Every token id that the parameters name, by field, for checking against a vocabulary."""
+        """Token ids that the parameters name, by field."""
         return {
             "sampling.logit_bias": tuple(self.logit_bias),
             "sampling.allowed_token_ids": self.allowed_token_ids,
@@ -75,7 +75,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class StoppingOptions:
-    """When the output ends. `max_tokens` None means what the context has room for.
+    """End of the output. `max_tokens` None: up to the end of the context.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -106,14 +106,14 @@ class StoppingOptions:
 
 
 def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first id that is not in the vocabulary."""
+    """Raise InvalidRequestError for the first id outside the vocabulary."""
     for index, token in enumerate(token_ids):
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(name, f"entry {index} is {token}, outside the vocabulary of {vocab_size}")
 
 
 def output_seed(seed: int, index: int) -> int:
-    """The seed that output `index` of a request with `seed` is drawn with; output 0 has the seed itself."""
+    """Seed of output `index` of a request; output 0 has the request's seed."""
     return (seed + index * SEED_STEP) % 2**64
 
 

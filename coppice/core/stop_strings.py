@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives piece by piece."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from coppice.core.tokenizer import Detokenizer
 
 
 class StopStringMatcher:
-    """Passes text through, holding back what may be the beginning of a stop string."""
+    """Passes text through, holding back a possible beginning of a stop string."""
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
         self._stop_strings = tuple(stop_strings)
         self._held = ""
-        # Characters at the beginning of `_held` in which no match may end.
+        # Characters at the start of `_held` in which no match may end.
         self._exempt = 0
         self.match: str | None = None
 
     def push(self, text: str, *, may_end: bool = True) -> str:
-        """Text that is safe to show now; ends before the match, after which `match` is set.
+        """Text that can be shown now; once `match` is set, it ends before the match.
 
-        The match is the stop string that is complete first, the longest where several end together. How the text
-        was cut into pieces makes no difference. In text that is pushed without `may_end` a match may begin, and none
-        ends: that of the first `min_tokens` tokens.
+        The match is the stop string that is complete first, the longest of those that end together, however the text is
+        split into pieces. In text pushed without `may_end` (the first `min_tokens` tokens) a match may begin but not
+        end.
         """
         if self.match is not None:
             return ""
@@ -41,27 +41,27 @@ class StopStringMatcher:
         return shown
 
     def push_token(self, token_id: int, index: int, min_tokens: int, detokenizer: Detokenizer) -> str:
-        """Push the text that token `index` of the output, from 0, completes; see `push`.
+        """Push the text of the output's token `index`, from 0; see `push`.
 
-        A match that ends in text of the first `min_tokens` tokens does not count. A character that is spread over
-        tokens is text of the last of them.
+        Matches that end in the first `min_tokens` tokens do not count. A character split over tokens belongs to the
+        last.
         """
         return self.push(detokenizer.push((token_id,)), may_end=index >= min_tokens)
 
     def flush(self) -> str:
-        """What is held back, once no more text will come."""
+        """Text still held back, once no more will come."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, stop: str) -> int:
-        """Where the first occurrence begins that counts; -1 where there is none."""
+        """Start of the first match that counts; -1 without one."""
         return self._held.find(stop, max(0, self._exempt + 1 - len(stop)))
 
     def _longest_partial(self) -> int:
         longest = max((len(stop) for stop in self._stop_strings), default=1) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-size:]
-            # A stop string that is complete and does not count is held for a longer one alone.
+            # A complete stop string that does not count is only held as the beginning of a longer one.
             if any(len(stop) > size and stop.startswith(tail) for stop in self._stop_strings):
                 return size
         return 0

@@ -1,4 +1,4 @@
-"""The target's tokenizer without torch: text to ids, ids to text piece by piece, and a fingerprint."""
+"""The target's tokenizer without torch: encoding, incremental decoding, fingerprint."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-# A multi-byte character can be spread over tokens; until it is complete, decoding shows this.
+# Decoded form of an incomplete multi-byte character.
 _INCOMPLETE = "\ufffd"
 
 
 def load_tokenizer_json(model_dir: Path) -> bytes:
-    """The `tokenizer.json` of a checkpoint directory.
+    """`tokenizer.json` of a checkpoint directory.
 
     Raises:
-        FileNotFoundError: the directory holds none.
+        FileNotFoundError: the file is missing.
     """
     return (model_dir / "tokenizer.json").read_bytes()
 
 
 def fingerprint(tokenizer_json: bytes) -> str:
-    """A hash of everything that decides which ids a text becomes and which text ids become.
+    """Hash of everything that maps texts to ids and ids to texts.
 
-    Special-token templates, padding and truncation are left out: they change no draft.
+    Special-token templates, padding and truncation are excluded: they do not affect drafts.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: the bytes are not a JSON object.
     """
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):
@@ -40,7 +40,7 @@ def fingerprint(tokenizer_json: bytes) -> str:
 
 
 class TargetTokenizer:
-    """Encodes prompts and makes detokenizers."""
+    """Encodes prompts and creates detokenizers."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -50,12 +50,12 @@ class TargetTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows, special ones included."""
+        """Size of the vocabulary, special tokens included."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer itself adds, or as it is."""
+        """Token ids of a text, with or without the special tokens that the tokenizer adds."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special).ids
         return ids
 
@@ -70,32 +70,32 @@ class TargetTokenizer:
         return text
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for what follows `context`."""
+        """Detokenizer for tokens after `context`."""
         return Detokenizer(self, context)
 
 
 class Detokenizer:
-    """Turns a growing list of token ids into text, piece by piece.
+    """Decodes a growing list of token ids in pieces.
 
-    Text is held back while it ends in an incomplete character; one that the context ends in counts as not shown yet.
-    The joined pieces equal the text of all tokens together after the context. Decoding works on a short window, so
-    that the cost of a piece does not grow.
+    Text that ends in an incomplete character is held back; one at the end of the context counts as not shown yet. The
+    joined pieces equal the decoded text of all tokens after the context. Decoding uses a short window, so a piece has
+    constant cost.
     """
 
-    # Enough tokens of context for a decoder that looks at its neighbours (leading spaces, byte fallback).
+    # Context for decoders that look at neighbours (leading spaces, byte fallback).
     _WINDOW = 6
-    # A character has at most four bytes, each perhaps a token: so many tokens at a cut may belong to a cut character.
+    # A character has at most four bytes, each possibly a token: a cut may split off this many tokens.
     _MAX_CUT = 3
 
     def __init__(self, tokenizer: TargetTokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(context[-(self._WINDOW + 2 * self._MAX_CUT) :])
         start, self._shown = self._whole_characters()
-        # Where decoding may begin: in the middle of a character, decoders spoil what follows. The first is in use.
+        # Possible starts of the window, at character boundaries; the first is in use.
         self._starts = deque([start, self._shown])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens and return the text that is complete now."""
+        """Add tokens; returns the text that is complete now."""
         self._tokens.extend(token_ids)
         before, after = self._texts()
         if after.endswith(_INCOMPLETE) or len(after) <= len(before):
@@ -107,7 +107,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def flush(self) -> str:
-        """Whatever is still held back, incomplete characters included."""
+        """Text still held back, incomplete characters included."""
         before, after = self._texts()
         self._shown = len(self._tokens)
         return after[len(before) :]
@@ -120,7 +120,7 @@ class Detokenizer:
         return self._tokenizer.decode(self._tokens[start:end])
 
     def _whole_characters(self) -> tuple[int, int]:
-        """Where a window begins, and how far the context is shown: no character is cut at either end."""
+        """Start of the window and end of the shown context, both at character boundaries."""
         count = len(self._tokens)
         for end in range(count, max(-1, count - self._MAX_CUT - 1), -1):
             latest = max(0, end - self._WINDOW)

@@ -11,11 +11,11 @@ from functools import cached_property
 from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.errors import InvalidTreeError
 
-# The parent of a root's child. The root is the last committed token; it is not a node.
+# Parent of the root's children. The root is the last committed token, not a node.
 ROOT = -1
-# Most nodes that any budget allows, and that are taken from a message: each costs time before it is worth a pass.
+# Limit on nodes of any budget and of a message.
 MAX_TREE_NODES = 4096
-# The place of a node that is left out.
+# Marks nodes that are dropped.
 _NOWHERE = -2
 
 
@@ -25,8 +25,8 @@ class TokenTree:
 
     `log_probs[i]` estimates log P(the target's token is `token_ids[i]` | the parent is right).
     `sources[i]` has bit j set when `source_names[j]` proposed the node.
-    `distributions`, of a sampled tree, are those of the root and then of each node; `SampledTree` checks them. Whatever
-    chooses among a tree's nodes loses them, so that nothing but a whole draw can pass for one.
+    `distributions`, of a sampled tree, are those of the root and then of each node; `SampledTree` checks them.
+    Selecting nodes drops them, so only a complete draw carries them.
 
     Raises:
         InvalidTreeError: arrays of different lengths, a parent that is not an earlier node, a positive or
@@ -48,22 +48,21 @@ class TokenTree:
             )
         if self.sources and len(self.sources) != count:
             raise InvalidTreeError(f"{count} nodes but {len(self.sources)} source masks")
-        # Every round makes some trees. In whole arrays they are found valid without a loop of ours, which only one that
-        # does not look so is worth.
+        # Every round makes several trees: check whole arrays first, and loop only to find the error.
         if not self._looks_valid():
             self._check_nodes()
         if any(mask >> len(self.source_names) for mask in self.sources):
             raise InvalidTreeError("a source mask names an unknown source")
 
     def _looks_valid(self) -> bool:
-        """Whether no node can be wrong; where it says no, nodes may still be right."""
+        """Whether the arrays are valid for certain."""
         count = len(self.token_ids)
         return (
             min(self.parents, default=ROOT) >= ROOT
             and all(map(operator.lt, self.parents, range(count)))
             and len(set(zip(self.parents, self.token_ids, strict=True))) == count
             and max(self.log_probs, default=0.0) <= 0
-            # Neither infinities nor NaN get lost in a sum.
+            # A sum propagates infinities and NaN.
             and math.isfinite(sum(self.log_probs))
         )
 
@@ -97,13 +96,13 @@ class TokenTree:
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """The child of (parent, token id), where there is one."""
+        """Children by (parent, token id)."""
         return {key: node for node, key in enumerate(zip(self.parents, self.token_ids, strict=True))}
 
     @cached_property
     def path_log_probs(self) -> tuple[float, ...]:
         """Sum of log-probabilities along each node's path."""
-        # The root's own place comes last, where its index of -1 finds it.
+        # The root's entry is last, at index -1.
         sums = [0.0] * (len(self.parents) + 1)
         for node, (parent, value) in enumerate(zip(self.parents, self.log_probs, strict=True)):
             sums[node] = value + sums[parent]
@@ -119,24 +118,24 @@ class TokenTree:
         return tuple(reversed(path))
 
     def sources_of(self, node: int) -> tuple[str, ...]:
-        """Names of the sources that proposed a node; all of them when the tree carries no masks."""
+        """Names of the sources of a node; all sources if the tree has no masks."""
         if not self.sources:
             return self.source_names
         return tuple(name for bit, name in enumerate(self.source_names) if self.sources[node] >> bit & 1)
 
     def select(self, nodes: Iterable[int]) -> TokenTree:
-        """The tree of the given nodes alone.
+        """The tree reduced to the given nodes.
 
         Raises:
-            InvalidTreeError: a node's parent is not among them, or there is no such node.
+            InvalidTreeError: a node's parent is not selected, or the node does not exist.
         """
         kept = sorted(set(nodes))
         if kept and not 0 <= kept[0] <= kept[-1] < len(self):
             raise InvalidTreeError(f"a selected node is not one of the tree's {len(self)}")
         if kept and kept[-1] == len(kept) - 1:
-            # The first nodes, as of a tree whose nodes come likeliest first: their parents are among them.
+            # A prefix of the nodes is a tree by itself.
             return self.first(len(kept))
-        # The root's own place comes last, where its index of -1 finds it.
+        # The root's entry is last, at index -1.
         places = [_NOWHERE] * len(self) + [ROOT]
         for new, old in enumerate(kept):
             places[old] = new
@@ -146,9 +145,9 @@ class TokenTree:
         return self._take(kept, parents)
 
     def take(self, nodes: Sequence[int]) -> TokenTree:
-        """As `select`, of nodes that are known to be in order and to have their parents among them."""
+        """Like `select`, for nodes known to be in order and to include their parents."""
         count = len(nodes)
-        # Those that stay where they are; the others are few, mostly.
+        # A leading run keeps its indices; usually few nodes follow.
         while count and nodes[count - 1] >= count:
             count -= 1
         if count == len(nodes):
@@ -169,10 +168,9 @@ class TokenTree:
         )
 
     def first(self, count: int) -> TokenTree:
-        """The first `count` nodes: parents come before children, so that they are a tree."""
+        """The first `count` nodes, a tree because parents precede children."""
         tree = object.__new__(TokenTree)
-        # Every draft that is cut comes by here: `_valid_tree`, without the call, and without the fields that are empty,
-        # which the class has.
+        # On the path of every pruned draft: `_valid_tree` inlined, leaving empty fields to the class defaults.
         fields = tree.__dict__
         fields["token_ids"] = self.token_ids[:count]
         fields["parents"] = self.parents[:count]
@@ -183,11 +181,11 @@ class TokenTree:
         return tree
 
     def up_to_depth(self, depth: int) -> TokenTree:
-        """The tree without the nodes deeper than `depth`.
+        """The tree without nodes deeper than `depth`.
 
-        A sampled tree stays one: how deep a node lies does not depend on what was drawn.
+        A sampled tree stays one, since depth does not depend on the draws.
         """
-        # Mostly there are no more nodes than that, and nobody has to know how deep they lie.
+        # With so few nodes, depths need not be computed.
         if len(self.parents) <= depth or self.depth <= depth:
             return self
         kept = [node for node, value in enumerate(self.depths) if value <= depth]
@@ -199,7 +197,7 @@ class TokenTree:
         return replace(cut, distributions=(root, *others))
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """The node that these tokens lead to, ROOT for none; None when they leave the tree."""
+        """Node that these tokens lead to (ROOT for none); None if they leave the tree."""
         node = ROOT
         for token in token_ids:
             child = self.children.get((node, token))
@@ -209,9 +207,9 @@ class TokenTree:
         return node
 
     def descend(self, token_ids: Sequence[int]) -> TokenTree:
-        """The part of the tree after these tokens: the subtree below the node that they lead to, re-rooted there.
+        """Subtree after these tokens, re-rooted at the node that they lead to.
 
-        Empty when they leave the tree.
+        Empty if they leave the tree.
         """
         top = self.find(token_ids)
         if top is None:
@@ -230,13 +228,13 @@ class TokenTree:
         return self._take(kept, tuple(parents))
 
     def labelled(self, source: str) -> TokenTree:
-        """The tree with `source` as the one that proposed every node, whatever the tree itself says."""
+        """The tree with `source` as the only source of every node."""
         if self.source_names == (source,) and not self.sources:
             return self
         return _valid_tree(self.token_ids, self.parents, self.log_probs, (source,), (), self.distributions)
 
     def _take(self, kept: Sequence[int], parents: tuple[int, ...]) -> TokenTree:
-        """The nodes `kept`, in their order, with these parents among them."""
+        """The nodes `kept`, in order, with renumbered parents."""
         return _valid_tree(
             tuple([self.token_ids[old] for old in kept]),
             parents,
@@ -247,13 +245,13 @@ class TokenTree:
 
     @cached_property
     def expected_tokens(self) -> float:
-        """How many of the nodes the target will accept, by the tree's own probabilities."""
+        """Expected number of accepted nodes, by the tree's own probabilities."""
         return sum(math.exp(value) for value in self.path_log_probs)
 
     def prune(self, max_nodes: int) -> TokenTree:
         """Keep the `max_nodes` likeliest nodes by path probability.
 
-        A node is never likelier than its parent and ties go to the earlier node, so the kept set is a tree.
+        A node is never likelier than its parent, and ties go to the earlier node, so the result is a tree.
         """
         if len(self) <= max_nodes:
             return self
@@ -261,7 +259,7 @@ class TokenTree:
         return self.select(ranked[: max(0, max_nodes)])
 
     def paths(self) -> Iterator[tuple[int, ...]]:
-        """The token ids along every root-to-node path, in node order."""
+        """Token ids along each root-to-node path, in node order."""
         for node in range(len(self)):
             yield tuple(self.token_ids[step] for step in self.path(node))
 
@@ -274,9 +272,9 @@ def _valid_tree(
     sources: tuple[int, ...],
     distributions: tuple[DraftDistribution | None, ...] = (),
 ) -> TokenTree:
-    """A tree of arrays that stem from a valid one and need not be checked again."""
+    """A tree from arrays that stem from a valid tree, unchecked."""
     tree = object.__new__(TokenTree)
-    # Entry by entry is the quickest way, and every draft that is cut comes by here.
+    # Setting entries one by one is fastest; every pruned draft is built here.
     fields = tree.__dict__
     fields["token_ids"] = token_ids
     fields["parents"] = parents

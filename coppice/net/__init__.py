@@ -1,4 +1,4 @@
-"""gRPC servers and channels: building, TLS, tokens, and the guard in front of a server.
+"""gRPC servers and channels: construction, TLS, tokens, and the guard in front of servers.
 
-For services and clients. It knows no service's messages.
+For services and clients. Independent of the services' messages.
 """

@@ -1,11 +1,11 @@
-"""Access tokens of the public API: how they are made, and what a server keeps of them."""
+"""Access tokens of the public API: creation and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 
-# So that people, and programs that look for leaked secrets, know one when they see it.
+# A recognisable prefix, also for secret scanners.
 PREFIX = "coppice_"
 RANDOM_BYTES = 32
 METADATA_KEY = "authorization"
@@ -17,13 +17,13 @@ def new_token() -> str:
 
 
 def token_digest(token: str) -> str:
-    """What a server keeps of a token: its SHA-256, in hexadecimal.
+    """SHA-256 of a token in hexadecimal, which is all that a server stores.
 
-    A slow hash is for passwords, which can be guessed. Nobody guesses 256 random bits, however fast they are hashed.
+    A fast hash is enough: unlike passwords, 256 random bits cannot be guessed.
     """
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def bearer_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call with a token; none without."""
+    """Metadata of a call with a token; empty without one."""
     return ((METADATA_KEY, f"Bearer {token}"),) if token else ()

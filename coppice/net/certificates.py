@@ -1,4 +1,4 @@
-"""Certificates as files hold them: checked before they are used, and read again when the files have changed."""
+"""Certificates from files: checked before use, reloaded after changes."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from coppice.net.tls import ChannelTls, ServerTls, TlsError, settings_named
 
 logger = logging.getLogger(__name__)
 
-# Messages of a handshake that is over sooner or never.
+# Bound on steps of a handshake in memory.
 _MOST_TURNS = 8
-# Files that could not be used are looked at again after this, though they have not changed.
+# Seconds after which files that could not be used are read again, changed or not.
 RETRY_S = 1.0
 
-# Of each file, what changes with it.
+# Identity of each file's version.
 Stamps: TypeAlias = list[tuple[int, int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """What the files held when they fitted together."""
+    """Contents of a consistent set of files."""
 
     cert: bytes | None = field(repr=False)
     key: bytes | None = field(repr=False)
     ca: bytes | None = field(repr=False)
-    # When the certificate ends, in Unix time; infinite where there is none.
+    # End of the certificate's validity, in Unix time; infinite without one.
     not_after_s: float
 
 
 class Certificates:
-    """The files of one side of TLS. `current` looks whether they have changed; safe on any thread.
+    """The files of one side of TLS. `current` checks for changes; safe on any thread.
 
-    Kubernetes swaps a directory of them in one step, others write one file after the other: what does not fit together
-    is not used, and the last that did stays.
+    Kubernetes swaps a directory at once, others write file by file: an inconsistent set is not used, and the last
+    consistent one stays.
     """
 
     def __init__(self, tls: ServerTls | ChannelTls) -> None:
         """Read the files for the first time.
 
         Raises:
-            TlsError: one cannot be read, is no PEM, has expired, or does not belong to the others.
+            TlsError: a file cannot be read, is not PEM, has expired, or does not match the others.
         """
         self.tls = tls
         self._files = {part: Path(path) for part, path in tls.files.items()}
         self._lock = threading.Lock()
-        # Before they are read: a change in between is seen the next time.
+        # Before reading: a change in between is seen by the next check.
         self._stamp = self._stamps()
         self._pems = self._read()
-        # What could not be used when it was looked at last, and when to look at it again.
+        # Version that could not be used, and when to read it again.
         self._refused: Stamps | None = None
         self._retry_s = 0.0
 
     @property
     def server_name(self) -> str:
-        """The name that servers have to have; empty for the host that is called."""
+        """Name required of servers' certificates; empty for the host called."""
         return self.tls.name if isinstance(self.tls, ChannelTls) else ""
 
     def current(self) -> Pems:
-        """What the files hold; the same object as long as they have not changed."""
+        """Contents of the files; the same object until they change."""
         with self._lock:
             stamp = self._stamps()
             if stamp != self._stamp and (stamp != self._refused or time.monotonic() >= self._retry_s):
@@ -80,7 +80,7 @@ class Certificates:
         except TlsError as error:
             if stamp != self._refused:
                 logger.warning("certificates have changed but cannot be used, the old ones stay: %s", error)
-            # The same files may do later: reading can fail for a moment.
+            # The same files may become readable: errors can be transient.
             self._refused, self._retry_s = stamp, time.monotonic() + RETRY_S
         else:
             self._stamp, self._refused = stamp, None
@@ -98,7 +98,7 @@ class Certificates:
         if "cert" in self._files:
             _check_parses("cert", self._files["cert"])
             not_after_s = _not_after_s(self._files["cert"], self._files["key"], isinstance(self.tls, ServerTls))
-        # The checks read the files themselves; they hold for what has not changed since.
+        # The checks read the files again, so make sure that they have not changed.
         if contents != {part: _content(part, path) for part, path in self._files.items()}:
             raise TlsError("cert", "or another file has changed while it was read")
         return Pems(
@@ -107,10 +107,10 @@ class Certificates:
 
 
 def read_certificates(tls: ServerTls | ChannelTls | None, settings: str) -> Certificates | None:
-    """The certificates of a service whose variables begin with `settings`; None for plaintext.
+    """Certificates of a service with variables prefixed `settings`; None for plaintext.
 
     Raises:
-        ValueError: a file cannot be used; the message names the variable.
+        ValueError: a file is invalid; the message names the variable.
     """
     if tls is None:
         return None
@@ -119,11 +119,11 @@ def read_certificates(tls: ServerTls | ChannelTls | None, settings: str) -> Cert
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Credentials of a server, which looks at its files at every handshake; streams that are open live on."""
+    """Credentials of a server, which checks its files at each handshake; open streams are not affected."""
     used = certificates.current()
 
     def renewed() -> Any:
-        """None where nothing has changed, which gRPC's types do not know of."""
+        """None without changes, which gRPC's type stubs do not allow."""
         nonlocal used
         pems = certificates.current()
         if pems is used:
@@ -137,7 +137,7 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 
 def channel_credentials(pems: Pems) -> grpc.ChannelCredentials:
-    """Credentials of a channel, which has them until it is closed."""
+    """Credentials of a channel, fixed until it is closed."""
     return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
 
@@ -146,7 +146,7 @@ def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file, or the link that leads to it, is replaced."""
+    """Identity of a file's version; changes if a link to it is replaced."""
     try:
         found = path.stat()
     except OSError:
@@ -165,28 +165,28 @@ def _check_parses(part: str, path: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError) as error:
-        raise TlsError(part, f"is no certificate in PEM format: {path}: {error}") from error
+        raise TlsError(part, f"is not a certificate in PEM format: {path}: {error}") from error
 
 
 def _not_after_s(cert: Path, key: Path, by_server: bool) -> float:
-    """When a certificate ends, in Unix time, as a peer sees it to which it is shown, with the proof of the key.
+    """End of a certificate's validity in Unix time, by a handshake in memory with a peer that trusts it.
 
     Raises:
-        TlsError: the key is another one's, or the peer would not take the certificate.
+        TlsError: the key does not match, or peers would refuse the certificate.
     """
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     shows, sees = (server, client) if by_server else (client, server)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    # It trusts this certificate, whoever has signed it.
+    # Trust this certificate, whatever its issuer.
     sees.load_verify_locations(cafile=cert)
     sees.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     sees.verify_mode = ssl.CERT_REQUIRED
     try:
         for context in {server, shows}:
-            # A key with a password would otherwise be asked for at the terminal.
+            # With a password, OpenSSL would prompt for it on the terminal.
             context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError) as error:
-        raise TlsError("key", f"does not belong to the certificate, or is no key: {key}: {error}") from error
+        raise TlsError("key", f"does not match the certificate, or is not a key: {key}: {error}") from error
     try:
         shown = _shake_hands(server, client)[0 if sees is server else 1].getpeercert()
     except ssl.SSLError as error:
@@ -196,7 +196,7 @@ def _not_after_s(cert: Path, key: Path, by_server: bool) -> float:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Both ends of a connection in memory, once each has seen what the other shows."""
+    """Both ends of a connection in memory, after the exchange of certificates."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         server.wrap_bio(to_server, to_client, server_side=True),
@@ -210,7 +210,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[ssl.SS
 
 
 def _advance(end: ssl.SSLObject) -> bool:
-    """Whether its part of the handshake is over."""
+    """Whether its side of the handshake is complete."""
     try:
         end.do_handshake()
     except ssl.SSLWantReadError:

@@ -1,4 +1,4 @@
-"""Starting a coroutine within the caller's own turn of the event loop, as the eager tasks of Python 3.12 do."""
+"""Eager start of coroutines, like eager tasks in Python 3.12."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def start_now(coroutine: Coroutine[Any, None, None]) -> asyncio.Task[None] | None:
-    """Run a coroutine up to its first wait at once, and the rest as a task; None when it has ended without a wait.
+    """Run a coroutine to its first wait at once, and the rest as a task; None if it never waits.
 
-    What it raises before that wait reaches the caller.
+    Exceptions before that wait propagate to the caller.
     """
     try:
         awaited = coroutine.send(None)
@@ -26,9 +26,9 @@ async def _as_coroutine(coroutine: Coroutine[Any, None, None], awaited: Any) -> 
 
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, None, None], awaited: Any) -> Generator[Any, None, None]:
-    """What comes after a coroutine's first step, which waits for `awaited`.
+    """The rest of a coroutine after its first step, which waits for `awaited`.
 
-    A cancellation reaches it as any other; one before the task's own first turn closes it.
+    Cancellation works as usual; before the task's first step it closes the coroutine.
     """
     try:
         while True:

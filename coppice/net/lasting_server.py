@@ -1,9 +1,9 @@
-"""A gRPC server that outlives what ends gRPC's own: one call whose method is no text.
+"""gRPC server that survives a call with a non-UTF-8 method name, which ends gRPC's own.
 
-gRPC decodes the method of every call in the one task that takes calls. Bytes that are not UTF-8 end that task, and with
-it the server, for everybody: the process goes on, and nobody reaches it any more. So a server that has ended without
-being asked to is built anew on the same ports; calls that were running on the old one end there in peace. Back ends
-that this machine alone reaches are such servers; all others have a guard in front of them (`coppice/net/guard/`).
+grpc.aio decodes method names in the task that accepts calls; a decoding error ends the task, and the process goes on
+without serving. A server that ends unasked is therefore rebuilt on the same ports; running calls on the old one may
+finish. Used for verifiers and drafters reachable from this machine only; all others are guarded
+(`coppice/net/guard/`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import grpc
 
 logger = logging.getLogger(__name__)
 
-# How often we look whether the server has ended: gRPC tells of it in no other way while calls are running.
+# Interval of checks in seconds: while calls run, gRPC does not report the end of the server.
 LOOK_S = 0.25
-# How long the calls of a server that has ended may go on: streams between services are long, and begin anew elsewhere.
+# Seconds for running calls of a server that has ended: streams between services are long and reconnect elsewhere.
 DRAIN_S = 60.0
-# The system may take a moment to give up a port.
+# The operating system may take a moment to release a port.
 _REBIND_S = 0.05
 
 
 class LastingServer(grpc.aio.Server):
-    """Everything that is added to it is added to each of the servers that `make` gives, one after the other."""
+    """Applies handlers and ports to each server that `make` creates, one after the other."""
 
     def __init__(self, make: Callable[[], grpc.aio.Server]) -> None:
         self._make = make
@@ -33,27 +33,27 @@ class LastingServer(grpc.aio.Server):
         self._handlers: list[tuple[grpc.GenericRpcHandler, ...]] = []
         self._ports: list[Callable[[grpc.aio.Server], int]] = []
         self._following: asyncio.Task[None] | None = None
-        # Servers that have ended, with calls that still run.
+        # Ended servers with running calls.
         self._draining: dict[grpc.aio.Server, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
-        # Servers that ended without being asked to.
+        # Servers that ended unasked.
         self.num_ended = 0
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Serve these methods, from the start on."""
+        """Serve these methods."""
         handlers = tuple(generic_rpc_handlers)
         self._now.add_generic_rpc_handlers(handlers)
         self._handlers.append(handlers)
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen there in plaintext, from the start on; returns the port."""
+        """Listen in plaintext; returns the port."""
         port = self._now.add_insecure_port(address)
         same = _with_port(address, port)
         self._ports.append(lambda server: server.add_insecure_port(same))
         return port
 
     def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
-        """Listen there with TLS, from the start on; returns the port."""
+        """Listen with TLS; returns the port."""
         port = self._now.add_secure_port(address, server_credentials)
         same = _with_port(address, port)
         self._ports.append(lambda server: server.add_secure_port(same, server_credentials))
@@ -65,17 +65,17 @@ class LastingServer(grpc.aio.Server):
         self._following = asyncio.create_task(self._follow(), name="server")
 
     async def stop(self, grace: float | None) -> None:
-        """Take no more calls; those that run have `grace` seconds to end."""
+        """Accept no more calls; running ones have `grace` seconds to finish."""
         self._stopping.set()
         await self._now.stop(grace)
         if self._following is not None:
             await asyncio.wait({self._following})
-        # Another may have taken its place while it was being stopped.
+        # It may have been replaced in the meantime.
         await asyncio.gather(self._now.stop(grace), *(server.stop(grace) for server in self._draining))
         await asyncio.gather(*self._draining.values())
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109  gRPC's own signature
-        """Return after `stop`; True when `timeout` seconds have passed before."""
+        """Wait for `stop`; True if `timeout` seconds pass first."""
         try:
             async with asyncio.timeout(timeout):
                 await self._stopping.wait()
@@ -84,16 +84,16 @@ class LastingServer(grpc.aio.Server):
         return False
 
     async def _follow(self) -> None:
-        """Whenever the server has ended, let another take its place."""
+        """Replace the server whenever it ends."""
         while not self._stopping.is_set():
             try:
                 is_there = await self._now.wait_for_termination(LOOK_S)
                 reason: object = "gRPC does not say why"
-            except Exception as error:  # noqa: BLE001  whatever has ended it, nobody else would start it again
+            except Exception as error:  # noqa: BLE001  any error: the server must be replaced
                 is_there, reason = False, error
             if not is_there and not self._stopping.is_set():
                 self.num_ended += 1
-                logger.error("gRPC has ended the server, which is started anew: %s", reason)
+                logger.error("the gRPC server has ended, restarting it: %s", reason)
                 await self._replace()
 
     async def _replace(self) -> None:

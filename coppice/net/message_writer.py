@@ -1,4 +1,4 @@
-"""Writing one side of a stream: in order, and without a turn of the event loop where none is needed."""
+"""Writer of one side of a stream: in order, and at once when possible."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import grpc
 from coppice.net.first_step import start_now
 
 Message = TypeVar("Message")
-# What writing to a stream raises that has ended, whichever side we are.
+# Errors from writing to a stream that has ended, on either side.
 _OVER = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError)
 
 
 class MessageWriter(Generic[Message]):
-    """Sends messages in order and never blocks the caller.
+    """Sends messages in order without blocking the caller.
 
-    A message that no other is ahead of is written within `send`: a round waits for it, and not for the event loop's
-    next turn.
+    A message with none queued before it is written inside `send`: a round waits for it, not for the event loop's next
+    iteration.
     """
 
     def __init__(self, write: Callable[[Message], Awaitable[None]], on_over: Callable[[], object]) -> None:
-        """`write` sends one message and raises when the stream is over, of which `on_over` is told, once."""
+        """`write` sends one message and raises if the stream is over; `on_over` is then called once."""
         self._write_one = write
         self._on_over = on_over
         self._waiting: deque[Message] = deque()
@@ -33,11 +33,11 @@ class MessageWriter(Generic[Message]):
 
     @property
     def num_waiting(self) -> int:
-        """Messages that wait for the one that is being written."""
+        """Queued messages."""
         return len(self._waiting)
 
     def send(self, message: Message) -> None:
-        """Send a message; it is dropped when the stream is over."""
+        """Send a message; dropped if the stream is over."""
         if self._is_over:
             return
         self._waiting.append(message)
@@ -45,7 +45,7 @@ class MessageWriter(Generic[Message]):
             self._task = start_now(self._write())
 
     async def flush(self) -> None:
-        """Return when all messages have been written, or never will be."""
+        """Wait until all messages are written or dropped."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -54,11 +54,11 @@ class MessageWriter(Generic[Message]):
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
-            # Not `await`: its CancelledError could not be told from our own.
+            # Not `await`: its CancelledError would look like our own.
             await asyncio.wait({self._task})
 
     async def _write(self) -> None:
-        """Write what waits; ends when nothing does. Whoever sends must not see errors: they are the stream's own."""
+        """Write queued messages. Errors are the stream's and must not reach senders."""
         try:
             while self._waiting:
                 await self._write_one(self._waiting.popleft())

@@ -1,4 +1,4 @@
-"""Building gRPC servers and channels, and the one place that turns errors into statuses."""
+"""Construction of gRPC servers and channels, and translation of errors to statuses."""
 
 from __future__ import annotations
 
@@ -36,33 +36,32 @@ from coppice.wire.unreadable import UnreadableRequests, check_request
 
 logger = logging.getLogger(__name__)
 
-# Long prompts and tokenizers fit; a peer cannot make us allocate more than this for one message.
+# Size limit of a message; long prompts and tokenizers fit.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# Calls at once on one connection; a client that opens more has to wait.
+# Concurrent calls per connection; further ones wait.
 MAX_CONCURRENT_STREAMS = 1024
-# Who pings a server more often is hung up on.
+# Clients that ping more often are disconnected (GOAWAY too_many_pings).
 MIN_PING_INTERVAL_MS = 2_000
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
-# Between services: a peer that has been silent for so long is asked, and lost when it is silent for as long again; what
-# it was doing then goes on elsewhere. gRPC answers pings on threads of its own, also while a model runs, and no ping is
-# sent while rounds go back and forth.
+# Between services: a peer silent for this long is pinged, and lost after as long again without an answer; its work
+# then continues elsewhere. gRPC answers pings on its own threads, also while a model runs, and sends none while rounds
+# are exchanged.
 PEER_KEEPALIVE_MS = 4_000
-# What a peer may send of a call before it is taken.
+# Flow control window: bytes of a call sent before they are read.
 WINDOW_BYTES = 1 << 18
 RECONNECT_MIN_MS = 100
-# How long a connection may take to be there, TLS included; gRPC calls it the least backoff.
+# Time limit of a connection attempt, TLS included; gRPC calls it minimum backoff.
 CONNECT_MS = 2_000
 RECONNECT_MAX_MS = 5_000
-# Health by this name is SERVING as long as the event loop turns, whatever there is to serve: who restarts what hangs
-# asks for it, since restarting what is merely not ready helps nobody.
+# Health service for liveness probes: SERVING while the event loop runs. Readiness is the status of each service.
 LIVENESS = "coppice.liveness"
 
 
 def _keepalive(time_ms: int) -> tuple[tuple[str, int], ...]:
-    """Options: ping after a silence of `time_ms`, and hang up when that is not answered in time.
+    """Options: ping after a silence of `time_ms`, and close the connection without an answer in time.
 
-    The keepalive's own timeout by itself leaves a connection to nobody open: what gRPC waits for is a ping's answer.
+    The keepalive timeout alone leaves dead connections open: gRPC waits for ping_timeout.
     """
     timeout_ms = min(time_ms, KEEPALIVE_TIMEOUT_MS)
     return (
@@ -76,7 +75,7 @@ _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
-    # No ping for every answer that comes, to find out how much may be on its way: windows are as large as is needed.
+    # No BDP probe pings: fixed windows are large enough.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
@@ -84,15 +83,15 @@ _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     *_keepalive(KEEPALIVE_MS),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-    # A second server on the same port must fail, not silently take half of the traffic.
+    # A second server on the port must fail, not take half of the traffic.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
 )
-# Whoever asks for health alone has shown nothing: little is taken from them. Of two values gRPC takes the first.
+# Health checks need no authentication, so they get little. gRPC takes the first of duplicate options.
 _MAX_HEALTH_MESSAGE_BYTES = 4096
 _MAX_HEALTH_STREAMS = 4
 _MAX_HEALTH_CONNECTIONS = 128
-# A connection with TLS holds up to 2 MiB while its bytes wait for their turn; one without TLS a tenth of that.
+# A connection with TLS buffers up to 2 MiB while its bytes wait for their turn; one without, a tenth of that.
 _MAX_TLS_CONNECTIONS = 192
 _MAX_TLS_HANDSHAKES = 64
 _HEALTH_OPTIONS = (
@@ -104,7 +103,7 @@ _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
-    # Who waits for an answer asks for as long as it takes.
+    # No limit on pings: a call may wait for its answer for as long as it takes.
     ("grpc.http2.max_pings_without_data", 0),
 )
 
@@ -119,9 +118,9 @@ def open_channel(
     keepalive_ms: int = KEEPALIVE_MS,
     certificates: Certificates | None = None,
 ) -> grpc.aio.Channel:
-    """A channel with keepalive and quick reconnects, the last ones `max_reconnect_ms` apart.
+    """Channel with keepalive and quick reconnects, at most `max_reconnect_ms` apart.
 
-    Without certificates it is plaintext; otherwise it keeps those of now for as long as it lives.
+    Plaintext without certificates; with them it keeps the current ones for its lifetime.
     """
     options: list[tuple[str, Any]] = [
         *_CHANNEL_OPTIONS,
@@ -155,7 +154,7 @@ def error_status(error: CoppiceError) -> status_pb2.Status:
 
 @contextlib.asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Abort the call with the status that an error stands for; the text of one that is our fault stays in our log."""
+    """Abort the call with the error's status; texts of internal errors only go to the log."""
     try:
         yield
     except (grpc.aio.AbortError, grpc.aio.UsageError, asyncio.CancelledError):
@@ -163,7 +162,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
     except Exception as error:
         if isinstance(error, CoppiceError) and error.status != grpc.StatusCode.INTERNAL:
             await context.abort_with_status(rpc_status.to_status(error_status(error)))
-        # What is our fault is told to us: its text may have anything of the inside in it.
+        # Internal errors may contain private details: clients only get an incident id.
         incident = uuid.uuid4().hex[:12]
         logger.exception("unexpected error, incident %s", incident)
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, incident {incident}")
@@ -197,7 +196,7 @@ def streaming(method: Handler) -> Handler:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address to listen at."""
+    """Whether a listen address is only reachable from this machine."""
     host = address.rpartition(":")[0].strip("[]")
     if host in ("localhost", "unix"):
         return True
@@ -208,10 +207,9 @@ def is_loopback(address: str) -> bool:
 
 
 class Server:
-    """A gRPC server with health and reflection that starts NOT_SERVING and drains on stop.
+    """gRPC server with health and reflection; NOT_SERVING at first, and drains on stop.
 
-    With certificates it speaks TLS alone. Probes that cannot have a port of their own: health, in plaintext, and
-    nothing else.
+    With certificates it only speaks TLS. Plaintext health checks can have a port of their own.
     """
 
     def __init__(
@@ -223,13 +221,13 @@ class Server:
         *,
         guarded: bool = True,
     ) -> None:
-        """A call with a message of more than `max_request_bytes` bytes fails with RESOURCE_EXHAUSTED.
+        """Calls with a message above `max_request_bytes` fail with RESOURCE_EXHAUSTED.
 
-        Unless `guarded`, clients reach gRPC itself, which is for those that this machine's users are.
+        Unless `guarded`, clients reach gRPC directly, which is only for this machine's users.
         """
         pending = PendingCalls(MAX_PENDING)
         every_call = [*([BeginsCalls(pending)] if guarded else []), *interceptors, UnreadableRequests()]
-        # Of two values of an option gRPC takes the first.
+        # gRPC takes the first of duplicate options.
         options = (("grpc.max_receive_message_length", max_request_bytes), *_SERVER_OPTIONS)
         make = functools.partial(grpc.aio.server, options=options, interceptors=every_call)
         self.grpc: grpc.aio.Server = make() if guarded else LastingServer(make)
@@ -239,7 +237,7 @@ class Server:
         if certificates is not None:
             limits = replace(limits, max_connections=_MAX_TLS_CONNECTIONS, max_handshakes=_MAX_TLS_HANDSHAKES)
         self._guarded = GuardedServer(self.grpc, limits, _contexts(certificates), pending) if guarded else None
-        # Where health alone is served.
+        # Health-only server.
         self._probed: GuardedServer | None = None
         self._names = ["", *service_names]
         self._health = health.aio.HealthServicer()
@@ -250,10 +248,10 @@ class Server:
     async def start(self, address: str, health_port: int = 0) -> int:
         """Bind and start; returns the port. Health stays NOT_SERVING until `set_serving`.
 
-        With `health_port` it is served there, too, on the host of the address.
+        With `health_port`, health is also served there, on the host of the address.
 
         Raises:
-            UnavailableError: the address is taken or none of this machine's.
+            UnavailableError: the address is taken or not local.
         """
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
@@ -315,7 +313,7 @@ def _contexts(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]
 
 
 def _methods(service_names: Sequence[str]) -> tuple[frozenset[bytes], frozenset[bytes]]:
-    """Paths of the methods with a stream of requests, and of those with one request, health's included."""
+    """Paths of methods with a stream of requests, and with one request; health included."""
     paths: dict[bool, set[bytes]] = {False: set(), True: set()}
     for name in (*service_names, health.SERVICE_NAME):
         for method in descriptor_pool.Default().FindServiceByName(name).methods:
@@ -324,7 +322,7 @@ def _methods(service_names: Sequence[str]) -> tuple[frozenset[bytes], frozenset[
 
 
 async def stop_signal() -> None:
-    """Return when the process is asked to stop by SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -333,7 +331,7 @@ async def stop_signal() -> None:
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when the first of these does; the others are cancelled."""
+    """Wait for the first of these; the others are cancelled."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -341,7 +339,7 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a service's main coroutine on uvloop where there is one. What was loaded before is loaded for good."""
+    """Run a service's main coroutine, on uvloop if installed, with the loaded heap frozen."""
     try:
         import uvloop
     except ImportError:  # not on this platform
@@ -357,6 +355,6 @@ async def _await(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def status_code_name(code: int) -> str:
-    """The name of a google.rpc.Code."""
+    """Name of a google.rpc.Code."""
     name: str = code_pb2.Code.Name(code)
     return name

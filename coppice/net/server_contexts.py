@@ -1,4 +1,4 @@
-"""TLS contexts of Python's own `ssl`, made of the certificates that a service serves with."""
+"""TLS contexts of Python's `ssl` from a service's certificates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class ServerContexts:
-    """What handshakes are done with: a context of the certificates of now. Safe on any thread."""
+    """TLS context of the current certificates. Safe on any thread."""
 
     def __init__(self, certificates: Certificates, *, asks_client: bool, protocols: Sequence[str] = ()) -> None:
-        """With `asks_client` callers have to show a certificate of TLS_CLIENT_CA; `protocols` are those of ALPN."""
+        """`asks_client` requires client certificates of TLS_CLIENT_CA; `protocols` are for ALPN."""
         self._certificates = certificates
         self._asks_client = asks_client
         self._protocols = list(protocols)
@@ -25,20 +25,20 @@ class ServerContexts:
         self._context = self._made(self._pems)
 
     def current(self) -> ssl.SSLContext:
-        """The context for a connection that begins now; another one once the files have changed."""
+        """Context for a new connection; another one after the files change."""
         pems = self._certificates.current()
         with self._lock:
             if pems is not self._pems:
                 try:
                     self._context = self._made(pems)
                     self._pems = pems
-                except (ssl.SSLError, OSError) as error:  # changed again, and half done: the next connection sees
-                    logger.warning("the old certificate stays: %s", error)
+                except (ssl.SSLError, OSError) as error:  # changed again in between: retried by the next connection
+                    logger.warning("the old certificate stays in use: %s", error)
             return self._context
 
     def _made(self, pems: Pems) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # It takes a pair by its files alone; they have just been found to fit.
+        # `ssl` only takes a pair from files; they were checked before.
         files = self._certificates.tls
         context.load_cert_chain(files.cert, files.key, password="")
         if self._protocols:

@@ -1,4 +1,4 @@
-"""Settings that all services have: where they serve, metrics, TLS."""
+"""Settings of all services: address, metrics, TLS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coppice.settings import Port, Rule, Settings, is_address
 class ServiceSettings(Settings):
     """Settings of a process that serves gRPC, and metrics over HTTP."""
 
-    # Whether only callers that show a certificate are served, once there is TLS.
+    # Whether TLS requires client certificates.
     is_internal: ClassVar[bool] = True
 
     listen_address: Annotated[str, Rule("HOST:PORT", is_address)] = Field(
@@ -35,7 +35,8 @@ class ServiceSettings(Settings):
     tls_cert: str = Field(default="", description="PEM file of the certificate to serve with; empty: plaintext.")
     tls_key: str = Field(default="", description="PEM file of the certificate's key.")
     tls_client_ca: str = Field(
-        default="", description="PEM file of the CA whose certificates callers must show; back ends need it with TLS."
+        default="",
+        description="PEM file of the CA whose certificates callers must show; verifiers and drafters need it with TLS.",
     )
 
     @model_validator(mode="after")
@@ -45,7 +46,7 @@ class ServiceSettings(Settings):
 
     @property
     def tls(self) -> ServerTls | None:
-        """The files of TLS; None for plaintext."""
+        """TLS files; None for plaintext."""
         return server_tls(self.tls_cert, self.tls_key, self.tls_client_ca, is_internal=self.is_internal)
 
     @property

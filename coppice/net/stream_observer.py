@@ -1,4 +1,4 @@
-"""The protocol of an observer of a service's stream, which takes no part in it."""
+"""Protocol of passive observers of a service's stream."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class StreamObserver(Protocol):
-    """Sees every message of one stream, on the event loop. What it is told has been handled already, or will be."""
+    """Called for every message of one stream, on the event loop, before or after it is handled."""
 
     def heard(self, message: Any) -> None:
-        """The peer has sent a message."""
+        """The peer sent a message."""
 
     def told(self, message: Any) -> None:
-        """The peer is sent a message."""
+        """The peer was sent a message."""
 
     def over(self) -> None:
         """The stream has ended."""

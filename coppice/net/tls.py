@@ -1,4 +1,4 @@
-"""The files of TLS: a server's certificate, key and clients' CA; a caller's CA of servers and its pair."""
+"""TLS files: of a server (certificate, key, CA of clients) and of a caller (CA of servers, certificate, key)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class TlsError(ValueError):
-    """A file of TLS is missing, cannot be read, or does not fit the others; `part` is the field that names it."""
+    """A TLS file is missing, unreadable, or does not match the others; `part` is its field."""
 
     def __init__(self, part: str, reason: str) -> None:
         super().__init__(f"{part} {reason}")
@@ -18,12 +18,12 @@ class TlsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files of a server: its certificate with what leads to the CA, the key, and the CA of clients.
+    """PEM files of a server: certificate chain, key, and CA of clients.
 
-    With a client CA, clients have to show a certificate of that CA's; without one anybody may call.
+    With a client CA, clients must show a certificate issued by it; without one, all clients are served.
 
     Raises:
-        TlsError: half a pair, or a client CA without one.
+        TlsError: a certificate or key without the other, or a client CA without them.
     """
 
     cert: str
@@ -33,28 +33,28 @@ class ServerTls:
     def __post_init__(self) -> None:
         _require_pair(self.cert, self.key)
         if not self.cert:
-            raise TlsError("cert", "must be set where client_ca is")
+            raise TlsError("cert", "must be set with client_ca")
 
     @property
     def files(self) -> dict[str, str]:
-        """The files by their field; those that are not given are left out."""
+        """The given files by field."""
         return _given(cert=self.cert, key=self.key, client_ca=self.client_ca)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelTls:
-    """PEM files of a caller: the CA of servers, and the certificate and key that it shows where it is asked for them.
+    """PEM files of a caller: CA of servers, and the certificate and key shown on request.
 
-    Without a CA, that of a server has to be one of the public ones that gRPC knows.
+    Without a CA, servers need a certificate of a public CA known to gRPC.
 
     Raises:
-        TlsError: half a pair.
+        TlsError: a certificate or key without the other.
     """
 
     ca: str = ""
     cert: str = ""
     key: str = ""
-    # The name that servers' certificates have to have, where it is not the host that is called.
+    # Name required of servers' certificates, if not the host called.
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -62,29 +62,29 @@ class ChannelTls:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files by their field; those that are not given are left out."""
+        """The given files by field."""
         return _given(cert=self.cert, key=self.key, ca=self.ca)
 
 
 def server_tls(cert: str, key: str, client_ca: str, *, is_internal: bool) -> ServerTls | None:
-    """What TLS_CERT, TLS_KEY and TLS_CLIENT_CA ask for; None where they are empty.
+    """TLS files from TLS_CERT, TLS_KEY and TLS_CLIENT_CA; None if all are empty.
 
-    An internal service speaks to nobody who shows no certificate, and so needs a CA of clients.
+    Internal services require client certificates, and so a client CA.
 
     Raises:
-        ValueError: they do not fit together; the message names the variable.
+        ValueError: they are inconsistent; the message names the variable.
     """
     if not (cert or key or client_ca):
         return None
     with settings_named("TLS_"):
         if is_internal and not client_ca:
-            raise TlsError("client_ca", "must be set where TLS_CERT is: only callers with a certificate are served")
+            raise TlsError("client_ca", "must be set with TLS_CERT: callers need a certificate")
         return ServerTls(cert, key, client_ca)
 
 
 @contextlib.contextmanager
 def settings_named(prefix: str) -> Iterator[None]:
-    """Errors of TLS become ValueErrors that name the variable: the prefix, and the part in capitals."""
+    """Turn TlsErrors into ValueErrors that name the variable: prefix and part in capitals."""
     try:
         yield
     except TlsError as error:
@@ -93,9 +93,9 @@ def settings_named(prefix: str) -> Iterator[None]:
 
 def _require_pair(cert: str, key: str) -> None:
     if cert and not key:
-        raise TlsError("key", "must be set where there is a certificate")
+        raise TlsError("key", "must be set with a certificate")
     if key and not cert:
-        raise TlsError("cert", "must be set where there is a key")
+        raise TlsError("cert", "must be set with a key")
 
 
 def _given(**files: str) -> dict[str, str]:

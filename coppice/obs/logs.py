@@ -1,6 +1,6 @@
-"""Logs of a service: one line per record on stderr, as text or as JSON, with the request that it belongs to.
+"""Logs of a service: one line per record on stderr, as text or JSON, with the request's id.
 
-What a client sends or gets as text is never logged. The standard library does all of it: a formatter of few lines is no
+Texts of clients are never logged. A short formatter on the standard library needs no further dependency.
 reason for another dependency.
 """
 
@@ -21,27 +21,27 @@ from coppice.settings import Rule, Settings
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MAX_REQUEST_ID_BYTES = 128
-# Whose records LOG_LEVEL is about, by the first part of a logger's name. Libraries say warnings and worse: on DEBUG a
-# compiler tells of every instruction, and takes minutes for it.
+# Loggers under LOG_LEVEL, by the first part of their name. Libraries log warnings and above: at DEBUG, numba logs
+# every instruction, which takes minutes.
 OURS = ("coppice", "orchestrator", "verifier_svc", "drafter_svc", "__main__")
 
-# The request that the current task works for; empty where there is none.
+# Id of the request that the current task works for; empty without one.
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
 def of_request(identity: str) -> dict[str, str]:
-    """The `extra` of a record that belongs to a request for which the current task does not work alone."""
+    """The `extra` of a record about a request, from a task shared by several."""
     return {"request_id": identity}
 
 
 def check_request_id(identity: str) -> None:
-    """Raise InvalidRequestError when an id is longer than a log should have to bear."""
+    """Raise InvalidRequestError if an id is too long for logs."""
     if len(identity.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidRequestError("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Logger and level of each part of LOG_LEVEL; the first part is a level alone, of no logger in particular."""
+    """Logger and level of each part of LOG_LEVEL; the first is a level without a logger."""
     own, *others = text.split(",")
     named = [("", own), *((name, level) for name, _, level in (part.partition("=") for part in others))]
     return [(name.strip(), level.strip().upper()) for name, level in named]
@@ -64,23 +64,23 @@ class LogSettings(Settings):
 
     @property
     def level(self) -> str:
-        """The level of our own records."""
+        """Level of our own loggers."""
         return _pairs(self.log_level)[0][1]
 
     @property
     def levels(self) -> dict[str, str]:
-        """Levels of loggers that are named."""
+        """Levels of named loggers."""
         return dict(_pairs(self.log_level)[1:])
 
 
 def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
-    """Log as LOG_LEVEL and LOG_FORMAT say.
+    """Configure logging from LOG_LEVEL and LOG_FORMAT.
 
-    A process that follows another one has its `rank` in its records, and at INFO says warnings and worse: the other one
+    A tensor-parallel worker has its `rank` in its records, and at INFO only logs warnings and above.
     says the rest.
 
     Raises:
-        ConfigError: one of the variables has a bad value; the message names it.
+        ConfigError: a variable is invalid; the message names it.
     """
     settings = LogSettings.from_env(env)
     handler = logging.StreamHandler(sys.stderr)
@@ -89,35 +89,35 @@ def configure_logging(env: Mapping[str, str], rank: int | None = None) -> None:
     logging.basicConfig(level=others, handlers=[handler], force=True)
     for name in OURS:
         logging.getLogger(name).setLevel("WARNING" if rank is not None and settings.level == "INFO" else settings.level)
-    # Of messages that cannot be read it tells with a traceback: a peer's nonsense, of which we have our own record.
+    # Silence its traceback for each unreadable message; we log those ourselves.
     logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
     for name, level in settings.levels.items():
         logging.getLogger(name).setLevel(level)
 
 
 class TextFormatter(logging.Formatter):
-    """For people. The id is the client's own text, and so is quoted: it cannot look like another record."""
+    """Text records. The request id is the client's text, so it is quoted: it cannot imitate another record."""
 
     def __init__(self, rank: int | None = None) -> None:
         who = "" if rank is None else f" rank {rank}"
         super().__init__(f"%(asctime)s %(levelname)s{who} %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The record without its exception."""
+        """Format the record without its exception."""
         text = super().formatMessage(record)
         return f"{text} request_id={json.dumps(identity)}" if (identity := _identity(record)) else text
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one object with `time` (RFC 3339, UTC), `level`, `logger`, `message` and, where there are such,
-    `rank`, `request_id` and `exception`."""
+    """JSON records: objects with `time` (RFC 3339, UTC), `level`, `logger`, `message` and, if present, `rank`,
+    `request_id` and `exception`."""
 
     def __init__(self, rank: int | None = None) -> None:
         super().__init__()
         self._rank = rank
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Format the record as one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, str | int] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",

@@ -1,7 +1,7 @@
-"""Metrics of a service over HTTP, in the format of Prometheus: read when they are asked for, free in between.
+"""Metrics of a service over HTTP in Prometheus' format, collected at scrape time.
 
-`prometheus_client` writes the format. Its own server does handshakes of TLS on the thread that accepts, where a silent
-caller holds up all others, and never reads a renewed certificate; so sockets are served here.
+`prometheus_client` writes the format. Its own server does TLS handshakes on the accepting thread, where a silent
+client blocks all others, and never reloads certificates; hence this server.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from coppice.obs.metrics import Read
 
 logger = logging.getLogger(__name__)
 
-# An event loop that does not answer a scrape by then has other worries.
+# Timeout for reading metrics from the event loop.
 READ_TIMEOUT_S = 5.0
-# A caller that says nothing for so long is hung up on, in a handshake too.
+# Seconds after which silent clients are disconnected, also in a handshake.
 SILENCE_S = 10.0
-# METRICS_TLS: plain HTTP; HTTPS for everybody; HTTPS for those who show a certificate of TLS_CLIENT_CA.
+# METRICS_TLS: plain HTTP; HTTPS; HTTPS with client certificates of TLS_CLIENT_CA.
 OFF, ON, MUTUAL = "off", "on", "mutual"
 
 
 def check_metrics_tls(mode: str, tls: ServerTls | None) -> None:
-    """See that there are the files that a mode of METRICS_TLS takes.
+    """Check that the files for a mode of METRICS_TLS are set.
 
     Raises:
-        ValueError: there are not; the message names the variable.
+        ValueError: a file is missing; the message names the variable.
     """
     if mode != OFF and tls is None:
         raise ValueError(f"METRICS_TLS={mode} needs TLS_CERT and TLS_KEY")
     if mode == MUTUAL and tls is not None and not tls.client_ca:
-        raise ValueError(f"METRICS_TLS={mode} needs TLS_CLIENT_CA, whose certificates callers have to show")
+        raise ValueError(f"METRICS_TLS={mode} needs TLS_CLIENT_CA, whose certificates callers must show")
 
 
 class MetricsServer:
-    """Serves what `read` returns under /metrics, from threads of its own: `read` must be safe on them."""
+    """Serves the metrics of `read` under /metrics from its own threads, on which `read` must be safe."""
 
     def __init__(
         self, read: Read, host: str, port: int, certificates: Certificates | None = None, mode: str = OFF
     ) -> None:
-        """Bind and serve; port 0 picks a free one. `mode` is that of METRICS_TLS, and but for OFF takes `certificates`.
+        """Bind and serve; port 0 picks a free one. `mode` is METRICS_TLS; all but OFF need `certificates`.
 
         Raises:
-            UnavailableError: the address is taken or none of this machine's.
+            UnavailableError: the address is taken or not local.
         """
         registry = CollectorRegistry()
         registry.register(_Collector(read))
@@ -85,10 +85,10 @@ class MetricsServer:
 def serving_metrics(
     read: Read, listen_address: str, port: int, certificates: Certificates | None = None, mode: str = OFF
 ) -> Iterator[None]:
-    """Serve metrics until the context is left, on the host of the address that the service listens at.
+    """Serve metrics while the context is open, on the host of the service's listen address.
 
     Raises:
-        UnavailableError: the address is taken or none of this machine's.
+        UnavailableError: the address is taken or not local.
     """
     server = MetricsServer(read, listen_address.rpartition(":")[0].strip("[]"), port, certificates, mode)
     try:
@@ -98,7 +98,7 @@ def serving_metrics(
 
 
 def on_event_loop(read: Read) -> Read:
-    """`read` for any thread: it runs on the event loop that runs now, between callbacks, so that what it sees holds."""
+    """`read` for any thread: it runs on the current event loop, between callbacks, so its values are consistent."""
     loop = asyncio.get_running_loop()
 
     async def collect() -> list[Metric]:
@@ -111,16 +111,16 @@ def on_event_loop(read: Read) -> Read:
 
 
 class _Handler(WSGIRequestHandler):
-    """One request. Nothing is logged of it."""
+    """One request, without logging."""
 
     timeout = SILENCE_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _HttpServer(ThreadingMixIn, WSGIServer):
-    """A thread per connection, which does the handshake, too: nobody waits for another's."""
+    """One thread per connection, handshake included, so that clients do not wait for each other."""
 
     daemon_threads = True
 
@@ -144,12 +144,12 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         super().process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that is gone is no fault of ours, and a failed read has been told to it."""
+        """Ignore clients that are gone; failed reads were answered with an error."""
         logger.debug("a caller of metrics got no answer: %s", sys.exc_info()[1])
 
 
 class _Collector(Collector):
-    """What is read, metrics of one name together, as the format wants it."""
+    """Collector that merges metrics of one name, as the format requires."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""Recording and export of spans: OpenTelemetry's own variables, and its SDK, the extra `traces`."""
+"""Recording and export of spans with OpenTelemetry's SDK (extra `traces`), configured by its own variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coppice.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-# How long a service that stops tries to send its last spans.
+# Seconds that a stopping service tries to send its last spans.
 CLOSE_S = 3.0
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -23,7 +23,7 @@ _EXPORTERS = ("", "otlp")
 
 
 class TraceSettings(Settings):
-    """Settings of traces besides OpenTelemetry's own variables."""
+    """Settings of traces beyond OpenTelemetry's own variables."""
 
     trace_rounds: float = Field(
         default=0.0, ge=0, le=1, description="Share of the traced requests whose rounds are spans, too."
@@ -31,26 +31,26 @@ class TraceSettings(Settings):
 
 
 def open_tracer(service: str, env: Mapping[str, str]) -> Tracer | None:
-    """The tracer that OpenTelemetry's variables describe; None where they ask for none, or it is not installed."""
+    """Tracer configured by OpenTelemetry's variables; None if they ask for none or it is not installed."""
     if not any(env.get(name) for name in _ENDPOINTS) or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if env.get("OTEL_TRACES_EXPORTER", "") not in _EXPORTERS:
         return None
     if (protocol := next((env[name] for name in _PROTOCOLS if env.get(name)), "grpc")) != "grpc":
-        logger.warning("nothing is traced: OTEL_EXPORTER_OTLP_PROTOCOL is %s, and only grpc is offered", protocol)
+        logger.warning("tracing is off: OTEL_EXPORTER_OTLP_PROTOCOL is %s, only grpc is supported", protocol)
         return None
     try:
         return exporting_tracer(service, env)
     except ImportError as error:
-        logger.warning("nothing is traced: %s (the extra 'traces' has it)", error)
+        logger.warning("tracing is off: %s (install the extra 'traces')", error)
         return None
 
 
 def open_tracing(service: str, env: Mapping[str, str]) -> Tracing | None:
-    """As `open_tracer`, for an orchestrator.
+    """Like `open_tracer`, for an orchestrator.
 
     Raises:
-        ConfigError: TRACE_ROUNDS is no share.
+        ConfigError: TRACE_ROUNDS is not a fraction.
     """
     settings = TraceSettings.from_env(env)
     tracer = open_tracer(service, env)
@@ -58,9 +58,9 @@ def open_tracing(service: str, env: Mapping[str, str]) -> Tracing | None:
 
 
 def exporting_tracer(service: str, env: Mapping[str, str]) -> Tracer:
-    """A tracer that sends spans to a collector in the background, and drops them where that does not keep up.
+    """Tracer that sends spans to a collector in the background, and drops them if it cannot keep up.
 
-    Sampler, limits, queue and collector are what the library reads from OTEL_*.
+    Sampler, limits, queue and collector are configured by OTEL_*.
 
     Raises:
         ImportError: the extra `traces` is not installed.
@@ -78,7 +78,7 @@ def exporting_tracer(service: str, env: Mapping[str, str]) -> Tracer:
     provider.add_span_processor(BatchSpanProcessor(exporter))
 
     def close() -> None:
-        # The library waits for the collector as long as it likes, unless the exporter gives up.
+        # Shutting down the exporter bounds the library's wait for the collector.
         timer = threading.Timer(CLOSE_S, exporter.shutdown)
         timer.start()
         provider.shutdown()

@@ -1,4 +1,4 @@
-"""One peer's sequences as spans, from the messages that pass the door. Attributes are named as in docs/traces.md."""
+"""Spans of one peer's sequences, from the messages of its stream. Attributes: docs/traces.md."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _FAULTS = frozenset({"internal", "unavailable"})
 
 
 class SequenceCounts(Protocol):
-    """What one sequence adds up to."""
+    """Accumulated counts of one sequence."""
 
     def heard(self, message: Any) -> None:
-        """Its peer has sent a message, not the one that opens or closes it."""
+        """The peer sent a message other than open and close."""
 
     def told(self, message: Any) -> None:
-        """Its peer is sent a message, not an error."""
+        """The peer was sent a message other than an error."""
 
     def attributes(self) -> Attributes:
-        """The counts so far."""
+        """Counts so far, as span attributes."""
 
 
 class SequenceSpans:
-    """A span for each sequence of one stream, with what it adds up to."""
+    """One span per sequence of a stream, with its counts."""
 
     def __init__(self, tracer: Tracer, name: str, count: Callable[[Any], SequenceCounts], left: str = "") -> None:
-        """`count` is given the message that opens a sequence; `left` is the error of one that the peer has left."""
+        """`count` gets the message that opens a sequence; `left` is the error of sequences that the peer abandons."""
         self._tracer = tracer
         self._name = name
         self._count = count
@@ -36,7 +36,7 @@ class SequenceSpans:
         self._open: dict[int, tuple[Span, SequenceCounts]] = {}
 
     def heard(self, message: Any) -> None:
-        """The peer opens or closes a sequence, or says something of it."""
+        """The peer sent a message."""
         kind = message.WhichOneof("event")
         if kind == "close":
             self._end(message.sequence_id, self._left)
@@ -47,7 +47,7 @@ class SequenceSpans:
             self._open[message.sequence_id] = span, self._count(message.open)
 
     def told(self, message: Any) -> None:
-        """The peer hears of a sequence, or of its end."""
+        """The peer was sent a message."""
         if (known := self._open.get(message.sequence_id)) is None:
             return
         kind = message.WhichOneof("event")

@@ -1,7 +1,7 @@
-"""Events of a process with their times, for `coppice bench timeline` and `profile` alone.
+"""Timed events of a process, for `coppice bench timeline` and `profile`.
 
-Off unless TIMELINE_DIR names a directory. The latest events are kept in memory and written when the service stops. All
-processes of one machine read the same monotonic clock, so that their events can be laid side by side.
+Off unless TIMELINE_DIR names a directory. The latest events are kept in memory and written at shutdown. Processes of a
+machine share the monotonic clock, so their events can be aligned.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "TIMELINE_DIR"
-# The latest events that are kept: some minutes of a loaded verifier.
+# Events kept: some minutes of a loaded verifier.
 CAPACITY = 2_000_000
 SUFFIX = ".timeline.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """Something that happened at `at_us`, microseconds of the monotonic clock, or began then and took `took_us`.
+    """An event at `at_us`, in microseconds of the monotonic clock, lasting `took_us`.
 
-    `what` is a name such as "verifier.outcome.in": the peer of a stream, the message, and which way it went.
-    `sequence` is the sequence's number on that stream, `base` the committed length that the message names, `size` its
-    tokens or nodes; of a pass, `sequences` took part, with so many rows. An opening names its request; an outcome
-    counts the draft nodes that were verified, and says how long its pass took.
+    `what` is a name such as "verifier.outcome.in": peer, message and direction. `sequence` is the sequence's id on the
+    stream, `base` the message's committed length, `size` its tokens or nodes; for a pass, `sequences` are its members
+    and `size` its rows. An opening has its request id; an outcome has the draft nodes verified and the duration of its
+    pass.
     """
 
     what: str
@@ -44,16 +44,16 @@ class TimelineEvent:
 
     @property
     def end_us(self) -> float:
-        """When it was over."""
+        """End of the event."""
         return self.at_us + self.took_us
 
 
 class Timeline:
-    """The latest events of this process. Any thread may add to it."""
+    """Latest events of this process. Safe on any thread."""
 
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
         self._path = path
-        # Plain tuples: what is watched should not wait for objects to be made.
+        # Plain tuples: cheap to record.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
 
     def mark(
@@ -64,39 +64,39 @@ class Timeline:
         size: int = 0,
         *details: str | int,
     ) -> None:
-        """It happens now; `details` are the last fields of an event."""
+        """Record an event now; `details` are the last fields of an event."""
         self._events.append((what, time.monotonic() * 1e6, 0.0, sequence, base, size, (), *details))
 
     def took(
         self, what: str, start_s: float, end_s: float, sequence: int = 0, size: int = 0, sequences: Sequence[int] = ()
     ) -> None:
-        """It is over; times are readings of the monotonic clock."""
+        """Record a finished event; times are seconds of the monotonic clock."""
         self._events.append((what, start_s * 1e6, (end_s - start_s) * 1e6, sequence, 0, size, tuple(sequences)))
 
     def events(self) -> list[TimelineEvent]:
-        """What is kept now, in the order in which it was added."""
+        """Events kept, in order."""
         return [TimelineEvent(*event) for event in self._events]
 
     def write(self) -> None:
-        """Write what is kept, one JSON list a line."""
+        """Write the events, one JSON list per line."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(event) + "\n" for event in self._events)
 
 
 class StreamTimeline:
-    """Marks the messages of one stream, by the name of the peer."""
+    """Records the messages of one stream, under the peer's name."""
 
     def __init__(self, timeline: Timeline, peer: str) -> None:
         self._timeline = timeline
         self._peer = peer
 
     def heard(self, message: Any) -> None:
-        """The peer has sent a message."""
+        """The peer sent a message."""
         self._mark(message, "in")
 
     def told(self, message: Any) -> None:
-        """The peer is sent a message."""
+        """The peer was sent a message."""
         self._mark(message, "out")
 
     def over(self) -> None:
@@ -113,13 +113,13 @@ class StreamTimeline:
 
 
 def open_timeline(service: str, env: Mapping[str, str]) -> Timeline | None:
-    """The timeline of this process; None where TIMELINE_DIR is not set."""
+    """Timeline of this process; None without TIMELINE_DIR."""
     directory = env.get(VARIABLE, "")
     return Timeline(Path(directory) / f"{service}-{os.getpid()}{SUFFIX}") if directory else None
 
 
 def read_timeline(path: Path) -> list[TimelineEvent]:
-    """What a process has written."""
+    """Events written by a process."""
     with path.open(encoding="utf-8") as lines:
         events = [TimelineEvent(*json.loads(line)) for line in lines]
     return [replace(event, sequences=tuple(event.sequences)) for event in events]

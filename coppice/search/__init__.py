@@ -1,4 +1,4 @@
-"""Search for the best tree, given scores of tokens.
+"""Search for the best draft tree, given scores of tokens.
 
-For drafters, and for the verifier's re-drafting. It knows neither models nor services.
+For drafters and in-pass re-drafts. It depends on neither models nor services.
 """

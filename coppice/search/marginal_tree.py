@@ -1,7 +1,7 @@
-"""The best tree from one distribution per position. Pure: knows neither models nor noise.
+"""Best tree from one distribution per position. Pure: depends on neither models nor noise.
 
-The children of a node are then the same for all nodes of its depth, so that the search is one over ranks: it yields
-paths in exactly the order of their probability, with two candidates for each node that it takes.
+All nodes of a depth have the same children, so the search runs over ranks: it yields paths in order of probability,
+with two candidates per node taken.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from coppice.search.tree_limits import Children, TreeLimits
 
 
 def marginal_tree(marginals: Sequence[Children], limits: TreeLimits, source: str) -> TokenTree:
-    """The likeliest `limits.max_nodes` paths, where the children of every node at depth d are `marginals[d]`.
+    """The likeliest `limits.max_nodes` paths, where children of nodes at depth d are `marginals[d]` (root: depth 0).
 
-    The root is at depth 0. Of the limits, those of steps do not apply: nothing is computed here.
+    Limits on steps do not apply: no forward passes are made.
     """
-    # By falling path log-probability: it, the depth of the node's parent, its rank among its siblings, its parent and
-    # that one's path log-probability. Of equals the one nearer to the root comes first, as parents must.
+    # Entries: negated path log-probability, the parent's depth, rank among siblings, parent, and the parent's path
+    # log-probability. Ties go to the smaller depth, so parents come first.
     candidates: list[tuple[float, int, int, int, float]] = []
 
     def propose(depth: int, rank: int, parent: int, above: float) -> None:

@@ -1,4 +1,4 @@
-"""A transition: the token before adds to the scores of the next one, in a draft's search. No torch."""
+"""Transition: the previous token's contribution to the scores of the next, for a draft's search. No torch."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ except ImportError:
     def scores_behind(
         scores: FloatArray, rows: npt.NDArray[np.int64], before: FloatArray, behind: HalfArray, sigmas: FloatArray
     ) -> FloatArray:
-        """Stands in for the compiled one."""
+        """Fallback without the compiled function."""
         return ((scores[rows] + before @ floats(behind)) / sigmas[:, None]).astype(np.float32)
 
 
-# Rows of embeddings are not made larger without bound.
+# Floor of row norms in their normalisation.
 _SMALLEST = np.float32(1e-6)
 
 
 class TransitionScores:
-    """Scores of all tokens after given ones: the score of a pair is the product of their rows of two tables.
+    """Scores of all tokens after given ones: the score of a pair is the product of their rows in two tables.
 
-    `before` [vocab, rank] is the one, `behind_halves` [rank, vocab] the other in bfloat16.
+    `before` [vocab, rank] is float32, `behind_halves` [rank, vocab] bfloat16.
     """
 
     def __init__(self, before: FloatArray, behind: FloatArray) -> None:
         """Tables [vocab, rank]."""
         self.before = before
-        # Laid out as the product reads it.
+        # In the layout of the product.
         self.behind_halves = halves(behind.T)
 
     @classmethod
     def of_embeddings(
         cls, before: FloatArray, behind: FloatArray, embeddings: FloatArray, output_embeddings: FloatArray
     ) -> Self:
-        """Tables from matrices [rank, hidden] that act on a model's own embeddings [vocab, hidden] of both tokens.
+        """Tables from matrices [rank, hidden] that act on the model's input and output embeddings [vocab, hidden].
 
-        With rows made equally large, those of the token before become silu(before . row), the others behind . row.
+        With rows normalised to RMS 1, `before` has silu(before . row), and `behind` has behind . row.
 
         Raises:
-            ValueError: the matrices do not fit the embeddings, or each other.
+            ValueError: shapes do not match.
         """
         sizes = [matrix.shape[1:] for matrix in (before, behind)]
         if sizes != [table.shape[1:] for table in (embeddings, output_embeddings)] or len(before) != len(behind):
@@ -60,19 +60,19 @@ class TransitionScores:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that are known."""
+        """Size of the vocabulary."""
         return len(self.before)
 
     def behind(
         self, token_ids: Sequence[int], scores: FloatArray, depths: Sequence[int], sigmas: FloatArray
     ) -> FloatArray:
-        """Scores of all tokens after some, in units of their sigmas [n, vocab].
+        """Scores of all tokens after the given ones, in units of their sigmas [n, vocab].
 
         Args:
-            token_ids: those before [n].
-            scores: what is known of each depth without the token before [depths, vocab].
-            depths: of the tokens after [n].
-            sigmas: by depth [depths].
+            token_ids: preceding tokens [n].
+            scores: scores by depth, without the preceding token [depths, vocab].
+            depths: depths of the following tokens [n].
+            sigmas: scales by depth [depths].
         """
         places = list(depths)
         return scores_behind(

@@ -1,4 +1,4 @@
-"""The best tree from one distribution per position and what each token says of the next one. No torch."""
+"""Best tree from one distribution per position and a transition between neighbours. No torch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ def transition_tree(
     """The likeliest `limits.max_nodes` nodes by path probability.
 
     Args:
-        root: the root's children; or its token, where the transition says what they are.
-        transition: what a token says of the next one.
-        scores: what is known of the tokens at each depth without the one before [depths, vocab]: from the root's
-            grandchildren on, or from its children on where these are not given.
-        sigmas: by depth [depths].
-        limits: of the search; those of steps do not apply, and no node is deeper than `scores` go.
-        max_children: of a node, at most.
-        source: the tree's.
+        root: the root's children; or its token, if the transition is to give them.
+            transition: contribution of a token to the scores of the next.
+            scores: scores by depth, without the preceding token [depths, vocab]: from the root's grandchildren on, or
+            from its
+                children on if these are not given.
+        sigmas: scales by depth [depths].
+        limits: of the search; limits on steps do not apply, and depth is bounded by `scores`.
+        max_children: most children of a node.
+        source: source of the tree.
     """
     if not CAN_COMPILE:
         return _library_tree(root, transition, scores, sigmas, limits, max_children, source)
@@ -67,7 +68,7 @@ def _library_tree(
     max_children: int,
     source: str,
 ) -> TokenTree:
-    """What `transition_tree` finds, in calls of numpy."""
+    """Reference for `transition_tree`, in numpy."""
 
     def children_of(token_ids: Sequence[int], depths: Sequence[int]) -> list[Children]:
         return top_children(transition.behind(token_ids, scores, depths, sigmas), _ONE, max_children)

@@ -1,4 +1,4 @@
-"""Best-first trees in batched steps. Pure: knows neither models nor noise."""
+"""Best-first trees in batched steps. Pure: depends on neither models nor noise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from coppice.search.tree_limits import Children, TreeLimits
 class Frontier(NamedTuple):
     """Nodes to expand in one forward pass, as parallel lists.
 
-    Rows are numbered through all frontiers of one tree, in order. `parent_rows` holds the row of each node's
-    parent, always of an earlier frontier, or -1 for a child of the root. `depths` starts at 1.
+    Rows are numbered through all frontiers of a tree. `parent_rows` are rows of earlier frontiers, or -1 for children
+    of the root. `depths` starts at 1.
     """
 
     token_ids: list[int]
@@ -30,7 +30,7 @@ def build_tree(root: Children, expand: Expand, limits: TreeLimits, source: str) 
     """The likeliest `max_nodes` nodes by path probability among the children of the expanded nodes.
 
     Each step expands the likeliest unexpanded nodes in one call of `expand`, which returns the children of each
-    row. A node is worth expanding only while its children could still enter the best `max_nodes`.
+    row. A node is expanded only if its children could be among the best `max_nodes`.
     """
     search = _Search(limits)
     search.add(ROOT, root)
@@ -60,7 +60,7 @@ class _Search:
         self._best: list[float] = []
 
     def add(self, parent: int, children: Children) -> None:
-        """Take in the children of an expanded node that could be among the best."""
+        """Add the children of an expanded node that could be among the best."""
         depth = 1 if parent == ROOT else self._depths[parent] + 1
         path = 0.0 if parent == ROOT else self._path_log_probs[parent]
         for token, log_prob in zip(children.token_ids, children.log_probs, strict=True):
@@ -80,7 +80,7 @@ class _Search:
                 heapq.heappush(self._open, (-value, node))
 
     def next_nodes(self) -> list[int]:
-        """The nodes to expand in the next step; none when no step can improve the tree or pays."""
+        """Nodes to expand in the next step; empty if no step can improve the tree or pays."""
         nodes: list[int] = []
         gain = 0.0
         while self._open and len(nodes) < self._limits.width and self._is_worth_expanding(-self._open[0][0]):
@@ -90,14 +90,14 @@ class _Search:
         return nodes if gain >= self._limits.min_step_gain else []
 
     def frontier(self, nodes: Sequence[int]) -> Frontier:
-        """Give rows to the nodes and describe them."""
+        """Assign rows to the nodes."""
         parent_rows = [self._row_of[self._parents[node]] for node in nodes]
         first = len(self._row_of) - 1
         self._row_of.update({node: first + offset for offset, node in enumerate(nodes)})
         return Frontier([self._token_ids[node] for node in nodes], parent_rows, [self._depths[node] for node in nodes])
 
     def best_tree(self, source: str) -> TokenTree:
-        """The best candidates; ties go to the earlier one, which keeps parents ahead of children."""
+        """The best candidates; ties go to the earlier one, so parents precede children."""
         num_worth = sum(path >= self._limits.min_path_log_prob for path in self._path_log_probs)
         ranked = sorted(range(len(self._token_ids)), key=lambda node: (-self._path_log_probs[node], node))
         kept = sorted(ranked[: self._limits.num_kept(num_worth, len(ranked))])

@@ -1,4 +1,4 @@
-"""Between protobuf and our own types: conversion, and limits on a message's fields before it is parsed.
+"""Conversion between protobuf and our types, and size limits checked before parsing.
 
-For the services' doors and their clients.
+For the edges of services, and for clients.
 """

@@ -1,4 +1,4 @@
-"""Conversion between our types and protobuf; the only module that knows both."""
+"""Conversion between our types and protobuf."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Value = TypeVar("Value")
 
 
 def tree_to_proto(tree: TokenTree) -> tree_pb2.TokenTree:
-    """A tree as a message."""
+    """Message of a tree."""
     message = tree_pb2.TokenTree()
     put_tree(tree, message)
     return message
 
 
 def put_tree(tree: TokenTree, message: tree_pb2.TokenTree) -> None:
-    """Write a tree into an empty message, where it is to be: a message in another one would be copied there."""
+    """Write a tree into an empty message in place, without the copy of a nested message."""
     message.token_ids.extend(tree.token_ids)
     message.parents.extend(tree.parents)
     message.log_probs.extend(tree.log_probs)
@@ -43,17 +43,17 @@ def put_tree(tree: TokenTree, message: tree_pb2.TokenTree) -> None:
 
 
 def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
-    """A message as a tree; missing log-probabilities count as 0.
+    """Tree of a message; missing log-probabilities count as 0.
 
     Raises:
-        InvalidTreeError: the message has more than MAX_TREE_NODES nodes, is no valid tree, or carries distributions
-            that it cannot have been drawn from.
+        InvalidTreeError: the message has more than MAX_TREE_NODES nodes, is not a valid tree, or has distributions that
+            its nodes cannot be draws from.
     """
     if not message.ByteSize():
         return EMPTY_TREE
     if len(message.token_ids) > MAX_TREE_NODES:
         raise InvalidTreeError(f"{len(message.token_ids)} nodes; the most are {MAX_TREE_NODES}")
-    # A slice is taken at once, where an iterator would go through the values one by one.
+    # Slices copy at once; iterators would go through the values one by one.
     tree = TokenTree(
         token_ids=tuple(message.token_ids[:]),
         parents=tuple(message.parents[:]),
@@ -68,12 +68,12 @@ def tree_from_proto(message: tree_pb2.TokenTree) -> TokenTree:
 
 
 def samples_drafts(acceptance: sampling_pb2.AcceptanceRule, temperature: float) -> bool:
-    """Whether a sequence's drafts have to be sampled trees. At temperature 0 every rule is sample-and-follow."""
+    """Whether drafts must be sampled trees. At temperature 0 every rule is sample-and-follow."""
     return acceptance == sampling_pb2.ACCEPTANCE_RULE_TRAVERSAL and temperature > 0
 
 
-def sampling_from_proto(message: sampling_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
-    """Sampling parameters, with defaults for what is unset.
+def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Sampling parameters of a message, with defaults for unset fields.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -90,13 +90,13 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams, default_seed: int 
         logit_bias=dict(message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_token_ids=tuple(message.bad_token_ids),
-        seed=_or(message, "seed", default_seed),
+        seed=_or(message, "seed", defaults.seed),
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
 
 
 def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Sampling parameters as a message, every knob set."""
+    """Message of sampling parameters, with every field set."""
     return sampling_pb2.SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -114,7 +114,7 @@ def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def denoising_from_proto(message: sampling_pb2.Denoising) -> Denoising:
-    """How blocks are to be denoised; what is unset is the drafter's to say.
+    """Denoising settings of a message; unset ones are left to the drafter.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -123,14 +123,14 @@ def denoising_from_proto(message: sampling_pb2.Denoising) -> Denoising:
 
 
 def denoising_to_proto(denoising: Denoising) -> sampling_pb2.Denoising | None:
-    """The message for it; None where nothing is asked for."""
+    """Message of denoising settings; None if all are left to the drafter."""
     if denoising == LEFT_TO_DRAFTER:
         return None
     return sampling_pb2.Denoising(steps=denoising.steps, block_tokens=denoising.block_tokens)
 
 
 def stopping_from_proto(message: sampling_pb2.StoppingOptions) -> StoppingOptions:
-    """Stopping options, with defaults for what is unset.
+    """Stopping options of a message, with defaults for unset fields.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -145,7 +145,7 @@ def stopping_from_proto(message: sampling_pb2.StoppingOptions) -> StoppingOption
 
 
 def stopping_to_proto(options: StoppingOptions) -> sampling_pb2.StoppingOptions:
-    """Stopping options as a message."""
+    """Message of stopping options."""
     return sampling_pb2.StoppingOptions(
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,
@@ -156,7 +156,7 @@ def stopping_to_proto(options: StoppingOptions) -> sampling_pb2.StoppingOptions:
 
 
 def add_log_probs(message: verifier_pb2.Outcome, log_probs: Sequence[TokenLogProbs]) -> None:
-    """Put the log-probabilities of an outcome's tokens, one each or none at all, into its message."""
+    """Write log-probabilities, one per token or none, into an outcome's message."""
     for one in log_probs:
         message.log_probs.append(one.log_prob)
         message.top_token_ids.extend(one.top_token_ids)
@@ -164,10 +164,10 @@ def add_log_probs(message: verifier_pb2.Outcome, log_probs: Sequence[TokenLogPro
 
 
 def outcome_log_probs(message: verifier_pb2.Outcome) -> tuple[TokenLogProbs, ...]:
-    """The log-probabilities of an outcome's tokens, one each; empty when it carries none.
+    """Log-probabilities of an outcome's tokens; empty if it has none.
 
     Raises:
-        CoppiceError: they do not fit the tokens.
+        CoppiceError: their number does not match the tokens.
     """
     if not message.log_probs:
         return ()
@@ -183,7 +183,7 @@ def outcome_log_probs(message: verifier_pb2.Outcome) -> tuple[TokenLogProbs, ...
 
 
 def log_probs_to_proto(log_probs: Iterable[TokenLogProbs]) -> list[inference_pb2.TokenLogProbs]:
-    """Log-probabilities as messages of the public API."""
+    """Messages of log-probabilities in the public API."""
     return [
         inference_pb2.TokenLogProbs(
             log_prob=one.log_prob, top_token_ids=one.top_token_ids, top_log_probs=one.top_log_probs
@@ -193,7 +193,7 @@ def log_probs_to_proto(log_probs: Iterable[TokenLogProbs]) -> list[inference_pb2
 
 
 def log_probs_from_proto(messages: Iterable[inference_pb2.TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
-    """Messages of the public API as log-probabilities."""
+    """Log-probabilities of messages of the public API."""
     return tuple(
         TokenLogProbs(message.log_prob, tuple(message.top_token_ids), tuple(message.top_log_probs))
         for message in messages

@@ -1,8 +1,7 @@
-"""Limits on the fields of a message, checked in its bytes before it is parsed.
+"""Size limits on fields of a message, checked in its bytes before parsing.
 
-A parser makes something of every entry of a list: a message of a few MiB can hold a million strings, each of which
-takes many times its own length in memory. Only the lengths of fields are looked at, and those of a message's parts
-where they have a limit, so that little is gone through.
+Parsers create an object per list entry: a message of a few MiB can hold a million strings, which take many times their
+length in memory. Only lengths of fields are read, and those of nested fields with a limit.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from coppice.core.errors import InvalidRequestError
 from coppice.core.grammar import MAX_GRAMMAR_BYTES
 from coppice.core.sampling import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_TOKEN_LIST
 
-# Of a smaller message nothing is looked at: what can be made of it is little, too.
+# Smaller messages are not checked: their objects are few.
 LARGE_BYTES = 64 * 1024
-# Most bytes of a tag and a length together, of an id, and of an entry of a list of ids, which need not be packed.
+# Most bytes of a tag plus length, of an id, and of an entry of an unpacked list of ids.
 HEAD_BYTES = 10
 ID_BYTES = 5
 LISTED_ID_BYTES = ID_BYTES + 1
-# A float that is not alone in a list, and all numbers of a message that are in none.
+# A float outside a list, and all scalar fields of a message together.
 FLOAT_BYTES = 5
 SCALAR_BYTES = 256
 SAMPLING_BYTES = (
@@ -38,30 +37,30 @@ SAMPLING_BYTES = (
 STOPPING_BYTES = (
     (HEAD_BYTES + MAX_STOP_STRING_BYTES) * MAX_STOP_STRINGS + LISTED_ID_BYTES * MAX_TOKEN_LIST + SCALAR_BYTES
 )
-# A tree has some tens of nodes, of about 20 bytes each, or 200 where they carry distributions.
+# Trees have a few dozen nodes of about 20 bytes, or 200 with distributions.
 TREE_BYTES = 1024 * 1024
-# A message has some tens of fields, and each that is looked at takes time.
+# Messages have a few dozen fields; each one read takes time.
 MAX_FIELDS = 4096
-# So many fields of a part that is too large are looked at to say which of them it is.
+# Fields read of an oversized part to name the largest.
 _MOST_LOOKED_AT = 2048
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass
 class _MessagePart:
-    """A message or one of its fields: the most bytes that it may have, None for any number, and its own fields."""
+    """A message or field: its size limit in bytes (None: none), and its nested fields."""
 
     name: str
-    descriptor: Any  # google.protobuf.descriptor.Descriptor, or None for what is no message
+    descriptor: Any  # google.protobuf.descriptor.Descriptor, or None for a scalar field
     most: int | None = None
     parts: dict[int, _MessagePart] = field(default_factory=dict)
 
 
 class MessageSizes:
-    """The most bytes of a message's fields, by path such as `open.sampling`; what has no limit is not looked at.
+    """Size limits by path, such as `open.sampling`; fields without a limit are not read.
 
-    At the levels that are looked at there may be MAX_FIELDS fields. A list that is packed, as encoders do, is one; of a
-    list that is not each entry is one.
+    At most MAX_FIELDS fields are allowed on the levels read: a packed list counts as one, an unpacked list as one per
+    entry.
     """
 
     def __init__(self, kind: type[Message], most_bytes: Mapping[str, int]) -> None:
@@ -75,26 +74,26 @@ class MessageSizes:
             part.most = most
 
     def check(self, data: bytes) -> None:
-        """Look at a message of more than LARGE_BYTES bytes.
+        """Check a message of more than LARGE_BYTES bytes.
 
         Raises:
-            InvalidRequestError: a field is larger than it may be, or there are too many, or the bytes are no message.
+            InvalidRequestError: a field is too large, there are too many fields, or the bytes are not a message.
         """
         if len(data) <= LARGE_BYTES:
             return
         try:
             _Scan(data).go_through(self._whole, 0, len(data))
         except IndexError:
-            raise InvalidRequestError("request", "is no message of this method") from None
+            raise InvalidRequestError("request", "is not a message of this method") from None
 
 
 class _Scan:
-    """One message; reading beyond its end is an IndexError."""
+    """Reader of one message; reading beyond its end raises IndexError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._num_fields = 0
-        # A field may come more than once, and all of it counts.
+        # Sizes by field, summed over repetitions.
         self._bytes: Counter[str] = Counter()
 
     def go_through(self, part: _MessagePart, at: int, end: int) -> None:
@@ -114,7 +113,7 @@ class _Scan:
                 self.go_through(own, begin, at)
 
     def _field(self, at: int, end: int) -> tuple[int, int, int]:
-        """Number, and begin and end of the content, of the field at `at`; only what has a length has a content."""
+        """Number of the field at `at`, and start and end of its content (empty unless length-delimited)."""
         tag, at = self._varint(at)
         kind = tag & 7
         begin = at
@@ -126,7 +125,7 @@ class _Scan:
             begin = at
         elif kind in (_FIXED32, _FIXED64):
             at = begin = at + (4 if kind == _FIXED32 else 8)
-        else:  # a group, which no message of ours has
+        else:  # a group, which our messages do not use
             raise IndexError
         if at > end:
             raise IndexError
@@ -149,7 +148,7 @@ class _Scan:
                 raise IndexError
 
     def _largest(self, part: _MessagePart, at: int, end: int) -> str:
-        """The field of a part that takes most of it, as far as it is looked at."""
+        """Largest field of a part, among the first ones."""
         if part.descriptor is None:
             return part.name
         sizes: Counter[int] = Counter()
@@ -164,11 +163,11 @@ class _Scan:
 
 
 class SizeChecks(grpc.aio.ServerInterceptor):
-    """Checks the messages of methods before they are parsed.
+    """Checks messages of methods before they are parsed.
 
-    `sizes` are by the method's full name, such as "/coppice.v1.InferenceService/Generate". What is refused reaches a
-    method with one request as an InvalidRequestError in place of it (`unreadable.check_request`), and is raised where a
-    method reads the messages of a stream.
+    `sizes` are keyed by full method name, such as "/coppice.v1.InferenceService/Generate". A refused unary request
+    reaches the method as an InvalidRequestError in place of the message (see `unreadable.check_request`); a refused
+    message of a stream is raised where it is read.
     """
 
     def __init__(self, sizes: Mapping[str, MessageSizes]) -> None:
@@ -179,7 +178,7 @@ class SizeChecks(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Once per call, not per message."""
+        """Wrap the handler's deserializer."""
         handler = await continuation(handler_call_details)
         sizes = self._sizes.get(handler_call_details.method)
         if handler is None or sizes is None:

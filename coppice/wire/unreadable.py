@@ -1,4 +1,4 @@
-"""Bytes that are no message: the sender's mistake, which gRPC by itself would call an error of the server's."""
+"""Unparsable messages: the sender's error, which gRPC would report as the server's."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from google.protobuf.message import DecodeError
 from coppice.core.errors import InvalidRequestError
 
 Received = TypeVar("Received")
-# Methods of others, as health and reflection, know nothing of this.
+# Health and reflection do not handle it.
 _OURS = "/coppice."
 
 
 class UnreadablePeerError(Exception):
-    """A peer has sent something that is no message."""
+    """A peer sent an unparsable message."""
 
 
 class UnreadableRequests(grpc.aio.ServerInterceptor):
-    """Lets our methods answer INVALID_ARGUMENT: a stream raises it where the message is; else the request is None."""
+    """Makes our methods answer INVALID_ARGUMENT: streams raise it on reading; unary methods get None as request."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Once per call, not per message."""
+        """Wrap the handler's deserializer."""
         handler = await continuation(handler_call_details)
-        # None for a method that does not exist.
+        # None for an unknown method.
         if handler is None:
             return handler
         is_ours = handler_call_details.method.startswith(_OURS)
@@ -38,25 +38,25 @@ class UnreadableRequests(grpc.aio.ServerInterceptor):
             return _reading(handler, _or_raise) if is_ours else handler
         if is_ours:
             return _reading(handler, _or_none)
-        # They are coroutines, those that stream too.
+        # Both kinds are coroutines.
         name = "unary_stream" if handler.response_streaming else "unary_unary"
         method = functools.partial(_call_if_read, getattr(handler, name))
         return _reading(handler, _or_none)._replace(**{name: method})
 
 
 def check_request(request: object) -> None:
-    """Raise InvalidRequestError for a request that could not be read, or was refused before that (SizeChecks)."""
+    """Raise InvalidRequestError for a request that was unparsable or refused by SizeChecks."""
     if isinstance(request, InvalidRequestError):
         raise request
     if request is None:
-        raise InvalidRequestError("request", "is no message of this method")
+        raise InvalidRequestError("request", "is not a message of this method")
 
 
 def received(message: Received | None) -> Received:
-    """What a peer has answered.
+    """A peer's answer.
 
     Raises:
-        UnreadablePeerError: it could not be read.
+        UnreadablePeerError: the answer was unparsable.
     """
     if message is None:
         raise UnreadablePeerError
@@ -69,7 +69,7 @@ def _reading(handler: Any, read: Callable[..., Any]) -> Any:
 
 async def _call_if_read(method: Callable[..., Awaitable[Any]], request: Any, context: Any) -> Any:
     if request is None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request: is no message of this method")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "request: is not a message of this method")
     return await method(request, context)
 
 

@@ -122,7 +122,7 @@ async def test_bytes_that_are_no_message_are_the_caller_s_mistake(
         for data in (b"\xff\xff\xff", b"\x0a\xff", b"\x08"):
             code, text = await told(orchestrator, data, method)
             assert code == grpc.StatusCode.INVALID_ARGUMENT
-            assert text.startswith("request: is no message of this method")
+            assert text.startswith("request: is not a message of this method")
             assert not INSIDE.search(text)
         assert not caplog.records
 

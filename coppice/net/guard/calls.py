@@ -1,4 +1,4 @@
-"""The calls of one client's connection: held until the first message is complete, then passed on to the server."""
+"""Calls of one client's connection: held until their first message is complete, then forwarded to the server."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from coppice.net.guard.streams import HttpStream
 
 logger = logging.getLogger(__name__)
 
-# A message of more is large: so much of a call is held at most, and it needs room among all large ones.
+# Messages above this are large: at most this much of a call is held, and the rest needs room shared by large messages.
 LARGE_BYTES = 32768
-# A large message may take longer to come in than others, at this many bytes a second.
+# Minimum rate of a large message, which extends its deadline.
 _SLOWEST_BYTES_PER_S = 65536
-# A client that takes less before it grants more is not sent anything.
+# Clients with a smaller receive window get no call forwarded.
 _MIN_WINDOW_BYTES = 1024
 
 
 class Calls:
-    """Every call has another number towards the server, where it appears when its first message is complete.
+    """Calls have their own stream ids towards the server, assigned when they are forwarded.
 
     `peer` is the client's `host:port`; `to_client` and `to_server` write to the ends.
     """
@@ -44,33 +44,33 @@ class Calls:
         self._room = room
         self._pending = pending
         self._loop = asyncio.get_running_loop()
-        # The highest number that the client has opened.
+        # Highest stream id opened by the client.
         self.last_stream = 0
         self._next_upstream = 1
-        # By the client's number; and the client's numbers by the server's.
+        # Streams by the client's id; and the client's ids by the server's.
         self.streams: dict[int, HttpStream] = {}
         self.by_upstream: dict[int, int] = {}
-        # Calls whose first message is not complete, in the order of their opening.
+        # Calls without a complete first message, in order of opening.
         self.incomplete: dict[int, HttpStream] = {}
-        # Bytes that the guard has let the client send again, and that the server will let it send again, too.
+        # Bytes of window that the guard has granted and the server will grant again.
         self.granted = 0
 
     def hold(self, number: int, stream: HttpStream, flags: int, payload: bytes, out: list[bytes]) -> None:
-        """Keep a DATA frame of a call until the call is passed on; what goes to the server is added to `out`."""
+        """Keep a DATA frame until the call is forwarded; frames for the server are added to `out`."""
         stream.hold(flags, payload)
-        # What is held must not keep others of the connection from sending.
+        # Return the window, so that held bytes do not block other calls of the connection.
         self.give_back(len(payload))
         self._room.hold(self, len(payload))
         if number in self.streams:
             self.release_if_ready(number, stream, out)
 
     def release_if_ready(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
-        """Pass a call on to the server, if what it needs is there."""
+        """Forward a call if its first message is complete, or large and with room."""
         if stream.window < _MIN_WINDOW_BYTES:
             return
         size = stream.messages.size
         is_complete = stream.messages.num_complete > 0 or stream.client_ended
-        # One that is too large is refused by gRPC when it sees the length.
+        # gRPC refuses an oversized message by its length.
         is_refused = size > stream.messages.max_bytes
         if not is_complete:
             if size <= LARGE_BYTES and not is_refused:
@@ -82,7 +82,7 @@ class Calls:
         self.release(number, stream, out)
 
     def release(self, number: int, stream: HttpStream, out: list[bytes]) -> None:
-        """Pass a call on to the server: its headers and the DATA that is held."""
+        """Forward a call: its headers and the DATA held."""
         stream.upstream, self._next_upstream = self._next_upstream, self._next_upstream + 2
         self.by_upstream[stream.upstream] = number
         self._pending.passed(self.peer, stream.upstream)
@@ -95,7 +95,7 @@ class Calls:
         stream.headers, stream.frames, stream.num_held = None, [], 0
 
     def free(self, stream: HttpStream) -> None:
-        """Give back the room of a call's large message."""
+        """Free the room of a call's large message."""
         self._room.give_back(self, stream.reserved)
         stream.reserved = 0
 
@@ -108,7 +108,7 @@ class Calls:
         self.forget(number)
 
     def forget(self, number: int) -> None:
-        """Take out a call that has ended."""
+        """Remove a call that has ended."""
         stream = self.streams.pop(number)
         self.incomplete.pop(number, None)
         self.by_upstream.pop(stream.upstream, None)
@@ -117,7 +117,7 @@ class Calls:
         self.free(stream)
 
     def forget_all(self) -> None:
-        """The connection has ended."""
+        """Remove all calls: the connection has ended."""
         for stream in self.streams.values():
             self._pending.ended(self.peer, stream.upstream)
             self.free(stream)
@@ -125,42 +125,42 @@ class Calls:
         self.streams, self.by_upstream, self.incomplete = {}, {}, {}
 
     def give_back(self, num_bytes: int) -> None:
-        """Let the client send as many bytes again: the server never sees those that it sent."""
+        """Return window for bytes that the server never sees."""
         if num_bytes:
             self.to_client(frames.window_update(0, num_bytes))
 
     def expire(self, now_s: float) -> None:
-        """End calls whose first message has taken too long."""
+        """End calls whose first message is late."""
         late = [number for number, stream in self.incomplete.items() if now_s > stream.deadline_s]
         for number in late:
             self.end(number, CANCEL)
         if late:
-            logger.info("%d calls of %s ended: no whole message in time", len(late), self.peer)
+            logger.info("%d calls of %s ended: no complete message in time", len(late), self.peer)
 
     def end_slow_message(self, since_s: float) -> bool:
-        """End the call whose large message has been coming in for longest, if that began before `since_s`."""
+        """End the longest pending call with a large message, if it began before `since_s`."""
         for number, stream in self.incomplete.items():
             if stream.reserved and stream.opened_s < since_s:
-                logger.info("a call of %s ended: its message comes in slowly, and others need the room", self.peer)
+                logger.info("a call of %s ended: its message is slow and others need the room", self.peer)
                 self.end(number, CANCEL)
                 return True
         return False
 
     def end_held_call(self) -> bool:
-        """End the held call that came last: all connections hold too much, and this one most. False if it has none."""
+        """End the latest held call: too much is held in total, and most by this connection. False if it has none."""
         number = next((number for number, stream in reversed(self.streams.items()) if stream.num_held), None)
         if number is None:
             return False
-        logger.info("a call of %s is refused: too much of its calls waits for the rest of a message", self.peer)
+        logger.info("a call of %s is refused: too many bytes of incomplete messages are held", self.peer)
         self.end(number, REFUSED_STREAM)
         return True
 
     def room_is_free(self) -> None:
-        """There may be room now for a message of this connection's that found none."""
+        """Retry messages that found no room."""
         self._loop.call_soon(self._release_waiting)
 
     def _release_waiting(self) -> None:
-        """Try the held calls again: there may be room now."""
+        """Retry the held calls."""
         out: list[bytes] = []
         for number, stream in list(self.incomplete.items()):
             if not stream.upstream:

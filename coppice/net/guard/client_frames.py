@@ -1,7 +1,7 @@
-"""The client's side of a connection: frames are read, checked, charged for, and passed on as the calls that they make.
+"""Client side of a connection: frames are read, checked, charged, and forwarded as calls.
 
-Header blocks are read and written anew. Flow control is between client and server, save for DATA that goes no further:
-its bytes are granted again by the guard.
+Header blocks are decoded and re-encoded. Flow control is end to end, except for DATA that is not forwarded, whose
+window the guard returns.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from coppice.net.guard.streams import HttpStream, Messages, MessageTooLargeError
 from coppice.net.guard.turnstile import HostAccount, Turnstile
 
 _PEER = PEER_KEY.encode()
-# What gRPC decodes as UTF-8 in the task that takes calls.
+# Method names: gRPC decodes them as UTF-8 in the task that accepts calls.
 _METHOD = re.compile(rb"/[!-~]{1,255}")
-# What gRPC allows in metadata: it decodes all of it as text, save for values of keys that end in "-bin".
+# Metadata that gRPC accepts: it decodes all as text, except values of keys that end in "-bin".
 _NAME = re.compile(rb":?[0-9a-z_.-]+")
 _TEXT = re.compile(rb"[ -~]*")
-# Of methods that are not ours: health, reflection.
+# Size limit for foreign methods (health, reflection).
 OTHER_MESSAGE_BYTES = 65536
 OURS = b"/coppice."
-# Units of work (turnstile.py), about 50 microseconds each, by kind of frame; a connection pays before a frame is read.
+# Cost by kind of frame in units of work (turnstile.py) of about 50 microseconds, charged before a frame is read.
 _UNITS = {HEADERS: 3.0, CONTINUATION: 1.0, SETTINGS: 0.5, PING: 0.3, RST_STREAM: 0.3, PRIORITY: 0.3, WINDOW_UPDATE: 0.1}
 _EMPTY_UNITS = 0.3
 _DATA_UNITS = 0.1
 _OTHER_UNITS = 0.3
-# Every frame's payload; DATA that belongs to no call; messages of a call that may have many.
+# Cost of payload bytes, of DATA without a call, and of messages of a streaming call.
 _UNITS_PER_BYTE = {SETTINGS: 2e-3}
 _OTHER_UNITS_PER_BYTE = 1 / 65536
 _LOST_DATA_UNITS = 1.0
 _MESSAGE_UNITS = 0.1
 _FREE_MESSAGES = 4
-# A byte of a large message (streams.py) of a call that may have many: the server converts it before it looks further.
+# Cost per byte of a large message (streams.py) of a streaming call: the server parses it before any check.
 _LARGE_BYTE_UNITS = 1 / 2048
-# A header block's entries and bytes, which are known when it is decoded.
+# Cost of a header block's entries and bytes, charged after decoding.
 _ENTRY_UNITS = 0.05
 _BYTE_UNITS = 0.002
-# What of a header block is read at most, encoded and decoded; and the most metadata that a call may have, as HTTP/2
-# counts it, with 32 bytes for each entry besides its own.
+# Size limit of a header block, encoded and decoded; and of a call's metadata as HTTP/2 counts it, with 32 bytes of
+# overhead per entry.
 _MAX_BLOCK_BYTES = 131072
 MAX_METADATA_BYTES = 16384
 _ENTRY_BYTES = 32
@@ -81,7 +81,7 @@ _INVALID_ARGUMENT, _RESOURCE_EXHAUSTED = 3, 8
 
 
 class ClientFrames:
-    """Reads what a client sends after its preface; `account` pays for it."""
+    """Reads the client's frames after the preface; `account` pays for them."""
 
     def __init__(self, calls: Calls, limits: GuardLimits, turnstile: Turnstile, account: HostAccount) -> None:
         self._calls = calls
@@ -90,19 +90,19 @@ class ClientFrames:
         self._account = account
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder(_MAX_BLOCK_BYTES)
-        # A header block that is not complete: its stream, flags and bytes so far.
+        # Incomplete header block: stream id, flags and bytes so far.
         self._block: tuple[int, int, bytearray] | None = None
-        # What the client's SETTINGS grant each new stream.
+        # Initial window of streams in the client's SETTINGS.
         self._window = frames.DEFAULT_WINDOW_BYTES
 
     def read(self, inbound: bytearray) -> bool:
-        """Take whole frames out of `inbound` and go through them, as far as the connection's budget goes.
+        """Consume complete frames of `inbound`, as far as the connection's budget goes.
 
         Returns:
-            False if the connection has to wait for its turn.
+            False if the connection must wait for its turn.
 
         Raises:
-            ProtocolError: the connection has to be closed.
+            ProtocolError: the connection must be closed.
         """
         at = 0
         out: list[bytes] = []
@@ -114,7 +114,7 @@ class ClientFrames:
                     raise ProtocolError("a frame of more than 16 KiB", FRAME_SIZE_ERROR)
                 if len(inbound) - at < HEAD_BYTES + length:
                     break
-                # What may complete a call waits while the server has enough of them.
+                # Frames that may complete a call also wait while the server has many pending.
                 if not self._turnstile.take(
                     self._account, _units(kind, flags, length), passes_calls=kind in (HEADERS, CONTINUATION, DATA)
                 ):
@@ -148,7 +148,7 @@ class ClientFrames:
             out.append(frames.frame(kind, flags, 0, payload))
         elif kind == PUSH_PROMISE:
             raise ProtocolError("PUSH_PROMISE from a client")
-        # PRIORITY and frames of unknown kinds go no further.
+        # PRIORITY and unknown frames are dropped.
 
     def _data(self, number: int, flags: int, payload: bytes, out: list[bytes]) -> None:
         stream = self._calls.streams.get(number)
@@ -162,7 +162,7 @@ class ClientFrames:
         try:
             stream.messages.add(content(DATA, flags, payload))
         except MessageTooLargeError:
-            # Of our methods gRPC refuses it, and says so; it does not keep it.
+            # For our methods gRPC refuses it with a status, without keeping it.
             if not stream.is_ours:
                 self._calls.give_back(len(payload))
                 self._calls.end(number, ENHANCE_YOUR_CALM)
@@ -212,7 +212,7 @@ class ClientFrames:
     def _decoded(self, block: bytes) -> Headers:
         try:
             headers = [(bytes(name), bytes(value)) for name, value, *_ in self._decoder.decode(block, raw=True)]
-            # What an entry of the dynamic table stands for is longer than its number.
+            # Entries may refer to the dynamic table, so decoded sizes count too.
             num_bytes = max(len(block), sum(len(name) + len(value) for name, value in headers))
             self._turnstile.charge(self._account, _ENTRY_UNITS * len(headers) + _BYTE_UNITS * num_bytes)
             return headers
@@ -221,20 +221,20 @@ class ClientFrames:
 
     def _open(self, number: int, flags: int, headers: Headers, out: list[bytes]) -> None:
         if number <= self._calls.last_stream:
-            # Trailers, which no gRPC client sends.
+            # Trailers, which gRPC clients do not send.
             if number in self._calls.streams:
                 self._calls.end(number, PROTOCOL_ERROR)
                 return
-            raise ProtocolError("a stream that is closed, or behind a later one")
+            raise ProtocolError("a closed or skipped stream")
         self._calls.last_stream = number
         path = next((value for name, value in headers if name == b":path"), b"")
         if not _METHOD.fullmatch(path):
-            raise ProtocolError("a method that is no printable text")
+            raise ProtocolError("a method name that is not printable ASCII")
         if len(self._calls.streams) >= self._limits.max_streams:
             self._calls.to_client(frames.reset(number, REFUSED_STREAM))
             return
         if not all(_is_metadata(name, value) for name, value in headers):
-            self._answer(number, _INVALID_ARGUMENT, "metadata that is no printable ASCII")
+            self._answer(number, _INVALID_ARGUMENT, "metadata that is not printable ASCII")
             return
         if sum(len(name) + len(value) + _ENTRY_BYTES for name, value in headers) > MAX_METADATA_BYTES:
             self._answer(number, _RESOURCE_EXHAUSTED, f"metadata of more than {MAX_METADATA_BYTES} bytes")
@@ -264,7 +264,7 @@ class ClientFrames:
         self._calls.release_if_ready(number, stream, out)
 
     def _answer(self, number: int, status: int, message: str) -> None:
-        """End a call that is not opened, with a gRPC status."""
+        """Refuse a call with a gRPC status."""
         headers = [
             (b":status", b"200"),
             (b"content-type", b"application/grpc"),
@@ -316,7 +316,7 @@ class ClientFrames:
         change, self._window = window - self._window, window
         if not self._calls.streams:
             change = 0
-        # The server's header blocks use no dynamic table, and its frames have the least size that all clients take.
+        # The server uses no dynamic header table, and frames of the default size.
         values.pop(frames.SETTINGS_MAX_FRAME_SIZE, None)
         values[frames.SETTINGS_HEADER_TABLE_SIZE] = 0
         out.append(frames.settings(values.items()))

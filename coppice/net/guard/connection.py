@@ -1,4 +1,4 @@
-"""One client's connection, and the connection to the server that belongs to it: opened, paused and closed together."""
+"""One client's connection and its connection to the server: opened, paused and closed together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from coppice.net.guard.turnstile import HostAccount, Turnstile
 
 logger = logging.getLogger(__name__)
 
-# Units of work (turnstile.py) that a connection costs.
+# Cost of a connection, in units of work (turnstile.py).
 START_UNITS = 3.0
-# How long the rest of what was sent may take when an end is closed.
+# Seconds to flush sent data when an end is closed.
 _FLUSH_S = 5.0
 
 
 class End(asyncio.Protocol):
-    """One end's callbacks, as functions of the connection."""
+    """Protocol of one end, with functions of the connection as callbacks."""
 
     def __init__(
         self,
@@ -39,33 +39,31 @@ class End(asyncio.Protocol):
         self._made = made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self._made(cast(asyncio.Transport, transport))
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self._data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self._lost()
 
     def pause_writing(self) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self._writable(False)
 
     def resume_writing(self) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self._writable(True)
 
 
 class Connection:
     """Both ends of one client's connection.
 
-    `peer` is the client's `host:port`. `ready` is called when it has shown a preface, `gone` when it has ended; both
-    ends may be open for a moment then.
-
-    The server is reached by `dial`, which returns None when it is not there.
+    `peer` is the client's `host:port`. `ready` is called after its preface, `gone` at its end (the ends may still be
+    closing). `dial` connects to the server, or returns None.
     """
 
     def __init__(
@@ -91,13 +89,13 @@ class Connection:
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
         self._dialing: asyncio.Task[asyncio.Transport | None] | None = None
-        # Bytes that came and are not read yet.
+        # Bytes received and not consumed yet.
         self._inbound, self._outbound = bytearray(), bytearray()
-        # Why the client is not read from.
+        # Reasons for not reading from the client.
         self._pauses: set[str] = set()
         self.has_preface = False
         self.is_closed = False
-        # Set while neither end is connected.
+        # Set while neither end is open.
         self._ends_lost = asyncio.Event()
         self._num_ends = 0
         self._calls = Calls(peer, limits, room, turnstile.pending, self._to_client, self._to_server)
@@ -106,11 +104,11 @@ class Connection:
 
     @property
     def num_streams(self) -> int:
-        """Calls that have not ended."""
+        """Open calls."""
         return len(self._calls.streams)
 
     def expire(self, now_s: float) -> None:
-        """End what has taken too long to begin: called about once a second."""
+        """End late calls, or a connection without a preface; called about once a second."""
         if not self.has_preface:
             if now_s - self.opened_s > self._limits.preface_s:
                 self.abort()
@@ -125,7 +123,7 @@ class Connection:
         self._closed()
 
     def close(self, code: int = frames.NO_ERROR) -> None:
-        """Tell the client why, and close both ends."""
+        """Send GOAWAY to the client, and close both ends."""
         if self._client is not None and not self.is_closed:
             self._client.write(frames.goaway(self._calls.last_stream, code))
             self._hang_up(self._client)
@@ -139,14 +137,14 @@ class Connection:
         return self.is_closed and not self._num_ends
 
     async def ended(self) -> None:
-        """Return when both ends are closed."""
+        """Wait until both ends are closed."""
         if self._num_ends:
             await self._ends_lost.wait()
 
     def _hang_up(self, end: asyncio.Transport) -> None:
-        """Close an end; what it does not take soon is lost."""
+        """Close an end; data not flushed in time is lost."""
         if end.is_closing():
-            # A TLS transport that is closed twice can no longer be aborted.
+            # A TLS transport closed twice can no longer be aborted.
             return
         end.close()
         self._loop.call_later(_FLUSH_S, end.abort)
@@ -203,14 +201,14 @@ class Connection:
         self._unpause("turn")
 
     def _read_client(self) -> None:
-        """Go through the whole frames that have come, as far as the connection's budget goes."""
+        """Consume complete frames received, as far as the connection's budget goes."""
         try:
             if not self.has_preface:
                 self._read_preface()
             elif not self._client_frames.read(self._inbound):
                 self._pause("turn")
         except ProtocolError as error:
-            logger.info("%s is hung up on: %s", self.peer, error)
+            logger.info("closing the connection of %s: %s", self.peer, error)
             self.close(error.code)
 
     def _read_preface(self) -> None:

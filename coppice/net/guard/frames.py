@@ -1,4 +1,4 @@
-"""HTTP/2 frames and header blocks (RFC 9113, RFC 7541): what the guard reads and writes of them."""
+"""HTTP/2 frames and header blocks (RFC 9113, RFC 7541): reading and writing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-# Flags; ACK is of SETTINGS and PING, END_STREAM of DATA and HEADERS.
+# Flags; ACK applies to SETTINGS and PING, END_STREAM to DATA and HEADERS.
 ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
@@ -21,13 +21,13 @@ COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 0x9, 0xB
 
 SETTINGS_HEADER_TABLE_SIZE, SETTINGS_INITIAL_WINDOW_SIZE, SETTINGS_MAX_FRAME_SIZE = 0x1, 0x4, 0x5
 
-# Bytes of a frame's payload, as long as nobody announces more.
+# Default limit of a frame's payload.
 MAX_FRAME_BYTES = 16384
 DEFAULT_WINDOW_BYTES = 65535
 MAX_WINDOW_BYTES = 2**31 - 1
 HEAD_BYTES = 9
 
-# Length and kind in one number, flags, stream.
+# Length and kind as one number, flags, stream id.
 HEAD = struct.Struct(">IBI")
 NUMBER = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
@@ -36,7 +36,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ProtocolError(Exception):
-    """A frame that HTTP/2 does not allow, or that no gRPC client sends; `code` is told to the peer in GOAWAY."""
+    """A frame that HTTP/2 forbids or gRPC clients never send; `code` goes into GOAWAY."""
 
     def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def window_update(stream: int, num_bytes: int) -> bytes:
-    """WINDOW_UPDATE; nothing for no bytes, which HTTP/2 does not allow."""
+    """WINDOW_UPDATE; empty for 0 bytes, which HTTP/2 forbids."""
     return frame(WINDOW_UPDATE, 0, stream, NUMBER.pack(num_bytes)) if num_bytes else b""
 
 
@@ -64,10 +64,10 @@ def goaway(last_stream: int, code: int) -> bytes:
 
 
 def parse_settings(payload: bytes) -> dict[int, int]:
-    """Settings by their number.
+    """Settings by number.
 
     Raises:
-        ProtocolError: the payload does not consist of whole settings.
+        ProtocolError: the payload has a partial setting.
     """
     if len(payload) % _SETTING.size:
         raise ProtocolError("a SETTINGS frame of another size", FRAME_SIZE_ERROR)
@@ -80,10 +80,10 @@ def settings(values: Iterable[tuple[int, int]]) -> bytes:
 
 
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
-    """The content of a DATA or HEADERS frame, without its padding and priority.
+    """Content of a DATA or HEADERS frame, without padding and priority.
 
     Raises:
-        ProtocolError: there is more padding than payload.
+        ProtocolError: padding exceeds the payload.
     """
     first, last = 0, len(payload)
     if flags & PADDED:
@@ -98,7 +98,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def header_frames(stream: int, headers: Headers, *, ends_stream: bool) -> bytes:
-    """HEADERS, and CONTINUATION where one frame is too small. The block names no entry of a dynamic table."""
+    """HEADERS, and CONTINUATION if needed. The block does not use the dynamic table."""
     block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
     parts = [block[first : first + MAX_FRAME_BYTES] for first in range(0, len(block), MAX_FRAME_BYTES)]
     frames = []
@@ -109,7 +109,7 @@ def header_frames(stream: int, headers: Headers, *, ends_stream: bool) -> bytes:
 
 
 def _text(text: bytes) -> bytes:
-    """A string literal without Huffman coding: its length as an integer of a 7-bit prefix (RFC 7541, 5.1 and 5.2)."""
+    """String literal without Huffman coding, with its length as an integer with a 7-bit prefix (RFC 7541, 5.1, 5.2)."""
     length = len(text)
     if length < 0x7F:
         return bytes((length,)) + text

@@ -1,4 +1,4 @@
-"""Accepts clients' connections for a gRPC server that listens on a Unix socket of its own."""
+"""Listener for clients' connections to a gRPC server on a private Unix socket."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _SWEEP_S = 1.0
 _CLOSE_S = 0.5
 _LAST_TURNS = 3
 _HANDSHAKE_S = 10.0
-# A handshake has so long before another one of its host can take its place.
+# Seconds before a handshake may be evicted by another one of its host.
 _LEAST_HANDSHAKE_S = 0.5
-# Where no connection can be accepted for a moment, as without file descriptors.
+# Pause after a failure to accept, for example without file descriptors.
 _RETRY_S = 0.05
 
 
 class Guard:
-    """Listens at an address, and passes on to `upstream`, a Unix socket, what calls need.
+    """Listens at an address and forwards calls to `upstream`, a Unix socket.
 
-    `context` gives the TLS context for a connection that begins now; without it connections are plaintext. `pending` is
-    told by the server of the calls that it begins with.
+    `context` returns the TLS context for a new connection; without it connections are plaintext. The server reports to
+    `pending` the calls it starts.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Guard:
         self._rates = rates
         self._pending = pending
         self._room = Room(limits)
-        # By arrival: those that have shown no preface, and the others.
+        # In order of arrival: connections without a preface yet, and the others.
         self._handshakes: dict[Connection, asyncio.Task[None]] = {}
         self._connections: dict[Connection, None] = {}
-        # Those that have ended, and have an end that is not closed yet.
+        # Ended connections with an end still open.
         self._closing: set[Connection] = set()
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -67,7 +67,7 @@ class Guard:
         """Bind to `host:port`, and begin to accept; returns the port.
 
         Raises:
-            UnavailableError: the address is taken or none of this machine's.
+            UnavailableError: the address is taken or not local.
         """
         try:
             self._listeners = _bound(address)
@@ -81,7 +81,7 @@ class Guard:
         return port
 
     def stop_listening(self) -> None:
-        """Accept no more connections; those that are there go on."""
+        """Accept no more connections; open ones continue."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
@@ -96,12 +96,12 @@ class Guard:
             connection.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        # What was written last is sent before, as far as clients take it.
+        # Flush the last writes, as far as clients read them.
         await self._until_closed()
         for connection in self._closing:
             connection.abort()
         await self._until_closed()
-        # Handshakes that were broken off are closed by the loop in its next turns.
+        # The loop closes aborted handshakes in its next iterations.
         for _ in range(_LAST_TURNS):
             await asyncio.sleep(0)
 
@@ -119,7 +119,7 @@ class Guard:
             except OSError as error:
                 if error.errno == errno.EBADF:
                     return  # closed
-                logger.warning("a connection could not be accepted: %s", error)
+                logger.warning("accepting a connection failed: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             if not self._has_place(address[0]):
@@ -136,14 +136,14 @@ class Guard:
                 self._is_gone,
             )
             self._handshakes[connection] = self._start(self._begin(client, connection))
-            # Connects that come faster than they are accepted may not keep the loop from anything else.
+            # Yield: a flood of connects must not monopolise the loop.
             await asyncio.sleep(0)
 
     def _has_place(self, host: str) -> bool:
-        """Whether a host may begin a handshake; of too many, the oldest of the host with most is broken off for it.
+        """Whether a host may begin a handshake; at the limit, the oldest one of the host with most is evicted.
 
-        That has had its time: one that means well is through in a moment. A host that begins them faster than that gets
-        no more of them, which costs much less than to begin each and break it off.
+        A regular handshake takes a moment, so old ones may be evicted. A host that floods handshakes gets no more,
+        which is cheaper than starting and evicting them.
         """
         if len(self._handshakes) < self._limits.max_handshakes:
             return True
@@ -157,7 +157,7 @@ class Guard:
         return True
 
     def _break_off(self, connection: Connection) -> None:
-        """Close a connection that has shown no preface, whether or not its TLS handshake is over."""
+        """Close a connection without a preface, during or after its TLS handshake."""
         self._handshakes.pop(connection).cancel()
         connection.abort()
 
@@ -172,8 +172,8 @@ class Guard:
                 ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
             )
         except (OSError, asyncio.CancelledError) as error:
-            # A handshake that fails is the client's; what it hears is TLS's own word.
-            logger.info("a connection has not begun: %s", error or "its handshake was broken off")
+            # A failed handshake is the client's error, and TLS has told it.
+            logger.info("a connection failed to start: %s", error or "its handshake was evicted")
             client.close()
             connection.abort()
 
@@ -184,7 +184,7 @@ class Guard:
         try:
             transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: end, self._upstream)
         except OSError as error:
-            logger.warning("the server behind the guard is not there: %s", error)
+            logger.warning("the guarded server is not reachable: %s", error)
             return None
         return transport
 
@@ -196,7 +196,7 @@ class Guard:
             self._connections[connection] = None
 
     def _make_room(self, newcomer: Connection) -> None:
-        """Hang up on the oldest connection without calls, of the host that has most; else on the newcomer."""
+        """Close the oldest idle connection of the host with most; the newcomer if there is none."""
         (_oldest_idle(self._connections) or newcomer).close()
 
     def _is_gone(self, connection: Connection) -> None:
@@ -220,7 +220,7 @@ class Guard:
 
 
 def _oldest_idle(connections: Collection[Connection]) -> Connection | None:
-    """The first connection without calls, of the host that has most of these; None where all of its own have calls."""
+    """First connection without calls, of the host with most connections; None if all of its connections have calls."""
     hosts = Counter(connection.account.host for connection in connections)
     crowd, _ = hosts.most_common(1)[0]
     own = (connection for connection in connections if connection.account.host == crowd)
@@ -228,7 +228,7 @@ def _oldest_idle(connections: Collection[Connection]) -> Connection | None:
 
 
 def _bound(address: str) -> list[socket.socket]:
-    """Sockets that listen at `host:port`: one for each address of the host, all on one port.
+    """Listening sockets for `host:port`: one per address of the host, all on one port.
 
     Raises:
         OSError: one cannot be bound.
@@ -240,10 +240,10 @@ def _bound(address: str) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
         for family, kind, protocol, _, place in dict.fromkeys(found):
             listener = stack.enter_context(socket.socket(family, kind, protocol))
-            # A port whose last server has just ended is free; one that has a server is not.
+            # Allows reusing the port of a server that has just ended, not of a running one.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # As gRPC has it: the address of all interfaces takes IPv4, too.
+                # As gRPC does: the IPv6 wildcard address also accepts IPv4.
                 only_6 = not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_unspecified
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_6)
             listener.bind((place[0], port, *place[2:]))

@@ -1,4 +1,4 @@
-"""A gRPC server that only its guard reaches: it listens on a Unix socket in a directory of its own."""
+"""gRPC server reachable only through its guard: on a Unix socket in a private directory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coppice.net.guard.guard import Guard
 from coppice.net.guard.limits import GuardLimits
 from coppice.net.guard.pending import PendingCalls
 
-# The longest path of a Unix socket is 107 bytes; a longer one than this leaves no room for our part of it.
+# Unix socket paths have at most 107 bytes; the file name needs some of them.
 _LONGEST_DIRECTORY = 80
 
 
 class GuardedServer:
-    """Starts a server and its guard together, and stops them one after the other."""
+    """Starts a server and its guard, and stops them in order."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class GuardedServer:
         """Serve at `host:port`; returns the port.
 
         Raises:
-            UnavailableError: the address is taken or none of this machine's, or there is no place for the socket.
+            UnavailableError: the address is taken or not local, or the socket cannot be created.
         """
         parent = tempfile.gettempdir()
         try:
-            # Readable by this user alone.
+            # Only accessible to this user.
             self._directory = Path(
                 tempfile.mkdtemp(prefix="coppice-", dir=parent if len(parent) <= _LONGEST_DIRECTORY else "/tmp")
             )
@@ -64,7 +64,7 @@ class GuardedServer:
         return port
 
     async def stop(self, grace_s: float | None) -> None:
-        """Accept no more connections, let calls end for `grace_s` seconds, then end all."""
+        """Accept no more connections, let calls finish for `grace_s` seconds, then end them."""
         if self._guard is not None:
             self._guard.stop_listening()
         await self.grpc.stop(grace_s)

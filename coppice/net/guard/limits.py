@@ -1,4 +1,4 @@
-"""Bounds of the guard, and the room that all its connections share."""
+"""Limits of the guard, and the memory budget shared by its connections."""
 
 from __future__ import annotations
 
@@ -6,64 +6,64 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-# A large message that has taken so many seconds to come in has to make room for others if there is none left.
+# Seconds after which a large message may be evicted for others.
 _SLOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardLimits:
-    """Bounds of the guard. Times are seconds."""
+    """Limits of the guard. Times are seconds."""
 
     # Largest message of our methods.
     max_message_bytes: int
-    # Calls at once on one connection, held ones counted.
+    # Concurrent calls per connection, held ones included.
     max_streams: int
-    # Paths of methods that are called long before the first message comes; a connection may have `max_streaming` such
-    # calls at once. And of those that have one request message alone.
+    # Paths of streaming methods, forwarded before their first message; a connection may have `max_streaming` such
+    # calls. And paths of methods with a single request message.
     streaming: frozenset[bytes] = frozenset()
     max_streaming: int = 32
     unary: frozenset[bytes] = frozenset()
-    # Calls at once on one connection of other methods, health and reflection: they may last for ever.
+    # Concurrent calls per connection to foreign methods (health, reflection), which may be endless.
     max_other: int = 8
-    # Until the preface and SETTINGS; and until a call's first message is complete.
+    # For the preface and SETTINGS; and for a call's first message.
     preface_s: float = 10.0
     first_message_s: float = 10.0
-    # All large first messages that come in at once, and those of one connection; one of any size finds room alone.
+    # Large first messages under way in total and per connection; one of any size is admitted alone.
     max_large_bytes: int = 64 << 20
     max_large_bytes_of_one: int = 16 << 20
-    # DATA of calls that are held, of all connections; beyond it, the connection that has most loses a call.
+    # Held DATA of all connections; above it, the connection with most loses a call.
     max_held_bytes: int = 48 << 20
-    # Connections at once, those that have shown a preface or not.
+    # Concurrent connections, and connections without a preface.
     max_connections: int = 1024
     max_handshakes: int = 256
 
 
 class Holder(Protocol):
-    """What the room asks of a connection's calls."""
+    """A connection's calls, as the budget sees them."""
 
     def end_held_call(self) -> bool:
-        """End the held call that came last; False if there is none."""
+        """End the latest held call; False if there is none."""
 
     def end_slow_message(self, since_s: float) -> bool:
-        """End the call whose large message has been coming in for longest, if that began before `since_s`."""
+        """End the longest pending call with a large message, if it began before `since_s`."""
 
     def room_is_free(self) -> None:
-        """There may be room now for a message that found none."""
+        """Retry messages that found no room."""
 
 
 class Room:
-    """Bytes of large messages that are coming in, and those of calls that are held, over all connections."""
+    """Bytes of large messages under way and of held calls, over all connections."""
 
     def __init__(self, limits: GuardLimits) -> None:
         self._limits = limits
         self._used: dict[Holder, int] = {}
-        # Connections with a message that found no room.
+        # Connections with a message that waits for room.
         self._waiting: dict[Holder, None] = {}
         self._held: Counter[Holder] = Counter()
         self._num_held = 0
 
     def hold(self, holder: Holder, num_bytes: int) -> None:
-        """Count what a connection holds: more, or less."""
+        """Add to (or subtract from) a connection's held bytes."""
         self._held[holder] += num_bytes
         self._num_held += num_bytes
         if not self._held[holder]:
@@ -74,7 +74,7 @@ class Room:
                 break
 
     def take(self, holder: Holder, num_bytes: int, now_s: float) -> bool:
-        """Whether there is room for another message; a connection that has none may take a slow one's of another's."""
+        """Whether there is room for another message; a connection without any may evict a slow one of another's."""
         limits = self._limits
         own = self._used.get(holder, 0)
         total = sum(self._used.values())
@@ -89,7 +89,7 @@ class Room:
         return is_free
 
     def give_back(self, holder: Holder, num_bytes: int) -> None:
-        """A message is complete or given up."""
+        """Free the room of a message that is complete or dropped."""
         if num_bytes:
             self._used[holder] -= num_bytes
             if not self._used[holder]:

@@ -1,7 +1,7 @@
-"""Calls that the guard has passed on and the server has not begun: few, so that a newcomer waits for few of them.
+"""Calls forwarded to the server and not started there: bounded, so that new clients do not wait long.
 
-gRPC takes calls one after the other. Without a bound, a burst of one client's calls would stand there before the next
-call of another client.
+gRPC starts calls one after the other. Without a bound, a burst of one client's calls would be queued before the next
+client's.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 
 import grpc
 
-# The client's address, in each call's metadata: one value per connection.
+# Metadata key of the client's address, one value per connection.
 PEER_KEY = "x-coppice-peer"
 MAX_PENDING = 32
-# A call that the server has not begun for so long is counted no more: nothing may wait for it for ever.
+# Seconds after which a call no longer counts, so that none can block the others.
 _MAX_PENDING_S = 1.0
 
-Handler = Any  # grpc.RpcMethodHandler, whose type parameters exist for the type checker alone
+Handler = Any  # grpc.RpcMethodHandler, whose type parameters only exist for type checkers
 
 
 class PendingCalls:
-    """At most `most` of them, where the server tells with what it begins (`BeginsCalls`).
+    """At most `most` calls, if the server reports those it starts (`BeginsCalls`).
 
-    Calls are named by their connection's peer and their number towards the server. Used on one event loop.
+    Calls are keyed by peer and upstream stream id. For use on one event loop.
     """
 
     def __init__(self, most: float = math.inf) -> None:
         self._most = most
-        # When they were passed on, in that order.
+        # Time of forwarding, in order.
         self._passed_s: dict[tuple[str, int], float] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether no more calls may be passed on now."""
+        """Whether no more calls may be forwarded."""
         if len(self._passed_s) < self._most:
             return False
         now_s = asyncio.get_running_loop().time()
@@ -45,22 +45,22 @@ class PendingCalls:
         return len(self._passed_s) >= self._most
 
     def passed(self, peer: str, number: int) -> None:
-        """A call is passed on."""
+        """Add a forwarded call."""
         self._passed_s[peer, number] = asyncio.get_running_loop().time()
 
     def begun(self, peer: str) -> None:
-        """The server has begun with a connection's next call."""
+        """Remove a connection's oldest call, which the server has started."""
         call = next((call for call in self._passed_s if call[0] == peer), None)
         if call is not None:
             del self._passed_s[call]
 
     def ended(self, peer: str, number: int) -> None:
-        """A call has ended, or its connection has, whether or not the server has begun with it."""
+        """Remove a call that has ended, started or not."""
         self._passed_s.pop((peer, number), None)
 
 
 class BeginsCalls(grpc.aio.ServerInterceptor):
-    """Tells the guard of each call that the server begins with."""
+    """Reports each call that the server starts."""
 
     def __init__(self, pending: PendingCalls) -> None:
         self._pending = pending

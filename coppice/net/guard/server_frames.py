@@ -1,6 +1,6 @@
-"""The server's side of a connection: frames are passed on as they are, under the client's numbers of their calls.
+"""Server side of a connection: frames are forwarded with the client's stream ids.
 
-The server's header blocks use no dynamic table, so that one of them may be left out.
+The server's header blocks do not use the dynamic table, so any of them may be dropped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from coppice.net.guard.frames import (
 
 
 class ServerFrames:
-    """Reads what the server sends."""
+    """Reads the server's frames."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     def read(self, outbound: bytearray) -> None:
-        """Pass on the whole frames at the front of `outbound`, and take them out."""
-        # Frames up to `at` have been gone through; those from `start` on are passed on as they are.
+        """Forward and consume the complete frames of `outbound`."""
+        # Frames up to `at` are processed; those from `start` on are forwarded unchanged.
         at = start = 0
         out: list[bytes] = []
         refused = 0
@@ -51,7 +51,7 @@ class ServerFrames:
                 if not number:
                     out.append(self._of_connection(kind, flags, payload))
                 elif client_number is None:
-                    # The client has given the call up.
+                    # The client has cancelled the call.
                     refused += length if kind == DATA else 0
                 else:
                     out += (HEAD.pack(first, flags, client_number), payload)
@@ -65,10 +65,10 @@ class ServerFrames:
         self._calls.to_server(frames.window_update(0, refused))
 
     def _of_connection(self, kind: int, flags: int, payload: bytes) -> bytes:
-        """The client's form of a frame of the server's that belongs to no call."""
+        """The client's form of a connection-level frame of the server."""
         if kind == SETTINGS and not flags & ACK:
             values = frames.parse_settings(payload)
-            # Ours: what clients may send is read by the guard.
+            # The guard's own settings apply to the client.
             for ours in (frames.SETTINGS_HEADER_TABLE_SIZE, frames.SETTINGS_MAX_FRAME_SIZE):
                 values.pop(ours, None)
             return frames.settings(values.items())
@@ -82,7 +82,7 @@ class ServerFrames:
         return frames.frame(kind, flags, 0, payload)
 
     def _goaway(self, payload: bytes) -> bytes:
-        """GOAWAY with the client's number of the last call that the server takes; held ones are refused."""
+        """GOAWAY with the client's id of the last call that the server accepts; held calls are refused."""
         (last,) = NUMBER.unpack_from(payload)
         if last == MAX_WINDOW_BYTES:
             return frames.frame(GOAWAY, 0, 0, payload)

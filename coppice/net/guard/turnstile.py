@@ -1,10 +1,9 @@
-"""Paces what costs work, so that a connection that asks for much slows itself and not the others.
+"""Fair scheduling of work, so that a demanding connection only slows itself.
 
-Each connection has a budget of its own that fills steadily, and all of them share another. While the shared one is used
-up, connections wait and take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): hosts first, then the
-connections of a host. One that has used little goes before those that have used much. The same holds while the server
-has not begun with the calls that it was given. Nothing is refused: a connection that has to wait is not read from
-meanwhile.
+Each connection has a token bucket, and all share another. While the shared one is empty, connections take turns by
+start-time fair queueing (Goyal, Vin and Cheng, 1996): hosts first, then a host's connections, those that have used
+little first. The same applies while the server has too many pending calls. Work is never refused: a waiting
+connection is not read from.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from coppice.net.guard.pending import PendingCalls
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Budgets in units of work (`client_frames.py` says what costs how much); rates are units per second.
+    """Token buckets in units of work (costs: `client_frames.py`); rates are units per second.
 
-    `of_one` and `burst_of_one` are those of a connection, `of_all` and `burst_of_all` those of all together.
+    `of_one` and `burst_of_one` are per connection, `of_all` and `burst_of_all` for all together.
     """
 
     of_one: float = 1000.0
@@ -32,15 +31,15 @@ class Rates:
 
 
 DEFAULT_RATES = Rates()
-# How often connections that wait are let through, and how much one of them may use in its turn.
+# Interval of turns in seconds, and units per turn.
 _TICK_S = 0.004
 _TURN_UNITS = 6.0
-# What a connection that has been there for a while may have used less than others, and makes up for later.
+# Units that a connection may lag behind in fair queueing and catch up on later.
 _CREDIT_UNITS = 60.0
 
 
 class _Budget:
-    """Fills steadily; may be in debt by as much as it holds."""
+    """Token bucket whose level may be negative, down to minus its capacity."""
 
     __slots__ = ("_filled_s", "_most", "_per_s", "level")
 
@@ -50,35 +49,35 @@ class _Budget:
         self._filled_s = now_s
 
     def fill(self, now_s: float) -> float:
-        """What there is now."""
+        """Refill; returns the level."""
         self.level = min(self._most, self.level + (now_s - self._filled_s) * self._per_s)
         self._filled_s = now_s
         return self.level
 
     def spend(self, units: float) -> None:
-        """Take out, into debt if need be."""
+        """Take units, below zero if need be."""
         self.level = max(self.level - units, -self._most)
 
     def wait_s(self, units: float) -> float:
-        """Seconds until it has so many."""
+        """Seconds until the level is `units`."""
         return (units - self.level) / self._per_s
 
 
 class _Host:
-    """Connections of one host: those that wait, by their start tags, and the tags of fair queueing."""
+    """Connections of one host: a queue by start tags, and tags of fair queueing."""
 
     __slots__ = ("finish", "num_accounts", "virtual", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[tuple[float, int, HostAccount]] = []
-        # Of the host among hosts, and of the connection that was served last among its own.
+        # Finish tag of the host; start tag of its connection served last.
         self.finish = 0.0
         self.virtual = 0.0
         self.num_accounts = 0
 
 
 class HostAccount:
-    """What one connection may use. `resume` is called when it had to wait and may go on."""
+    """Budget of one connection. `resume` is called when its wait is over."""
 
     __slots__ = ("budget", "finish", "host", "of_host", "resume", "turn")
 
@@ -86,15 +85,15 @@ class HostAccount:
         self.host = host
         self.of_host = of_host
         self.budget = budget
-        # The tag after everything that it has used.
+        # Finish tag of all its work.
         self.finish = finish
         self.resume = resume
-        # Units that it may use because its turn has come.
+        # Units left in its turn.
         self.turn = 0.0
 
 
 class Turnstile:
-    """Used on one event loop."""
+    """Scheduler for one event loop."""
 
     def __init__(self, rates: Rates = DEFAULT_RATES, pending: PendingCalls | None = None) -> None:
         self._rates = rates
@@ -102,14 +101,14 @@ class Turnstile:
         self._loop = asyncio.get_running_loop()
         self._shared = _Budget(rates.of_all, rates.burst_of_all, self._loop.time())
         self._hosts: dict[str, _Host] = {}
-        # Hosts with connections that wait, by their start tags; and the tag of the one that was served last.
+        # Hosts with waiting connections, by start tag; and start tag of the one served last.
         self._waiting: list[tuple[float, int, _Host]] = []
         self._virtual = 0.0
         self._arrivals = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, host: str, resume: Callable[[], object]) -> HostAccount:
-        """An account for a new connection."""
+        """Account for a new connection."""
         if host not in self._hosts:
             self._hosts[host] = _Host()
         of_host = self._hosts[host]
@@ -118,17 +117,17 @@ class Turnstile:
         return HostAccount(host, of_host, budget, of_host.virtual, resume)
 
     def close(self, account: HostAccount) -> None:
-        """The connection is gone: it is called no more."""
+        """Close an account: it is not resumed any more."""
         account.resume = _nothing
         account.of_host.num_accounts -= 1
-        # Others have had their turns since: it is not remembered what the host has used.
+        # Forget the host's usage once others have caught up.
         if not account.of_host.num_accounts and account.of_host.finish <= self._virtual:
             del self._hosts[account.host]
 
     def take(self, account: HostAccount, units: float, *, passes_calls: bool = False) -> bool:
-        """Whether the connection may do what costs so many units now; else it is called when it may.
+        """Whether the connection may do work of `units` now; if not, it is resumed when it may.
 
-        What passes calls on waits for the server, too.
+        Work that forwards calls also waits for the server.
         """
         now_s = self._loop.time()
         if account.budget.fill(now_s) < units:
@@ -143,14 +142,14 @@ class Turnstile:
         return True
 
     def charge(self, account: HostAccount, units: float) -> None:
-        """Count work that was done without asking, since its size was not known before."""
+        """Charge work whose cost was not known before it was done."""
         account.budget.spend(units)
         self._shared.spend(units)
         host = account.of_host
         account.finish = max(account.finish, host.virtual - _CREDIT_UNITS) + units
         host.finish = max(host.finish, self._virtual - _CREDIT_UNITS) + units
         if not self._waiting:
-            # Nobody has to make up for what was used while there was enough.
+            # Usage without contention is not held against it.
             host.virtual = max(host.virtual, account.finish)
             self._virtual = max(self._virtual, host.finish)
 
@@ -166,7 +165,7 @@ class Turnstile:
         heapq.heappush(self._waiting, (max(self._virtual - _CREDIT_UNITS, host.finish), next(self._arrivals), host))
 
     def _let_through(self) -> None:
-        """Let connections through as far as the shared budget goes, the least start tag first."""
+        """Resume connections in order of start tags, as far as the shared budget goes."""
         self._timer = None
         now_s = self._loop.time()
         while self._waiting and self._shared.fill(now_s) >= _TURN_UNITS and not self.pending.is_full:

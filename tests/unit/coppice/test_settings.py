@@ -88,7 +88,7 @@ def test_what_is_for_measurements_is_read_from_one_variable(caplog: pytest.LogCa
 def test_the_variable_that_one_had_once_still_counts_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert Example.from_env({"NAME": "a", "TRIAL": "3"}).trial == 3
     [record] = caplog.records
-    assert record.getMessage().startswith("TRIAL: for benchmarks alone")
+    assert record.getMessage().startswith("TRIAL: for benchmarks only")
     assert Example.from_env({"NAME": "a", "TRIAL": "3", "COPPICE_LAB": '{"trial": 2}'}).trial == 2
 
 

@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_used_is_named_by_its_variable(
 
 def test_another_s_key_is_refused(files: Directory, tmp_path: Path, authority: trustme.CA) -> None:
     other = directory(tmp_path / "other", authority)
-    with pytest.raises(TlsError, match="key does not belong to the certificate"):
+    with pytest.raises(TlsError, match="key does not match the certificate"):
         Certificates(ServerTls(files.cert, other.key))
 
 

@@ -78,7 +78,7 @@ async def test_calls_of_a_server_that_has_ended_are_ended_in_their_turn(
                 code = await asyncio.wait_for(watch.code(), TIMEOUT_S)
         assert code is not grpc.StatusCode.OK
         assert await health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert "started anew" in caplog.text
+        assert "restarting it" in caplog.text
     finally:
         await asyncio.wait_for(server.stop(0.0), TIMEOUT_S)
 

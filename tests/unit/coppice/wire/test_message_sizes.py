@@ -100,5 +100,5 @@ def test_there_are_only_so_many_fields(entry: bytes) -> None:
     ],
 )
 def test_bytes_that_are_no_message_are_refused(end: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match="is no message of this method"):
+    with pytest.raises(InvalidRequestError, match="is not a message of this method"):
         SIZES.check(Request(prompt="x" * LARGE_BYTES).SerializeToString() + end)

@@ -63,13 +63,11 @@ def test_stopping_options_survive_the_wire(options: StoppingOptions) -> None:
 
 
 def test_what_is_unset_takes_its_default() -> None:
-    assert sampling_from_proto(sampling_pb2.SamplingParams(), default_seed=9) == SamplingParams(seed=9)
+    assert sampling_from_proto(sampling_pb2.SamplingParams()) == SamplingParams()
     assert stopping_from_proto(sampling_pb2.StoppingOptions()) == StoppingOptions()
 
 
 def test_a_zero_that_is_set_is_not_taken_for_unset() -> None:
-    message = sampling_pb2.SamplingParams(seed=0, top_k=0)
-    assert sampling_from_proto(message, default_seed=9).seed == 0
     with pytest.raises(InvalidRequestError, match="top_p"):
         sampling_from_proto(sampling_pb2.SamplingParams(top_p=0.0))
 
