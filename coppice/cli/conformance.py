@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,15 +51,6 @@ class PreemptionLog:
             self.num_preemptions += int(found[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the deployment is, and how it is spoken to."""
-
-    text: str
-    tls: ChannelTls | None = None
-    token: str = ""
-
-
 def conformance(
     address: Annotated[str, typer.Option(help="Orchestrator to test. Default: start a private topology.")] = "",
     token: Token = "",
@@ -94,6 +87,7 @@ def conformance(
     Exit code 1 when a case fails. A case that the deployment cannot run is skipped, with the reason.
     """
     from coppice.lab.conformance.catalogue import cases_like
+    from coppice.lab.conformance.errors import UnsuitableError
 
     cases = cases_like(only or ())
     if not cases:
@@ -103,69 +97,50 @@ def conformance(
         return
     if reference is not None and not (reference / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {reference}", param_hint="--reference")
-    deployment = Address(address, channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name), token)
+    secured = channel_tls(address, tls, tls_ca, tls_cert, tls_key, tls_name)
     spec = None
     if not address:
         spec = replace(topology_spec(target, drafter, device=device, threads=threads), kv_cache_mib=kv_cache_mib)
-    report = asyncio.run(_run_or_exit(deployment, spec, cases, reference, timeout, shows=not as_json))
+    show: Callable[[str], None] = (lambda text: None) if as_json else typer.echo
+    try:
+        report = asyncio.run(_run(spec or address, secured, token, cases, reference, timeout, show))
+    except (RequestFailedError, ChildError, UnsuitableError) as error:
+        typer.echo(f"coppice: {error}", err=True)
+        raise typer.Exit(1) from error
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     if report["failed"]:
         raise typer.Exit(1)
 
 
-async def _run_or_exit(
-    address: Address,
-    spec: TopologySpec | None,
-    cases: list[Case],
-    reference: Path | None,
-    timeout_s: float,
-    *,
-    shows: bool,
-) -> dict[str, Any]:
-    from coppice.lab.conformance.errors import UnsuitableError
-
-    try:
-        if spec is None:
-            return await _run(address, cases, reference, timeout_s, None, shows=shows)
-        log = PreemptionLog()
-        async with running(spec, log.read) as topology:
-            private = Address(topology.address, token=address.token)
-            return await _run(private, cases, reference, timeout_s, log, shows=shows)
-    except (RequestFailedError, ChildError, UnsuitableError) as error:
-        typer.echo(f"coppice: {error}", err=True)
-        raise typer.Exit(1) from error
-
-
 async def _run(
-    address: Address,
+    where: TopologySpec | str,
+    tls: ChannelTls | None,
+    token: str,
     cases: list[Case],
     reference: Path | None,
     timeout_s: float,
-    log: PreemptionLog | None,
-    *,
-    shows: bool,
+    show: Callable[[str], None],
 ) -> dict[str, Any]:
+    """Run cases against a private topology, or what serves at an address; returns the report as an object."""
     from coppice.lab.conformance.deployment import connected
     from coppice.lab.conformance.reference import ReferenceModel
     from coppice.lab.conformance.report import as_json, heading, result_lines, summary
-    from coppice.lab.conformance.runner import Result, run_cases
+    from coppice.lab.conformance.runner import run_cases
 
-    def show(text: str) -> None:
-        if shows:
-            typer.echo(text)
-
-    def report(result: Result) -> None:
-        show(result_lines(result))
-
-    async with connected(address.text, timeout_s, address.tls, address.token) as deployment:
+    async with contextlib.AsyncExitStack() as stack:
+        log = None
+        if isinstance(where, TopologySpec):
+            log = PreemptionLog()
+            where = (await stack.enter_async_context(running(where, log.read))).address
+        deployment = await stack.enter_async_context(connected(where, timeout_s, tls, token))
         if reference is not None:
             # Before the cases, whose time is for the deployment.
             deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
         if log is not None:
             deployment.num_preemptions = lambda: log.num_preemptions
-        show(heading(address.text, deployment.info))
-        results = await run_cases(cases, deployment, timeout_s, report)
+        show(heading(where, deployment.info))
+        results = await run_cases(cases, deployment, timeout_s, lambda result: show(result_lines(result)))
         num_preemptions = None if log is None else log.num_preemptions
         show(summary(results, num_preemptions))
-        return as_json(address.text, deployment.info, results, num_preemptions)
+        return as_json(where, deployment.info, results, num_preemptions)
