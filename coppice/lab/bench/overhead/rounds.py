@@ -7,17 +7,16 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from coppice.lab.bench.harness.experiment import BenchmarkError
 from coppice.lab.bench.overhead.peers import RunSettings
-from coppice.v1 import drafter_pb2, verifier_pb2
+from coppice.obs.timeline import Timeline, TimelineEvent
 from orchestrator.app import running
 from orchestrator.config import Config
-from orchestrator.peers.drafter_client import DrafterClient
-from orchestrator.peers.verifier_client import VerifierClient
 
 LINE_LIMIT = 1 << 26
 CONNECT_S = 20.0
@@ -25,57 +24,27 @@ CONNECT_S = 20.0
 RUN_S = 600.0
 
 
-class Probe:
-    """Listens to one verifier's and one drafter's messages.
+def inside_us(events: Iterable[TimelineEvent]) -> list[float]:
+    """Microseconds of each round that had a draft, from an orchestrator's timeline.
 
     A round's time is that from an outcome's arrival until the drafter's message has been written, and from the tree's
-    arrival until the draft for the verifier has been. Everything between happens within these two calls.
+    arrival until the draft for the verifier has been. Each half is the handling of one message.
     """
-
-    def __init__(self, verifier: VerifierClient, drafter: DrafterClient) -> None:
-        self.round_us: list[float] = []
-        # When the message that is being handled came.
-        self._came_s = 0.0
-        # By the drafter's sequence: the first half of a round.
-        self._first_half_s: dict[int, float] = {}
-        # The drafter's sequence whose tree is being handled.
-        self._tree_of: int | None = None
-        _wrap(verifier, "on_message", before=self._on_outcome)
-        _wrap(drafter, "on_message", before=self._on_tree)
-        _wrap(drafter.stream, "send", after=self._told_drafter)
-        _wrap(verifier.stream, "send", after=self._sent_draft)
-
-    def _on_outcome(self, message: verifier_pb2.VerifyResponse) -> None:
-        self._came_s, self._tree_of = time.perf_counter(), None
-
-    def _told_drafter(self, message: drafter_pb2.DraftRequest) -> None:
-        if message.HasField("outcome"):
-            self._first_half_s[message.sequence_id] = time.perf_counter() - self._came_s
-
-    def _on_tree(self, message: drafter_pb2.DraftResponse) -> None:
-        self._came_s, self._tree_of = time.perf_counter(), message.sequence_id
-
-    def _sent_draft(self, message: verifier_pb2.VerifyRequest) -> None:
-        if self._tree_of is not None and message.HasField("draft"):
-            first_s = self._first_half_s.pop(self._tree_of, None)
-            if first_s is not None:
-                self.round_us.append(1e6 * (first_s + time.perf_counter() - self._came_s))
-
-
-def _nothing(message: Any) -> None: ...
-
-
-def _wrap(
-    owner: object, name: str, before: Callable[[Any], None] = _nothing, after: Callable[[Any], None] = _nothing
-) -> None:
-    inner: Callable[[Any], None] = getattr(owner, name)
-
-    def outer(message: Any) -> None:
-        before(message)
-        inner(message)
-        after(message)
-
-    setattr(owner, name, outer)
+    found: list[float] = []
+    # By the drafter's sequence: the first half of a round.
+    first_half_us: dict[int, float] = {}
+    came_us, tree_of = 0.0, -1
+    for event in events:
+        match event.what:
+            case "verifier.outcome.in":
+                came_us, tree_of = event.at_us, -1
+            case "drafter.outcome.out":
+                first_half_us[event.sequence] = event.at_us - came_us
+            case "drafter.tree.in":
+                came_us, tree_of = event.at_us, event.sequence
+            case "verifier.draft.out" if tree_of in first_half_us:
+                found.append(first_half_us.pop(tree_of) + event.at_us - came_us)
+    return found
 
 
 class Peers:
@@ -138,15 +107,15 @@ async def measure_rounds(
         connect_timeout_s=CONNECT_S,
         grace_s=0.0,
     )
-    async with running(config) as orchestrator:
-        probe = Probe(orchestrator.verifiers.clients[0], orchestrator.drafters.clients[0])
+    timeline = Timeline(Path("unused"))
+    async with running(config, timeline=timeline) as orchestrator:
         warm_up = max(2, num_rounds // 5)
         settings = RunSettings(orchestrator.address, num_requests, num_rounds, warm_up, num_nodes, cache)
         await peers.tell(json.dumps(asdict(settings)))
         await peers.hear()
-        probe.round_us.clear()
-        started_s = time.process_time()
+        began_us, started_s = 1e6 * time.monotonic(), time.process_time()
         await peers.tell("")
         seen = await peers.hear()
         spent_s = time.process_time() - started_s
-    return {**seen, "inside_us": probe.round_us, "cpu_us": 1e6 * spent_s / seen["num_rounds"]}
+    events = [event for event in timeline.events() if event.at_us >= began_us]
+    return {**seen, "inside_us": inside_us(events), "cpu_us": 1e6 * spent_s / seen["num_rounds"]}

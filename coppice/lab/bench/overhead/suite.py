@@ -25,7 +25,7 @@ NOTES = (
     "Planner: CPU time of everything that planning one pass takes, one round of each request. Sources 2: half of the "
     "trees are merged ones. Trees are always as large as the settings say, also where the plan asks for fewer nodes.",
     "Inside: from a message's arrival at the orchestrator to the leaving of what follows from it, both halves of a "
-    "round together.",
+    "round together, with the keeping of its timeline.",
     "Outside: the same as the peers see it, with the network, gRPC on both sides and the time that messages wait for "
     "each other. These peers answer at once, so that many requests always saturate the orchestrator.",
     "CPU time per round is that of the orchestrator's whole process, gRPC and client streams included.",
