@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+# Seconds, factors and the like: finite and not negative, which is checked where a machine is read from a file.
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,18 @@ class VerifierCosts:
     sequence and by committed token: scheduling, and whatever else the model does not do.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     passes: Curve
     context: int = 256
-    row_context_s: float = 0.0
-    sequence_s: float = 0.0
-    round_row_s: float = 0.0
-    prompt_token_s: float = 0.0
-    gap_s: float = 0.0
-    gap_sequence_s: float = 0.0
-    gap_token_s: float = 0.0
-    start_s: float = 0.0
-    start_sequence_s: float = 0.0
+    row_context_s: Amount = 0.0
+    sequence_s: Amount = 0.0
+    round_row_s: Amount = 0.0
+    prompt_token_s: Amount = 0.0
+    gap_s: Amount = 0.0
+    gap_sequence_s: Amount = 0.0
+    gap_token_s: Amount = 0.0
+    start_s: Amount = 0.0
+    start_sequence_s: Amount = 0.0
     row_multiple: int = 1
     max_nodes: int = 64
     max_sequences: int = 64
@@ -113,7 +120,7 @@ class DrafterCosts:
     """Times of a drafter, which serves its sequences one after another: a draft by its nodes, and reading a token."""
 
     drafts: Curve
-    read_token_s: float = 0.0
+    read_token_s: Amount = 0.0
 
     def draft_s(self, num_nodes: int, num_unread: int) -> float:
         """Time of a draft after so many tokens that the drafter has not read; one is always new."""
@@ -131,9 +138,9 @@ class Contention:
     drafts take `draft_factor` times as long. An orchestrator's messages take `orchestrator_factor` times as long.
     """
 
-    pass_per_draft: float = 0.0
-    draft_factor: float = 1.0
-    orchestrator_factor: float = 1.0
+    pass_per_draft: Amount = 0.0
+    draft_factor: Amount = 1.0
+    orchestrator_factor: Amount = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,10 +151,10 @@ class OrchestratorCosts:
     `turnaround_s`: from when it has a request's last outcome to when its client's next request is at the verifier.
     """
 
-    outcome_s: float = 0.0
-    ask_s: float = 0.0
-    tree_s: float = 0.0
-    turnaround_s: float = 0.0
+    outcome_s: Amount = 0.0
+    ask_s: Amount = 0.0
+    tree_s: Amount = 0.0
+    turnaround_s: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,9 +166,9 @@ class Machine:
 
     verifier: VerifierCosts
     drafter: DrafterCosts
-    message_s: float = 0.0
+    message_s: Amount = 0.0
     contention: Contention = field(default_factory=Contention)
-    noise: float = 0.0
+    noise: Amount = 0.0
     orchestrator: OrchestratorCosts = field(default_factory=OrchestratorCosts)
 
     def scaled(self, verifier_speed: float = 1.0, drafter_speed: float = 1.0) -> Machine:

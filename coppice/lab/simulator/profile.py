@@ -5,23 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from coppice.core.errors import InvalidTreeError
 from coppice.core.tree import TokenTree
-from coppice.lab.simulator.machine import Contention, Curve, DrafterCosts, Machine, OrchestratorCosts, VerifierCosts
+from coppice.lab.simulator.machine import Machine
 from coppice.lab.simulator.texts import Trace
 
 # One array after the other: the size of each tree, then of all nodes token ids, parents and log-probabilities.
 _SIZE, _TOKEN, _PARENT, _LOG_PROB = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<i2"), np.dtype("<f2")
 _LONGEST_TRACE_BYTES = 1 << 24
+_MACHINE = TypeAdapter(Machine)
 
 
 class ProfileError(ValueError):
@@ -49,16 +50,8 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    machine = profile.machine
-    return {
-        "verifier": {**asdict(machine.verifier), "passes": _curve_to_json(machine.verifier.passes)},
-        "drafter": {**asdict(machine.drafter), "drafts": _curve_to_json(machine.drafter.drafts)},
-        "message_s": machine.message_s,
-        "contention": asdict(machine.contention),
-        "noise": machine.noise,
-        "orchestrator": asdict(machine.orchestrator),
-        "traces": [_trace_to_json(trace) for trace in profile.traces],
-    }
+    traces = [_trace_to_json(trace) for trace in profile.traces]
+    return {**_MACHINE.dump_python(profile.machine, mode="json"), "traces": traces}
 
 
 def profile_from_json(record: Mapping[str, Any]) -> Profile:
@@ -67,39 +60,12 @@ def profile_from_json(record: Mapping[str, Any]) -> Profile:
     Raises ProfileError if something is missing or is not what it should be.
     """
     try:
-        verifier, drafter = dict(record["verifier"]), dict(record["drafter"])
-        machine = Machine(
-            verifier=VerifierCosts(**{**verifier, "passes": _curve_from_json(verifier["passes"])}),
-            drafter=DrafterCosts(**{**drafter, "drafts": _curve_from_json(drafter["drafts"])}),
-            message_s=float(record["message_s"]),
-            contention=Contention(**record["contention"]),
-            noise=float(record["noise"]),
-            orchestrator=OrchestratorCosts(**record["orchestrator"]),
-        )
-        _check_numbers(record)
+        machine = _MACHINE.validate_python({one.name: record[one.name] for one in fields(Machine)})
         return Profile(machine, tuple(_trace_from_json(trace) for trace in record["traces"]))
     except KeyError as error:
         raise ProfileError(f"not a profile: {error.args[0]} is missing") from error
     except (TypeError, ValueError, InvalidTreeError) as error:
         raise ProfileError(f"not a profile: {error}") from error
-
-
-def _check_numbers(record: Mapping[str, Any]) -> None:
-    named = {"message_s": record["message_s"], "noise": record["noise"]}
-    for group in ("verifier", "drafter", "contention", "orchestrator"):
-        values = record[group]
-        named |= {f"{group}.{name}": value for name, value in values.items() if not isinstance(value, Mapping)}
-    for name, value in named.items():
-        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}, not a finite number from 0 on")
-
-
-def _curve_to_json(curve: Curve) -> dict[str, list[float]]:
-    return {"sizes": list(curve.sizes), "seconds": [round(value, 7) for value in curve.seconds]}
-
-
-def _curve_from_json(record: Mapping[str, Sequence[float]]) -> Curve:
-    return Curve(tuple(map(int, record["sizes"])), tuple(map(float, record["seconds"])))
 
 
 def _trace_to_json(trace: Trace) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def fit_passes(loads: Sequence[Calibration], row_multiple: int, max_nodes: int) 
     gap_s, gap_sequence_s, gap_token_s = map(float, fit([observations(_outcomes(load), 3) for load in loads]))
     start_s, start_sequence_s = map(float, _before(loads))
     costs = VerifierCosts(
-        Curve((knees[0], *ends), tuple(seconds)),
+        Curve((knees[0], *ends), tuple(round(one, 7) for one in seconds)),
         context=0,
         row_context_s=context_s,
         sequence_s=sequence_s,
@@ -261,7 +261,7 @@ def _curve(loads: Sequence[Sequence[DraftRecord]]) -> Curve:
     groups = [observations((([1.0, draft.num_nodes], _seconds(draft)) for draft in drafts), 2) for drafts in loads]
     base_s, node_s = map(float, fit(groups))
     most = max(draft.num_nodes for drafts in loads for draft in drafts)
-    return Curve((0, max(1, most)), (base_s, base_s + node_s * max(1, most)))
+    return Curve((0, max(1, most)), (round(base_s, 7), round(base_s + node_s * max(1, most), 7)))
 
 
 def _num_unread(draft: DraftRecord) -> int:
