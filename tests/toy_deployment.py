@@ -38,7 +38,8 @@ from verifier_svc.grammar.matcher import CompiledGrammar, GrammarVocabulary
 from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.log_probs import token_log_probs
 from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
-from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import Constraint, TokenChooser
 from verifier_svc.verify.traversal import traverse
 
 CONTEXT = 300

@@ -22,10 +22,10 @@ try:
 except ImportError:
 
     def noise_words(
-        seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+        seed: np.uint64, first_position: np.uint64, num_positions: int, groups: int
     ) -> npt.NDArray[np.uint32]:
         """Fallback without the compiled function."""
-        return library_noise_words(seed_low, seed_high, first_position, num_positions, groups)
+        return library_noise_words(seed, first_position, num_positions, groups)
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -36,8 +36,6 @@ _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-# Positions computed per call.
-BLOCK = 8
 
 
 def philox4x32(
@@ -58,10 +56,9 @@ def philox4x32(
 def gumbel(seed: int, first_position: int, num_positions: int, vocab_size: int) -> FloatArray:
     """Gumbel noise [num_positions, vocab_size] for consecutive absolute positions."""
     groups = -(-vocab_size // 4)
-    seed_low, seed_high = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
-    words = noise_words(seed_low, seed_high, np.uint64(first_position), num_positions, groups)
-    # In place: the block fills a core's cache.
-    noise = words.reshape(num_positions, groups * 4)[:, :vocab_size].astype(np.float64)
+    words = noise_words(np.uint64(seed), np.uint64(first_position), num_positions, groups)
+    # In place.
+    noise = words[:, :vocab_size].astype(np.float64)
     noise += 0.5
     noise /= 2.0**32
     for _ in range(2):
@@ -82,7 +79,7 @@ def gumbel_of(seeds: WordArray, positions: npt.NDArray[np.int64], token_ids: npt
 
 
 def library_noise_words(
-    seed_low: np.uint64, seed_high: np.uint64, first_position: np.uint64, num_positions: int, groups: int
+    seed: np.uint64, first_position: np.uint64, num_positions: int, groups: int
 ) -> npt.NDArray[np.uint32]:
     """Reference for `kernels.cpu.noise_words`, in numpy."""
     positions = first_position + np.arange(num_positions, dtype=np.uint64)[:, None]
@@ -93,34 +90,5 @@ def library_noise_words(
         np.broadcast_to(positions >> _SHIFT, shape),
         np.zeros(shape, np.uint64),
     )
-    words = philox4x32(counter, (seed_low, seed_high))
-    return np.stack(words, axis=-1).astype(np.uint32)
-
-
-class NoiseStream:
-    """Noise of one request by position, computed in blocks; earlier blocks are dropped."""
-
-    def __init__(self, seed: int, vocab_size: int) -> None:
-        self._seed = seed
-        self._vocab_size = vocab_size
-        self._blocks: dict[int, FloatArray] = {}
-
-    def prepare(self, position: int) -> None:
-        """Compute the noise of this position and of the next BLOCK ones, ahead of `at`."""
-        for index in (position // BLOCK, position // BLOCK + 1):
-            self._block(index)
-
-    def at(self, position: int) -> FloatArray:
-        """Noise [vocab_size] of an absolute position."""
-        index, offset = divmod(position, BLOCK)
-        row: FloatArray = self._block(index)[offset]
-        return row
-
-    def _block(self, index: int) -> FloatArray:
-        block = self._blocks.get(index)
-        if block is None:
-            for old in [key for key in self._blocks if key < index - 1]:
-                del self._blocks[old]
-            block = gumbel(self._seed, index * BLOCK, BLOCK, self._vocab_size)
-            self._blocks[index] = block
-        return block
+    words = philox4x32(counter, (seed & _LOW, seed >> _SHIFT))
+    return np.stack(words, axis=-1).astype(np.uint32).reshape(num_positions, 4 * groups)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from orchestrator.api.validation import GenerationRequest
 from tests.toy_deployment import ToyDeployment
 from tests.toy_target import EOS
-from verifier_svc.verify.token_choice import Constraint, Mask
+from verifier_svc.verify.sampler import Mask
+from verifier_svc.verify.token_choice import Constraint
 
 
 class FreeForm(ToyDeployment):

@@ -13,7 +13,8 @@ from orchestrator.api.validation import GenerationRequest
 from tests.broken_toys.hearing import Deaf
 from tests.toy_deployment import ToyDeployment
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.token_choice import Logits, TokenChooser
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import TokenChooser
 from verifier_svc.verify.traversal import FloatArray
 
 

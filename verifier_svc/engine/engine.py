@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coppice.core.noise import gumbel
 from coppice.obs.timeline import Timeline
 from verifier_svc.engine.counts import EngineCounts
 from verifier_svc.engine.open_sequences import Command, OpenSequences
@@ -19,16 +18,14 @@ from verifier_svc.engine.pass_shares import RowAllotment
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, SequenceKey, SequenceSpec
-from verifier_svc.engine.sequence import Sequence as RunningSequence
 from verifier_svc.model.target_model import TargetInfo, TargetModel
 from verifier_svc.stream.events import LoadEvent, OutcomeEvent
 from verifier_svc.stream.outbox import Outbox, Sink
+from verifier_svc.verify.token_choice import warm_up
 
 logger = logging.getLogger(__name__)
 
 LOAD_INTERVAL_S = 0.1
-# How long a wait for drafts stays idle: the event loop shares the interpreter with us, and has outcomes to send first.
-QUIET_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Engine:
         self.cache = target.cache
         self.counts = counts or EngineCounts()
         self.scheduler = Scheduler(target.cache, limits)
-        self.passes = PassRunner(target, info.pruning)
+        self.passes = PassRunner(target, info.vocab_size, info.pruning)
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._sequences = OpenSequences(
@@ -81,8 +78,6 @@ class Engine:
         )
         self.grammars = self._sequences.grammars
         self._next_load_s = 0.0
-        # Sequences of the last pass that will wait for drafts and have not used the wait yet.
-        self._unprepared: list[RunningSequence] = []
         self._stopping = False
         self._on_death: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="verifier-model", daemon=True)
@@ -91,7 +86,7 @@ class Engine:
         """Start the model thread, which calls `on_death` when it ends without having been stopped."""
         self._on_death = on_death
         # Compiled at its first use, which should not be a request's.
-        gumbel(0, 0, 1, self._info.vocab_size)
+        warm_up(self._info.vocab_size)
         self._thread.start()
 
     def stop(self) -> None:
@@ -170,7 +165,7 @@ class Engine:
             plan = self._target.plan(work)
             self._deliver()
             forward_s = self._clock()
-            result = self.passes.run(plan)
+            result = self.passes.run(plan, work)
         except Exception:  # out of memory, a failed kernel: these sequences fail, others go on
             logger.exception("a pass over %d sequences failed", len(batch))
             self.counts.pass_failed()
@@ -185,10 +180,9 @@ class Engine:
 
     def _accept(self, finished: FinishedPass) -> None:
         """End the round of every sequence of a pass."""
-        parts = zip(finished.batch, finished.result.parts(), strict=True)
+        parts = zip(finished.batch, finished.result.parts, strict=True)
         outcomes = [self._end_round(share, part, finished) for share, part in parts]
         self.counts.rounds_over(finished.plan, finished.result.num_pruned, [one for one in outcomes if one is not None])
-        self._unprepared = [share.sequence for share in finished.batch if share.sequence.may_linger]
         self.scheduler.pass_over(finished.batch, finished.plan.num_rows, finished.ended_s)
         self._report_load(finished)
 
@@ -196,9 +190,7 @@ class Engine:
         """A round's outcome; None for a part of a prompt, and for a sequence that cannot go on."""
         key, sequence, ended_s = share.key, share.sequence, finished.ended_s
         waited_s = finished.started_s - sequence.last_outcome_s if sequence.may_linger else 0.0
-        outcome = self._sequences.alone(
-            key, lambda: sequence.finish_round(part.logits, ended_s, waited_s, part.survivors, part.states)
-        )
+        outcome = self._sequences.alone(key, lambda: sequence.finish_round(part, ended_s, waited_s))
         if outcome is None:
             return None
         event = OutcomeEvent(
@@ -223,9 +215,6 @@ class Engine:
         if start_s is None:
             self.counts.nothing_runs()
         timeout = None if start_s is None else start_s - self._clock()
-        if timeout is not None and timeout > QUIET_S and self._unprepared:
-            self._wait_or_prepare()
-            return
         try:
             if timeout is None or timeout > 0:
                 self._deliver()
@@ -234,16 +223,6 @@ class Engine:
                 self._carry_out(self._commands.get_nowait())
         except queue.Empty:
             pass
-
-    def _wait_or_prepare(self) -> None:
-        """Use a wait for drafts: once the event loop has had time to send outcomes, get ready for the next round."""
-        self._deliver()
-        try:
-            self._carry_out(self._commands.get(timeout=QUIET_S))
-        except queue.Empty:
-            for sequence in self._unprepared:
-                sequence.prepare()
-            self._unprepared = []
 
     def _carry_out(self, command: Command | None) -> None:
         if command is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from coppice.core.tree import EMPTY_TREE, ROOT, TokenTree
 from verifier_svc.engine.kv_cache import IntArray, SequenceCache, slot_list, slots_of
 from verifier_svc.extras.redraft.groups import MaskGroup, mask_depths, mask_parents
 from verifier_svc.verify.draw_rule import DrawRule
+
+if TYPE_CHECKING:
+    from verifier_svc.verify.token_choice import TokenChooser
 
 # In strict mode passes have a multiple of this many rows, since matrix kernels treat fewer rows differently; or a
 # multiple of fewer, where they are found not to, see row_multiple.py.
@@ -35,7 +39,8 @@ class SequenceRows:
     """One sequence's share of a pass: pending tokens, then the tree behind the last of them, then masks behind both.
 
     `wants_logits` is false for a part of a prompt that has more to come. Without a `draw_rule` no node is pruned early.
-    `wants_states`: whether the hidden states that logits come from are wanted, too.
+    `wants_states`: whether the hidden states that logits come from are wanted, too. With a `chooser` the pass draws the
+    tokens of the root's and the tree's rows; `keeps_logits`: whether the rows' logits are wanted all the same.
     """
 
     cache: SequenceCache
@@ -45,6 +50,8 @@ class SequenceRows:
     masks: tuple[MaskGroup, ...] = ()
     draw_rule: DrawRule | None = None
     wants_states: bool = False
+    chooser: TokenChooser | None = None
+    keeps_logits: bool = True
 
     def __len__(self) -> int:
         return len(self.pending) + len(self.tree) + self.num_masks

@@ -1,60 +1,53 @@
-"""Runs passes, with early pruning where that pays, and says which nodes are left."""
+"""Runs passes and draws their tokens, with early pruning where that pays, and says which nodes are left."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
 from verifier_svc.engine.kv_cache import HalfArray
-from verifier_svc.engine.pass_plan import PassPlan
+from verifier_svc.engine.pass_plan import PassPlan, SequenceRows
 from verifier_svc.extras.pruning.pace import PassTimes, PruningPace, PruningSettings
-from verifier_svc.extras.pruning.rows import num_candidates, survivors_of
+from verifier_svc.extras.pruning.rows import num_candidates, surviving_part, survivors_of
 from verifier_svc.model.target_model import TargetModel
-from verifier_svc.verify.token_choice import Logits
+from verifier_svc.verify.sampler import Draws, Logits, RowTable
+
+# Of the logits of a pass that are there at a time.
+MAX_LOGIT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PassPart:
-    """One sequence's part of a pass: logits [rows, vocab] and, where somebody wants them, hidden states [rows, hidden].
+    """One sequence's part of a pass: logits [rows, vocab] of the root, the tree and the masks; none that nobody wants.
 
-    With `survivors` only these nodes and masks have any: the others were pruned.
+    `draws` [1 + nodes, 2] are of the root and the tree, where the pass draws tokens; `states` [rows, hidden] are there
+    where they are wanted. With `survivors` only these nodes and masks have rows: the others were pruned.
     """
 
     logits: Logits
+    draws: Draws | None = None
     survivors: tuple[int, ...] | None = None
     states: HalfArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Logits [K, vocab] of a pass, and which of them are whose; `states` [K, hidden] where they are wanted.
+    """What each sequence gets of a pass, in order, and how many nodes were pruned."""
 
-    `survivors` has for each sequence the numbers of the nodes, and behind them of the masks, that have logits; it is
-    None for a pass that was not pruned.
-    """
-
-    logits: Logits
-    ranges: tuple[tuple[int, int], ...]
-    survivors: tuple[tuple[int, ...], ...] | None = None
+    parts: tuple[PassPart, ...]
     num_pruned: int = 0
-    states: HalfArray | None = None
-
-    def parts(self) -> Iterator[PassPart]:
-        """What each sequence gets, in order."""
-        for index, (first, last) in enumerate(self.ranges):
-            yield PassPart(
-                self.logits[first:last],
-                None if self.survivors is None else self.survivors[index],
-                None if self.states is None else self.states[first:last],
-            )
 
 
 class PassRunner:
     """One target's passes; without `settings` none is pruned."""
 
-    def __init__(self, target: TargetModel, settings: PruningSettings | None) -> None:
+    def __init__(self, target: TargetModel, vocab_size: int, settings: PruningSettings | None) -> None:
         self._target = target
+        self._vocab_size = vocab_size
         self._pace = None if settings is None else PruningPace(settings)
         self._is_pruned_first = False
 
@@ -63,48 +56,115 @@ class PassRunner:
         """Passes over rounds alone that could be pruned, by whether they were."""
         return {False: PassTimes(), True: PassTimes()} if self._pace is None else self._pace.times
 
-    def run(self, plan: PassPlan) -> PassResult:
-        """Run a pass."""
+    def run(self, plan: PassPlan, work: Sequence[SequenceRows]) -> PassResult:
+        """Run the pass that is planned for some sequences' rows."""
         pace = self._pace
         if pace is None or not self._target.can_prune(plan):
-            return self._whole(plan)
+            return self._whole(plan, work)
         count = num_candidates(plan)
         if count and pace.compares:
-            return self._compared(plan, pace, count)
-        return self._timed(plan, pace, count, prunes=pace.prunes(plan.num_rows, count))
+            return self._compared(plan, work, pace, count)
+        return self._timed(plan, work, pace, count, prunes=pace.prunes(plan.num_rows, count))
 
-    def _compared(self, plan: PassPlan, pace: PruningPace, count: int) -> PassResult:
+    def _compared(self, plan: PassPlan, work: Sequence[SequenceRows], pace: PruningPace, count: int) -> PassResult:
         """Run a pass both ways, each the first in its turn, and go on as if it had not been pruned.
 
         What the first run writes to the cache, the second writes again.
         """
         self._is_pruned_first = not self._is_pruned_first
         results = {
-            prunes: self._timed(plan, pace, count, prunes=prunes)
+            prunes: self._timed(plan, work, pace, count, prunes=prunes)
             for prunes in (self._is_pruned_first, not self._is_pruned_first)
         }
         return results[False]
 
-    def _timed(self, plan: PassPlan, pace: PruningPace, count: int, *, prunes: bool) -> PassResult:
+    def _timed(
+        self, plan: PassPlan, work: Sequence[SequenceRows], pace: PruningPace, count: int, *, prunes: bool
+    ) -> PassResult:
         """Run a pass, of whose rows `count` may be pruned, and have the pace learn from it."""
         started_s = time.perf_counter()
-        result = self._pruned(plan) if prunes else self._whole(plan)
+        result = self._pruned(plan, work) if prunes else self._whole(plan, work)
         # Rows of prompts cost less, without logits.
         if count and all(segment.num_pending == 1 for segment in plan.segments):
             pace.pass_over(plan.num_rows, time.perf_counter() - started_s, was_pruned=prunes)
         return result
 
-    def _whole(self, plan: PassPlan) -> PassResult:
+    def _whole(self, plan: PassPlan, work: Sequence[SequenceRows]) -> PassResult:
+        most = max(1, MAX_LOGIT_BYTES // (4 * self._vocab_size))
+        if len(plan.logit_rows) > most and self._target.can_split(plan):
+            return self._in_blocks(plan, work, most)
         logits = self._target.forward(plan).numpy()
-        return PassResult(logits, plan.logit_ranges, states=self._states(plan))
+        return PassResult(self._parts(logits, plan, work))
+
+    def _in_blocks(self, plan: PassPlan, work: Sequence[SequenceRows], most: int) -> PassResult:
+        """A pass whose logits are made and sampled a block of rows after the other; those that are wanted are kept."""
+        table = _table(plan, work)
+        kept: list[list[Logits]] = [[] for _ in work]
+        first = 0
+        for block in self._target.forward_in_blocks(plan, most):
+            logits = block.numpy()
+            table.draw(logits, torch.get_num_threads(), first=first)
+            for (start, stop), rows, parts in zip(plan.logit_ranges, work, kept, strict=True):
+                if rows.keeps_logits and start < first + len(logits) and first < stop:
+                    parts.append(logits[max(start - first, 0) : stop - first].copy())
+            first += len(logits)
+        states, drawn = self._states(plan), table.drawn()
+        return PassResult(
+            tuple(
+                PassPart(
+                    np.concatenate(parts) if parts else np.empty((0, self._vocab_size), np.float32),
+                    next(drawn) if _is_drawn(rows) else None,
+                    states=None if states is None else states[start:stop],
+                )
+                for (start, stop), rows, parts in zip(plan.logit_ranges, work, kept, strict=True)
+            )
+        )
+
+    def _pruned(self, plan: PassPlan, work: Sequence[SequenceRows]) -> PassResult:
+        logits_left, forward = self._target.forward_pruned(plan)
+        logits = logits_left.numpy()
+        if forward.kept is None:
+            return PassResult(self._parts(logits, plan, work))
+        survivors = [survivors_of(segment) for segment in forward.plan.segments]
+        left = [
+            surviving_part(rows, some) if rows.wants_logits else rows
+            for rows, some in zip(work, survivors, strict=True)
+        ]
+        return PassResult(self._parts(logits, forward.plan, left, survivors), forward.num_pruned)
+
+    def _parts(
+        self,
+        logits: Logits,
+        plan: PassPlan,
+        work: Sequence[SequenceRows],
+        survivors: Sequence[tuple[int, ...] | None] = (),
+    ) -> tuple[PassPart, ...]:
+        """Draw tokens from the logits of a pass, and give each sequence what is its own."""
+        states, table = self._states(plan), _table(plan, work)
+        table.draw(logits, torch.get_num_threads())
+        drawn = table.drawn()
+        return tuple(
+            PassPart(
+                logits[start:stop],
+                next(drawn) if _is_drawn(rows) else None,
+                some,
+                None if states is None else states[start:stop],
+            )
+            for (start, stop), rows, some in zip(plan.logit_ranges, work, survivors or [None] * len(work), strict=True)
+        )
 
     def _states(self, plan: PassPlan) -> HalfArray | None:
         return self._target.take_states() if plan.wants_states else None
 
-    def _pruned(self, plan: PassPlan) -> PassResult:
-        logits_left, forward = self._target.forward_pruned(plan)
-        logits, states = logits_left.numpy(), self._states(plan)
-        if forward.kept is None:
-            return PassResult(logits, plan.logit_ranges, states=states)
-        survivors = tuple(survivors_of(segment) for segment in forward.plan.segments)
-        return PassResult(logits, forward.plan.logit_ranges, survivors, forward.num_pruned, states)
+
+def _is_drawn(rows: SequenceRows) -> bool:
+    return rows.wants_logits and rows.chooser is not None
+
+
+def _table(plan: PassPlan, work: Sequence[SequenceRows]) -> RowTable:
+    """The rows that the pass draws from."""
+    table = RowTable()
+    for (first, _), rows in zip(plan.logit_ranges, work, strict=True):
+        if rows.wants_logits and rows.chooser is not None:
+            table.add(rows.chooser, rows.tree, first, rows.cache.length + len(rows.pending))
+    return table

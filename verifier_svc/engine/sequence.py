@@ -11,10 +11,11 @@ from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import EMPTY_TREE, TokenTree
 from verifier_svc.engine.draft_counts import DraftCounts, DraftOrigin
 from verifier_svc.engine.features import committed_features
-from verifier_svc.engine.kv_cache import HalfArray, KVCache
+from verifier_svc.engine.kv_cache import KVCache
 from verifier_svc.engine.linger import Linger
 from verifier_svc.engine.mailbox import ExactMailbox, Mailbox
 from verifier_svc.engine.pass_plan import SequenceRows
+from verifier_svc.engine.pass_runner import PassPart
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.round_start import RoundPromise, has_draft_to_start_with
 from verifier_svc.engine.sequence_blocks import SequenceBlocks
@@ -26,7 +27,8 @@ from verifier_svc.verify.acceptance import Acceptance
 from verifier_svc.verify.draw_rule import draw_rule
 from verifier_svc.verify.output_end import SequenceFinish
 from verifier_svc.verify.round_verifier import RoundVerifier
-from verifier_svc.verify.token_choice import Constraint, Logits
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import Constraint
 
 # Nodes that are kept of one draft, in units of the most that a round may verify.
 KEPT_BUDGETS = 2
@@ -287,7 +289,14 @@ class Sequence:
         masks = self._redrafter.groups(tree, max_masks, self.verifier.room)
         self._round = _Round(
             SequenceRows(
-                cache, pending, tree, masks=masks, draw_rule=self._draw_rule, wants_states=self._wants_features
+                cache,
+                pending,
+                tree,
+                masks=masks,
+                draw_rule=self._draw_rule,
+                wants_states=self._wants_features,
+                chooser=self.verifier.pass_chooser(tree),
+                keeps_logits=self.verifier.keeps_logits(tree) or bool(masks),
             ),
             origin=self.mailbox.origin if len(tree) else None,
             # A draft that found no room did arrive; and what was cut off says nothing of what rounds accept.
@@ -296,19 +305,10 @@ class Sequence:
         )
         return self._round.rows
 
-    def finish_round(
-        self,
-        logits: Logits,
-        now_s: float,
-        waited_s: float,
-        survivors: tuple[int, ...] | None = None,
-        states: HalfArray | None = None,
-    ) -> RoundOutcome | None:
-        """Commit a pass's result. `logits` [1 + nodes + masks, vocab] are the root's, the tree's and the masks' rows.
+    def finish_round(self, part: PassPart, now_s: float, waited_s: float) -> RoundOutcome | None:
+        """Commit a pass's result. With survivors, the round goes on as if other nodes had never been drafted.
 
-        With `survivors` only these nodes and masks have logits: the others were pruned, and the round goes on as if
-        they had never been drafted. `states` are the same rows' hidden states. Returns None when the pass was a part of
-        the prompt.
+        Returns None when the pass was a part of the prompt.
 
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
@@ -317,12 +317,13 @@ class Sequence:
         if planned is None:
             raise RuntimeError("a round ended that had not begun")
         whole = planned.rows
+        survivors, states = part.survivors, part.states
         rows = whole if survivors is None else surviving_part(whole, survivors)
         if not rows.wants_logits:
             self._keep_rows(rows, ())
             return None
         base = self._last_base = len(self.tokens)
-        verified = self.verifier.verify(rows.tree, logits, base)
+        verified = self.verifier.verify(rows.tree, part.logits, base, part.draws)
         accepted = verified.accepted
         nodes = accepted.nodes if survivors is None else tuple([survivors[node] for node in accepted.nodes])
         self.tokens += accepted.token_ids
@@ -330,7 +331,7 @@ class Sequence:
         self._learn_from_wait(planned, waited_s)
         self._rounds_since_start += 1
         self.mailbox.advance(accepted.token_ids, self.tokens)
-        redraft = self._redraft(planned, rows, accepted, logits)
+        redraft = self._redraft(planned, rows, accepted, part.logits)
         self.last_outcome_s = now_s
         return RoundOutcome(
             base_length=base,
@@ -348,10 +349,6 @@ class Sequence:
             pruned_nodes=len(whole.tree) - len(rows.tree),
             features=committed_features(states, accepted) if self._wants_features and states is not None else b"",
         )
-
-    def prepare(self) -> None:
-        """Do what the next round needs, before it starts."""
-        self.verifier.chooser.prepare(len(self.tokens))
 
     def _keep_rows(self, rows: SequenceRows, nodes: tuple[int, ...]) -> None:
         """Keep the keys and values of the pending tokens, and of the accepted `nodes` behind them, for all to use."""

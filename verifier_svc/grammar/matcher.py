@@ -22,7 +22,7 @@ from coppice.core.grammar import Grammar, GrammarKind
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-    from verifier_svc.verify.token_choice import Mask
+    from verifier_svc.verify.sampler import Mask
 
 # The token that ends an output in the library's eyes. It is no row of any model, so nothing ever draws it.
 _END = "<|end of what a grammar describes|>"

@@ -96,3 +96,32 @@ class RowStates:
 
     def _note(self, _module: object, inputs: tuple[Any, ...]) -> None:
         self._seen = inputs[0]
+
+
+class KeptBody:
+    """Runs a model's body once while it is entered: further forwards have its hidden states again, for other rows."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._body: Any = model.base_model
+        self._before: Any = None
+
+    def __enter__(self) -> KeptBody:
+        self._before = vars(self._body).get("forward")
+        forward = self._body.forward
+        kept: list[Any] = []
+
+        def once(*arguments: Any, **named: Any) -> Any:
+            if not kept:
+                kept.append(forward(*arguments, **named))
+            return kept[0]
+
+        self._body.forward = once
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is None:
+            del self._body.forward
+        else:
+            self._body.forward = self._before

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -26,7 +26,7 @@ from verifier_svc.extras.redraft.rows import MaskRows
 from verifier_svc.kernels.base import AttentionKernel
 from verifier_svc.kernels.cpu.packed_layers import prepare_rows
 from verifier_svc.model.cpu_threads import CpuThreads
-from verifier_svc.model.output_layer import RowStates
+from verifier_svc.model.output_layer import KeptBody, RowStates
 from verifier_svc.model.parallel.tensor_attention import TensorKernel
 from verifier_svc.model.pass_graphs import Outputs, PassGraphs
 from verifier_svc.model.rope_regimes import make_rotary_rowwise
@@ -158,6 +158,31 @@ class TargetModel:
             if self._masks is not None:
                 self._masks.end()
         return self._taken(outputs)
+
+    def can_split(self, plan: PassPlan) -> bool:
+        """Whether a pass can give its logits in blocks of rows: not one that is a recording."""
+        is_recorded = self._graphs is not None and self._graphs.padded(plan) is not None
+        return self._keeps_rows and self._model.base_model is not self._model and not is_recorded
+
+    @torch.inference_mode()
+    def forward_in_blocks(self, plan: PassPlan, most: int) -> Iterator[Tensor]:
+        """As `forward`, the logits of at most `most` rows at a time, in order, each made when it is asked for."""
+        self.set_threads_for(len(plan.token_ids))
+        self._begin(plan, *self.cache.take_moves())
+        size = max([size for size in padded_sizes(most, self.row_multiple) if size <= most] or [self.row_multiple])
+        states: list[Tensor] = []
+        try:
+            with KeptBody(self._model):
+                for start in range(0, len(plan.logit_rows), size):
+                    rows = replace(plan, logit_rows=plan.logit_rows[start : start + size])
+                    logits, *more = self._run_eagerly(rows)
+                    states += more
+                    yield logits.float().cpu()
+        finally:
+            self._attention.end()
+            if self._masks is not None:
+                self._masks.end()
+        self._states = torch.cat(states) if states else None
 
     @torch.inference_mode()
     def forward_pruned(self, plan: PassPlan, scores: Tensor | None = None) -> tuple[Tensor, PrunedForward]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from coppice.core.log_probs import TokenLogProbs
 from coppice.core.tree import ROOT
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.token_choice import Logits
+from verifier_svc.verify.sampler import Logits
 
 
 def committed_log_probs(logits: Logits, accepted: Acceptance, num_top: int) -> tuple[TokenLogProbs, ...]:

@@ -13,7 +13,8 @@ from verifier_svc.model.target_model import TargetInfo
 from verifier_svc.verify.acceptance import Acceptance, sample_and_follow
 from verifier_svc.verify.log_probs import committed_log_probs
 from verifier_svc.verify.output_end import FinishReason, OutputEnd, SequenceFinish
-from verifier_svc.verify.token_choice import Constraint, Logits, TokenChooser
+from verifier_svc.verify.sampler import Draws, Logits
+from verifier_svc.verify.token_choice import Constraint, TokenChooser
 from verifier_svc.verify.traversal import traverse
 
 # An output that is complete when it is cut off there is complete all the same.
@@ -95,21 +96,39 @@ class RoundVerifier:
             kept.append(bool(constraint.allowed[token]) if parent == ROOT else kept[parent])
         return tree.select(node for node, is_kept in enumerate(kept) if is_kept)
 
-    def verify(self, tree: TokenTree, logits: Logits, base_length: int) -> VerifiedRound:
+    def pass_chooser(self, tree: TokenTree) -> TokenChooser | None:
+        """What the pass draws the tokens of a round's rows with; None where each waits for the token before it."""
+        if self.chooser.constraint is not None or (self._traverses and len(tree) > 0):
+            return None
+        return self.chooser
+
+    def keeps_logits(self, tree: TokenTree) -> bool:
+        """Whether `verify` needs the rows' logits."""
+        return self._num_top_log_probs is not None or self.pass_chooser(tree) is None
+
+    def verify(self, tree: TokenTree, logits: Logits, base_length: int, draws: Draws | None = None) -> VerifiedRound:
         """Commit tokens behind the first `base_length`; they become part of the output.
 
         Args:
             tree: the draft.
-            logits: the root's and the tree's rows [at least 1 + nodes, vocab].
+            logits: the root's and the tree's rows [at least 1 + nodes, vocab], where they are needed.
             base_length: tokens committed before.
+            draws: what the pass has drawn from these rows [1 + nodes, 2]; without, tokens are drawn one by one.
 
         Raises:
             InvalidRequestError: the output's grammar leaves nothing to go on with.
         """
         finish: SequenceFinish | None = None
 
+        drawn = None if draws is None else draws.tolist()
+
         def draw(node: int, depth: int) -> int:
-            token = self.chooser.choose(logits[node - ROOT], base_length + depth)
+            token: int
+            if drawn is None:
+                token = self.chooser.choose(logits[node - ROOT], base_length + depth)
+            else:
+                token, is_near_tie = drawn[node - ROOT]
+                self.chooser.num_near_ties += is_near_tie
             self.chooser.push(token)
             return token
 

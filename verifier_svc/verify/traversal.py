@@ -23,7 +23,8 @@ from coppice.core.draft_distribution import DraftDistribution
 from coppice.core.sampled_tree import SampledTree
 from coppice.core.tree import ROOT, TokenTree
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.token_choice import Logits, TokenChooser
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import TokenChooser
 
 FloatArray = npt.NDArray[np.float64]
 # The target's next-token probabilities [vocab] after a node, or after ROOT.

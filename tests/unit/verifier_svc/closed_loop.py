@@ -14,6 +14,7 @@ from coppice.core.tokenizer import TargetTokenizer
 from coppice.core.tree import TokenTree, chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.engine.kv_cache import KVCache
+from verifier_svc.engine.pass_runner import PassPart
 from verifier_svc.engine.scheduler import Scheduler, SchedulerLimits
 from verifier_svc.engine.sequence import Draft, Sequence, SequenceKey, SequenceSpec
 from verifier_svc.model.target_model import TargetInfo
@@ -153,7 +154,7 @@ class ClosedLoop:
             self.counts.rows["prompts" if was_prompt else "roots"] += share.num_pending
             self.counts.rows["nodes"] += len(rows.tree)
             waited_s = self.now_s - share.sequence.last_outcome_s
-            outcome = share.sequence.finish_round(_LOGITS[: 1 + len(rows.tree)], self.now_s, 0.0)
+            outcome = share.sequence.finish_round(PassPart(_LOGITS[: 1 + len(rows.tree)]), self.now_s, 0.0)
             if outcome is None:
                 continue
             self.counts.tokens += len(outcome.token_ids)

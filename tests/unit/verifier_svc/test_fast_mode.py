@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from coppice.core.noise import gumbel
 from coppice.core.sampling import SamplingParams, StoppingOptions
 from coppice.core.tree import TokenTree
+from tests.oracles.cut_edges import has_cuts
 from tests.unit.verifier_svc.crowd import Clock
 from tests.unit.verifier_svc.oracles import tree_around
 from tests.unit.verifier_svc.test_preemption import INFO
@@ -26,7 +27,6 @@ from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.model.parallel import tensor_attention
 from verifier_svc.model.target_model import TargetModel
 from verifier_svc.stream.events import Event, LoadEvent, OutcomeEvent
-from verifier_svc.verify.cut_edges import has_cuts
 from verifier_svc.verify.token_choice import TokenChooser
 
 # Of half precision, where rounding shows, as servers have it by default.

@@ -17,7 +17,8 @@ from tests.unit.verifier_svc.traversal_door import ENDLESS, PROMPT, VOCAB, Door,
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.sequence import SequenceKey
 from verifier_svc.stream.events import DraftRejection, ErrorEvent, OutcomeEvent
-from verifier_svc.verify.token_choice import Logits, TokenChooser
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import TokenChooser
 
 
 def coupled_token(params: SamplingParams) -> int:

@@ -11,7 +11,7 @@ from coppice.core.tree import ROOT
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache
 from verifier_svc.engine.pass_plan import PassPlan, Segment, SequenceRows, plan_pass
 from verifier_svc.model.target_model import TargetInfo
-from verifier_svc.verify.token_choice import Logits
+from verifier_svc.verify.sampler import Logits
 
 # Raw logits [vocab] behind a whole context.
 Language = Callable[[tuple[int, ...]], Logits]

@@ -23,7 +23,7 @@ from verifier_svc.engine.scheduler import SchedulerLimits
 from verifier_svc.engine.sequence import SequenceKey
 from verifier_svc.stream.events import Event, OutcomeEvent
 from verifier_svc.stream.request_parser import RequestParser as PeerDoor
-from verifier_svc.verify.token_choice import Logits
+from verifier_svc.verify.sampler import Logits
 
 VOCAB = 3
 EOS = 2

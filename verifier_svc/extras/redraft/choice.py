@@ -1,31 +1,21 @@
 """The choice of ends that get masks: those that promise the next round most accepted tokens. Pure.
 
-Every round chooses, so what takes longest is compiled where there is a compiler. There the root's place is after those
-of all nodes.
+Every round chooses, so what takes longest is compiled. There the root's place is after those of all nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from coppice.core.tree import ROOT, TokenTree
+from coppice.kernels.cpu.compiler import compiled_exactly
 from verifier_svc.extras.redraft.groups import MaskGroup, MaskShape
 from verifier_svc.model.pass_curve import PassCurve
-
-try:
-    from coppice.kernels.cpu.compiler import compiled_exactly
-except ImportError:
-    Function = TypeVar("Function", bound=Callable[..., Any])
-
-    def compiled_exactly(function: Function) -> Function:
-        """The function as it is, slower: there is no compiler."""
-        return function
-
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

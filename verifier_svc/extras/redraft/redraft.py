@@ -27,7 +27,8 @@ from verifier_svc.extras.redraft.choice import choose_groups, num_worth_verifyin
 from verifier_svc.extras.redraft.groups import MaskGroup, MaskShape, masks_for
 from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.verify.acceptance import Acceptance
-from verifier_svc.verify.token_choice import Logits, TokenChooser
+from verifier_svc.verify.sampler import Logits
+from verifier_svc.verify.token_choice import TokenChooser
 
 SOURCE = "redraft"
 # A re-draft that gains fewer accepted tokens a round on average than this is not worth its masks. Then one round in so

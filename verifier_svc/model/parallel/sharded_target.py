@@ -39,6 +39,10 @@ class ShardedTarget(TargetModel):
         super().__init__(*arguments, **settings)
         self._ranks = ranks
 
+    def can_split(self, plan: PassPlan) -> bool:
+        """No pass gives its logits in blocks: every rank runs the whole of it in one go."""
+        return False
+
     def forward(self, plan: PassPlan) -> Tensor:
         """As `TargetModel` has it; logits are the same on every rank."""
         try:

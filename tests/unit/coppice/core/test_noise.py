@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coppice.core.noise import BLOCK, NoiseStream, gumbel, library_noise_words, philox4x32
+from coppice.core.noise import gumbel, library_noise_words, philox4x32
 from coppice.kernels.cpu.noise_words import noise_words
 
 ALL_ONES = 0xFFFFFFFF
@@ -88,7 +88,7 @@ def test_the_noise_equals_a_slow_reference(seed: int, position: int, count: int,
 
 @given(SEEDS, st.integers(0, 2**64 - 8), st.integers(1, 8), st.integers(1, 40))
 def test_compiled_words_are_those_of_the_library(seed: int, position: int, count: int, groups: int) -> None:
-    arguments = np.uint64(seed & ALL_ONES), np.uint64(seed >> 32), np.uint64(position), count, groups
+    arguments = np.uint64(seed), np.uint64(position), count, groups
     assert np.array_equal(noise_words(*arguments), library_noise_words(*arguments))
 
 
@@ -98,25 +98,11 @@ def test_a_token_has_the_same_noise_in_every_vocabulary(seed: int, position: int
     assert np.array_equal(gumbel(seed, position, 2, smaller), wide[:, :smaller])
 
 
-@given(SEEDS, st.integers(0, 1000), st.integers(1, 2 * BLOCK))
-def test_a_position_has_the_same_noise_in_every_block(seed: int, first: int, count: int) -> None:
+@given(SEEDS, st.integers(0, 1000), st.integers(1, 16))
+def test_a_position_has_the_same_noise_alone_and_in_a_block(seed: int, first: int, count: int) -> None:
     together = gumbel(seed, first, count, 8)
     alone = np.concatenate([gumbel(seed, first + row, 1, 8) for row in range(count)])
     assert np.array_equal(together, alone)
-
-
-@given(SEEDS, st.lists(st.integers(0, 6 * BLOCK), min_size=1, max_size=12))
-def test_a_stream_gives_the_same_noise_in_any_order_of_asking(seed: int, positions: list[int]) -> None:
-    stream = NoiseStream(seed, vocab_size=6)
-    for position in positions:
-        assert np.array_equal(stream.at(position), gumbel(seed, position, 1, 6)[0])
-
-
-def test_a_stream_forgets_what_lies_behind() -> None:
-    stream = NoiseStream(seed=3, vocab_size=4)
-    for position in range(100 * BLOCK):
-        stream.at(position)
-    assert len(stream._blocks) <= 2
 
 
 def test_the_noise_is_gumbel_distributed() -> None:

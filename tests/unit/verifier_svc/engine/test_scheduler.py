@@ -13,6 +13,7 @@ from coppice.core.tree import chain
 from tests.unit.verifier_svc.tiny_engine import VOCAB, character_tokenizer
 from verifier_svc.engine.draft_counts import DraftOrigin
 from verifier_svc.engine.kv_cache import BLOCK_SIZE, KVCache
+from verifier_svc.engine.pass_runner import PassPart
 from verifier_svc.engine.pass_shares import PROMPT_SHARE, SHARED_ROWS, RowAllotment
 from verifier_svc.engine.round_outcome import RoundOutcome
 from verifier_svc.engine.scheduler import MARGIN_TOKENS, Scheduler, SchedulerLimits
@@ -73,7 +74,7 @@ class Bench:
             rows.cache.reserve(len(rows))
         for share in self.last_batch:
             logits = np.zeros((1 + share.max_nodes, VOCAB), np.float32)
-            outcome = share.sequence.finish_round(logits, self.now_s, 0.0)
+            outcome = share.sequence.finish_round(PassPart(logits), self.now_s, 0.0)
             if outcome is not None:
                 outcomes[share.key.sequence_id] = outcome
                 if outcome.finish is not None:
@@ -251,7 +252,7 @@ def test_a_tree_without_room_is_no_vain_wait() -> None:
     for _ in range(4):
         sequence.submit(Draft(len(sequence.tokens), chain([0, 0])))
         sequence.next_rows(1, 0).cache.reserve(1)
-        outcome = sequence.finish_round(np.zeros((1, VOCAB), np.float32), bench.now_s, 0.0)
+        outcome = sequence.finish_round(PassPart(np.zeros((1, VOCAB), np.float32)), bench.now_s, 0.0)
         assert outcome is not None
         assert outcome.draft_nodes == 0
         assert sequence.linger.wait_s() == 1.0

@@ -12,7 +12,7 @@ from coppice.core.log_probs import TokenLogProbs
 from coppice.core.tree import EMPTY_TREE, TokenTree, chain
 from verifier_svc.verify.acceptance import sample_and_follow
 from verifier_svc.verify.log_probs import committed_log_probs, token_log_probs
-from verifier_svc.verify.token_choice import Logits
+from verifier_svc.verify.sampler import Logits
 
 VOCAB = 211
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,18 +115,6 @@ def test_chosen_masks_promise_most_of_all_small_choices() -> None:
         value = slow_value(grown, {group.node: group.num_masks for group in groups}, hit_rate)
         assert value - paid_for(curve, 6, num_masks) == pytest.approx(max(worths))
         assert num_masks == worths.index(max(worths))
-
-
-def test_without_a_compiler_the_choice_is_the_same() -> None:
-    code = """
-import sys
-sys.modules["numba"] = None
-from tests.unit.verifier_svc.extras.redraft.test_groups import ROOT, SHAPE, chosen, tree
-groups = chosen(tree((ROOT, 0.9), (0, 0.9), (1, 0.1)), SHAPE, 99, 99, 0.9)
-print("coppice.kernels.cpu.compiler" in sys.modules, [(group.node, group.num_masks) for group in groups])
-"""
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert output == "False [(1, 3), (-1, 2)]\n"
 
 
 def slow_value(grown: TokenTree, counts: dict[int, int], hit_rate: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coppice.core.sampling import SamplingParams
+from coppice.lab.bench.numpy_chooser import NumpyChooser
 
 # Of an exponent: beyond it, at temperatures of next to nothing, one token has all the weight either way.
 _MAX_EXPONENT = 500.0
@@ -80,3 +81,22 @@ def _may_stay(params: SamplingParams, scores: Scores, score: float, slack: float
         if above * (1 - params.top_p) >= params.top_p * weights[~is_above].sum():
             return False
     return params.min_p == 0 or bool(peak + math.log(params.min_p) < score + slack)
+
+
+def is_near_tie_of(chooser: NumpyChooser, logits: npt.NDArray[np.float32], position: int, gap: float) -> bool:
+    """Whether the token that a chooser says is a near-tie: logits that are off by less than half of `gap` change it."""
+    params, scores = chooser.params, chooser.processed(logits)
+    if params.temperature == 0:
+        return _gap(scores.astype(np.float64), int(scores.argmax())) < gap
+    scaled, noise, slack = chooser.tempered(scores), chooser.noise(position), gap / params.temperature
+    noisy = chooser.cut(scaled) + noise
+    chosen = int(noisy.argmax())
+    if not has_cuts(params, scores.size):
+        return _gap(noisy, chosen) < slack
+    return is_near_tie(params, scaled, noise, chosen, slack)
+
+
+def _gap(scores: Scores, best: int) -> float:
+    """How far the second best score is behind the best; infinite where there is no other."""
+    second = max(scores[:best].max(initial=-np.inf), scores[best + 1 :].max(initial=-np.inf))
+    return float(scores[best]) - float(second)

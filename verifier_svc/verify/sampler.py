@@ -1,0 +1,158 @@
+"""The sampler: one token for each row of a pass, all rows at once.
+
+The token after a node is a function of the node's row, its own history, which is the path to it, and the seed and
+position. So a pass draws for every node before anybody knows which are accepted, and acceptance is a walk over whole
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coppice.core.tree import ROOT, TokenTree
+from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
+from verifier_svc.kernels.cpu.token_draws import NOTHING_ALLOWED, ROW, UNDECIDED, draw_rows, edit, is_edited
+
+if TYPE_CHECKING:
+    from verifier_svc.verify.token_choice import TokenChooser
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+# [R, 2]: token, and whether it was a near-tie.
+Draws: TypeAlias = IntArray
+NO_MASK: Mask = np.empty(0, np.bool_)
+# Scores that one thread goes through in the time that another needs to join in.
+_WORTH_THREADS = 1 << 18
+_THREADS = SharedThreads()
+
+
+class RowTable:
+    """Rows to draw from, with the parameters of their sequences and their own histories.
+
+    Rows are added in the order of the logits.
+    """
+
+    def __init__(self) -> None:
+        self._choosers: list[TokenChooser] = []
+        self._starts: list[int] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._whole: list[tuple[int, ...]] = []
+        self._real: list[tuple[float, ...]] = []
+        self._tokens: list[IntArray] = []
+        self._values: list[npt.NDArray[np.float64]] = []
+        self._size = 0
+        self._arrays: tuple[Any, ...] = ()
+        self._draws: Draws = np.empty((0, 2), np.int64)
+
+    def add(self, chooser: TokenChooser, tree: TokenTree, first: int, position: int) -> None:
+        """Rows `first` and on of the logits, a root's and its tree's; the root's token is for `position`."""
+        self._add_sequence(chooser)
+        self._add_row(chooser, first, position, ())
+        index, size, free = len(self._whole) - 1, self._size, chooser.min_tokens - chooser.num_output
+        if not chooser.params.has_penalties:
+            self._rows += [
+                (row, index, position + depth, size, size, depth < free)
+                for row, depth in enumerate(tree.depths, start=first + 1)
+            ]
+            return
+        paths: list[tuple[int, ...]] = []
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+            paths.append((*(() if parent == ROOT else paths[parent]), token))
+            self._add_row(chooser, first + 1 + node, position, paths[node])
+
+    def add_after(self, chooser: TokenChooser, path: Sequence[int]) -> None:
+        """The first row of the logits, which follows `path` after the output."""
+        self._add_sequence(chooser)
+        self._add_row(chooser, 0, 0, path)
+
+    def draw(self, logits: Logits, num_threads: int = 1, first: int = 0, mask: Mask = NO_MASK) -> None:
+        """Draw from those rows that are in `logits` [K, vocab], of which the first is row `first` of the pass.
+
+        Args:
+            logits: raw.
+            num_threads: how many share the work where it is much.
+            first: see there.
+            mask: [vocab], which tokens the output's form allows; it is that of all rows.
+        """
+        if not self._rows:
+            return
+        if not self._arrays:
+            self._arrays = self._as_arrays()
+            self._draws = np.empty((len(self._rows), 2), np.int64)
+        every, *lists = self._arrays
+        start, stop = np.searchsorted(every[:, ROW], (first, first + len(logits)))
+        rows, draws = every[start:stop].copy(), self._draws[start:stop]
+        rows[:, ROW] -= first
+        logits = np.ascontiguousarray(logits)
+        is_much = len(rows) * logits.shape[1] >= _WORTH_THREADS
+        threads = min(num_threads, len(rows)) if is_much else 1
+        _THREADS.call(draw_rows, max(1, threads), logits, rows, *lists, mask, draws, new_counters(1))
+        for index in np.flatnonzero(draws[:, 0] == UNDECIDED).tolist():
+            place, sequence, position = rows[index, :3].tolist()
+            scores = self._edited(logits[place], rows[index], mask)
+            draws[index, 0] = self._choosers[sequence].choose_exactly(scores, position)
+
+    def drawn(self) -> Iterator[Draws]:
+        """What was drawn from the rows of each sequence; token 0 where the parameters forbid every token."""
+        self._draws[self._draws[:, 0] == NOTHING_ALLOWED, 0] = 0
+        yield from np.split(self._draws, self._starts[1:])
+
+    def draw_one(self, logits: Logits, mask: Mask) -> tuple[int, int]:
+        """What is drawn from a single row [vocab]; NOTHING_ALLOWED where that is so."""
+        self.draw(logits[None], mask=mask)
+        token, is_near_tie = self._draws[0].tolist()
+        return token, is_near_tie
+
+    def edited(self, logits: Logits, mask: Mask) -> Logits:
+        """The scores [vocab] of a single row, from its logits [vocab]."""
+        self._arrays = self._as_arrays()
+        return self._edited(np.ascontiguousarray(logits), self._arrays[0][0], mask)
+
+    def _edited(self, logits: Logits, row: IntArray, mask: Mask) -> Logits:
+        _, whole, real, tokens, values = self._arrays
+        lists = whole[row[1]]
+        if not is_edited(row, lists, mask):
+            return logits
+        scores = np.empty_like(logits)
+        edit(logits, row, lists, real[row[1]], tokens, values, mask, scores)
+        return scores
+
+    def _as_arrays(self) -> tuple[Any, ...]:
+        return (
+            np.array(self._rows, np.int64).reshape(-1, 6),
+            np.array(self._whole, np.int64),
+            np.array(self._real, np.float64),
+            np.concatenate(self._tokens) if self._tokens else np.empty(0, np.int64),
+            np.concatenate(self._values) if self._values else np.empty(0, np.float64),
+        )
+
+    def _add_sequence(self, chooser: TokenChooser) -> None:
+        self._choosers.append(chooser)
+        self._starts.append(len(self._rows))
+        bounds = [self._size]
+        if chooser.history:
+            self._append(np.array(chooser.history), np.array(chooser.counts))
+        bounds.append(self._size)
+        for tokens, values in chooser.lists:
+            if len(tokens):
+                self._append(tokens, values)
+            bounds.append(self._size)
+        self._whole.append((*chooser.whole, *bounds))
+        self._real.append(chooser.real)
+
+    def _add_row(self, chooser: TokenChooser, row: int, position: int, path: Sequence[int]) -> None:
+        start, depth = self._size, len(path)
+        if path and chooser.params.has_penalties:
+            self._append(np.array(path, np.int64), np.array([chooser.count(token) for token in path], np.float64))
+        forbids_end = chooser.num_output + depth < chooser.min_tokens
+        self._rows.append((row, len(self._whole) - 1, position + depth, start, self._size, forbids_end))
+
+    def _append(self, tokens: IntArray, values: npt.NDArray[np.float64]) -> None:
+        self._tokens.append(tokens)
+        self._values.append(values)
+        self._size += len(tokens)
