@@ -199,29 +199,19 @@ class Topology:
         return child
 
     def _orchestrator_env(self) -> dict[str, str]:
-        env = {"LISTEN_ADDRESS": f"{LOCAL}:{self._spec.port}"}
-        if self._spec.redis:
-            env["REDIS_URL"] = self._spec.redis
-        if self._spec.rounds:
-            env["ROUNDS"] = self._spec.rounds
-        return env | dict(self._spec.settings)
+        spec = self._spec
+        own = {"LISTEN_ADDRESS": f"{LOCAL}:{spec.port}", **_given(REDIS_URL=spec.redis, ROUNDS=spec.rounds)}
+        return own | dict(spec.settings)
 
     def _colocated_env(self) -> dict[str, str]:
         spec, files = self._spec, tls_files(self._spec.tls)
         env = {"GRACE_S": f"{GRACE_S:g}", **self._metrics_env(), **self._orchestrator_env()}
         env |= {f"TLS_{part.upper()}": path for part, path in files.items() if part != "ca"}
-        own = {
-            "MODEL": spec.target,
-            "DEVICE": spec.device,
-            "THREADS": str(spec.threads or ""),
-            "KV_CACHE_MIB": str(spec.kv_cache_mib or ""),
-        }
-        env |= {f"VERIFIER_{name}": value for name, value in own.items() if value}
-        if spec.space is not None:
-            env["VERIFIER_SPACE_ADAPTER"] = spec.space
-        env |= {f"DRAFTER_{name}": own[name] for name in ("DEVICE", "THREADS") if own[name]}
+        shared = _given(DEVICE=spec.device, THREADS=spec.threads)
+        env |= {f"VERIFIER_{name}": value for name, value in (shared | self._target_env()).items()}
+        env |= {f"DRAFTER_{name}": value for name, value in shared.items()}
         drafters = ",".join(f"{drafter.kind}={drafter.model}" for drafter in spec.drafters)
-        return env | {"VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
+        return env | {"VERIFIER_MODEL": spec.target, "VERIFIERS": str(spec.verifiers), "DRAFTERS": drafters}
 
     def _metrics_env(self) -> dict[str, str]:
         """Always set: services must not all take the ports that our own environment names."""
@@ -237,25 +227,24 @@ class Topology:
         env = {**self._spec.env, "LISTEN_ADDRESS": f"{LOCAL}:0", "MODEL": model, **self._metrics_env()}
         if files := tls_files(self._spec.tls):
             env |= {"TLS_CERT": files["cert"], "TLS_KEY": files["key"], "TLS_CLIENT_CA": files["ca"]}
-        if self._spec.device:
-            env["DEVICE"] = self._spec.device
-        if self._spec.threads:
-            env["THREADS"] = str(self._spec.threads)
-        return env
+        return env | _given(DEVICE=self._spec.device, THREADS=self._spec.threads)
+
+    def _target_env(self) -> dict[str, str]:
+        space = {} if self._spec.space is None else {"SPACE_ADAPTER": self._spec.space}
+        return _given(KV_CACHE_MIB=self._spec.kv_cache_mib) | space
 
     def _verifier_env(self) -> dict[str, str]:
-        env = self._model_env(self._spec.target)
-        if self._spec.tensor_parallel:
-            env["TENSOR_PARALLEL"] = str(self._spec.tensor_parallel)
-        if self._spec.kv_cache_mib:
-            env["KV_CACHE_MIB"] = str(self._spec.kv_cache_mib)
-        if self._spec.space is not None:
-            env["SPACE_ADAPTER"] = self._spec.space
-        return env
+        parallel = _given(TENSOR_PARALLEL=self._spec.tensor_parallel)
+        return {**self._model_env(self._spec.target), **self._target_env(), **parallel}
 
     def _drafter_env(self, drafter: DrafterSpec) -> dict[str, str]:
         # On one machine drafters share the target's cores, and step back for it.
         return {**self._model_env(drafter.model), "DRAFTER_KIND": drafter.kind, "NICENESS": DRAFTER_NICENESS}
+
+
+def _given(**settings: object) -> dict[str, str]:
+    """The settings that have a value, as an environment has them."""
+    return {name: str(value) for name, value in settings.items() if value}
 
 
 async def _all_ready(children: Sequence[Child]) -> None:

@@ -31,11 +31,11 @@ Samples = Annotated[int, typer.Option(min=64, help="Continuations of the target 
 @app.command()
 def tokenizer(corpus: Corpus = None, out: Path = MODELS / "tokenizer") -> None:
     """Train the byte-level BPE tokenizer."""
-    from coppice.training.corpus import default_roots, read_corpus
+    from coppice.training.corpus import read_corpus
     from coppice.training.tokenizer import train_tokenizer
 
-    with mistakes_as_messages():
-        train_tokenizer(read_corpus(corpus or default_roots()), out)
+    with training(corpus) as roots:
+        train_tokenizer(read_corpus(roots), out)
 
 
 @app.command()
@@ -51,11 +51,10 @@ def target(
 ) -> None:
     """Train the bundled target model."""
     set_threads(threads)
-    from coppice.training.corpus import default_roots
     from verifier_svc.training.target import TargetRecipe, train_target
 
-    with mistakes_as_messages():
-        train_target(corpus or default_roots(), tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
+    with training(corpus) as roots:
+        train_target(roots, tokenizer_dir, out, TargetRecipe(steps=steps, seed=seed))
 
 
 @app.command("small-lm")
@@ -72,14 +71,13 @@ def small_lm(
 ) -> None:
     """Distil the small LM from the target's own continuations."""
     set_threads(threads)
-    from coppice.training.corpus import default_roots
     from drafter_svc.training.small_lm import SmallLmRecipe, train_small_lm
 
     recipe = SmallLmRecipe(
         steps=steps, fresh_cycles=fresh_cycles, fresh_steps=fresh_steps, sample_rows=samples, seed=seed
     )
-    with mistakes_as_messages():
-        train_small_lm(corpus or default_roots(), target_dir, out, recipe)
+    with training(corpus) as roots:
+        train_small_lm(roots, target_dir, out, recipe)
 
 
 TargetDir = Annotated[Path, typer.Option("--target")]
@@ -106,12 +104,10 @@ def _block_command(kind: str, text: str, load: Callable[[], tuple[Callable[..., 
         threads: Threads = 0,
     ) -> None:
         set_threads(threads)
-        from coppice.training.corpus import default_roots
-
         make_recipe, follow = load()
         recipe = make_recipe(steps, samples, corpus_rows, seed, layers_alone=layers_alone)
-        with mistakes_as_messages():
-            follow(corpus or default_roots(), target_dir, start, out, recipe)
+        with training(corpus) as roots:
+            follow(roots, target_dir, start, out, recipe)
 
     app.command(kind, help=text)(train)
 
@@ -150,12 +146,11 @@ def semi_ar_features(
 ) -> None:
     """Teach a semi-ar drafter to use the target's hidden states."""
     set_threads(threads)
-    from coppice.training.corpus import default_roots
     from drafter_svc.training.semi_ar_features import FeatureRecipe, train_semi_ar_features
 
     recipe = FeatureRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
-    with mistakes_as_messages():
-        train_semi_ar_features(corpus or default_roots(), target_dir, trunk, out, recipe)
+    with training(corpus) as roots:
+        train_semi_ar_features(roots, target_dir, trunk, out, recipe)
 
 
 @app.command()
@@ -177,12 +172,11 @@ def boost(
     if num > MAX_BOOSTED:
         raise typer.BadParameter(f"--num: a request has at most {MAX_BOOSTED} of them, got {num}")
     set_threads(threads)
-    from coppice.training.corpus import default_roots
     from drafter_svc.training.boost import BoostRecipe, train_boost
 
     recipe = BoostRecipe(steps=steps, sample_rows=samples, corpus_rows=corpus_rows, seed=seed)
-    with mistakes_as_messages():
-        train_boost(corpus or default_roots(), target_dir, start, out, num, recipe)
+    with training(corpus) as roots:
+        train_boost(roots, target_dir, start, out, num, recipe)
 
 
 @app.command()
@@ -207,10 +201,8 @@ def space(
 ) -> None:
     """Teach the target to draft for itself in its own passes: an adapter, beside weights that stay as they are."""
     set_threads(threads)
-    from coppice.training.corpus import default_roots
 
-    roots = corpus or default_roots()
-    with mistakes_as_messages():
+    with training(corpus) as roots:
         if full:
             from verifier_svc.training.space_full import FullSpaceRecipe, train_space_full
 
@@ -244,19 +236,20 @@ def early_exit(
 ) -> None:
     """Teach a small head behind an early layer which drafted tokens the target would hardly draw."""
     set_threads(threads)
-    from coppice.training.corpus import default_roots
     from verifier_svc.training.early_exit import EarlyExitRecipe, train_early_exit
 
     recipe = EarlyExitRecipe(layer=layer, rank=rank, steps=steps, seed=seed)
-    with mistakes_as_messages():
-        train_early_exit(corpus or default_roots(), target_dir, out, recipe)
+    with training(corpus) as roots:
+        train_early_exit(roots, target_dir, out, recipe)
 
 
 @contextlib.contextmanager
-def mistakes_as_messages() -> Iterator[None]:
-    """Report what the user can mend in one line, not as a traceback: files that are not there among it."""
+def training(corpus: list[Path] | None) -> Iterator[list[Path]]:
+    """Roots of the corpus. What the user can mend is reported in one line, not as a traceback."""
+    from coppice.training.corpus import default_roots
+
     try:
-        yield
+        yield corpus or default_roots()
     except (CoppiceError, OSError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from error

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Callable
 
 from coppice.core.sampling import SamplingParams
 from coppice.core.tree import TokenTree
