@@ -36,6 +36,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     target: Target = babble
     model: str = MODEL
     tokenizer_fingerprint: str = FINGERPRINT
+    dtype: str = "float32"
+    serving_fingerprint: str = "serving"
     exactness: sampling_pb2.Exactness = sampling_pb2.EXACTNESS_STRICT
     pass_s: float = 0.001
     # What it says of its passes, whatever they take.
@@ -84,6 +86,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             acceptance_rules=self.acceptance_rules,
             hardware=self.hardware,
             instance_id=self.instance_id,
+            dtype=self.dtype,
+            serving_fingerprint=self.serving_fingerprint,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> verifier_pb2.GetTokenizerResponse:  # noqa: N802

@@ -38,6 +38,12 @@ class VerifierConfig(ServiceSettings):
         description="`strict`: logits do not depend on what else is in the pass; `fast` allows rounding; `auto` is "
         "strict on a CPU and fast on a GPU.",
     )
+    # See precision.py.
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Numbers that the target is served in; `auto` is bfloat16 on a GPU, and on a CPU that multiplies "
+        "such numbers for checkpoints in bfloat16 and GGUF files, else float32.",
+    )
     tensor_parallel: int = Field(default=1, ge=1, description="Processes that hold a part of the target each.")
     collective_timeout_s: Annotated[Seconds, LAB] = Field(
         default=120.0, gt=0, description="How long one of these may keep the others waiting before the verifier ends."

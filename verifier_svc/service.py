@@ -87,6 +87,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             instance_id=self._instance_id,
             redraft_nodes=info.redraft.max_nodes if info.redraft is not None else 0,
             feature_size=info.feature_size,
+            dtype=info.dtype,
+            weights_fingerprint=info.weights_fingerprint,
+            serving_fingerprint=info.serving_fingerprint,
         )
 
     @unary

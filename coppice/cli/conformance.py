@@ -136,7 +136,8 @@ async def _run(
         deployment = await stack.enter_async_context(connected(where, timeout_s, tls, token))
         if reference is not None:
             # Before the cases, whose time is for the deployment.
-            deployment.reference = await asyncio.to_thread(ReferenceModel, reference)
+            dtype = deployment.info.dtype or "float32"
+            deployment.reference = await asyncio.to_thread(ReferenceModel, reference, dtype)
         if log is not None:
             deployment.num_preemptions = lambda: log.num_preemptions
         show(heading(where, deployment.info))

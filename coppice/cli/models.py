@@ -101,12 +101,13 @@ def checked(model: str) -> dict[str, Any]:
         "family": config.model_type,
         "layers": ", ".join(f"{number} {kind}" for kind, number in kinds.items()),
         "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
-        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "dtype": info.dtype,
         "exactness": "STRICT" if info.exact else "FAST",
         "context_tokens": info.max_context_tokens,
         "vocabulary": info.vocab_size,
         "chat_template": bool(info.chat_template),
         "fingerprint": info.tokenizer_fingerprint,
+        "weights": info.weights_fingerprint,
         "peak_memory_mib": round(peak / MIB),
     }
 

@@ -64,6 +64,10 @@ class VerifierInfo:
     redraft_nodes: int = 0
     # Numbers per token in features; 0 if it sends none.
     feature_size: int = 0
+    # As in GetModelInfoResponse; empty where it does not say.
+    dtype: str = ""
+    weights_fingerprint: str = ""
+    serving_fingerprint: str = ""
 
 
 class VerifierHandler(Protocol):
@@ -326,6 +330,9 @@ def _info(described: verifier_pb2.VerifierServiceDescribeResponse) -> VerifierIn
         instance_id=described.instance_id,
         redraft_nodes=described.redraft_nodes,
         feature_size=described.feature_size,
+        dtype=described.dtype,
+        weights_fingerprint=described.weights_fingerprint,
+        serving_fingerprint=described.serving_fingerprint,
     )
 
 

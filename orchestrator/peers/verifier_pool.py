@@ -265,7 +265,16 @@ class VerifierPool:
 
 def _differences(info: VerifierInfo, reference: VerifierInfo) -> list[str]:
     """Differences that could change outputs, in words."""
-    names = ("model", "tokenizer_fingerprint", "vocab_size", "max_context_tokens", "eos_token_ids", "exactness")
+    names = (
+        "model",
+        "tokenizer_fingerprint",
+        "vocab_size",
+        "max_context_tokens",
+        "eos_token_ids",
+        "exactness",
+        "dtype",
+        "serving_fingerprint",
+    )
     different = [
         f"{name} {getattr(info, name)} instead of {getattr(reference, name)}"
         for name in names

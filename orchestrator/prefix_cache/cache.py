@@ -74,7 +74,7 @@ def open_namespace(config: Config, info: VerifierInfo) -> CacheNamespace:
     if config.redis_url and not config.cache_secret:
         logger.warning("without CACHE_SECRET no other process can read what this one stores in Redis")
     secret = config.cache_secret.encode() or secrets.token_bytes(_SECRET_BYTES)
-    return CacheNamespace(secret, info.model, info.tokenizer_fingerprint)
+    return CacheNamespace(secret, info.model, info.serving_fingerprint or info.tokenizer_fingerprint)
 
 
 def open_cache(config: Config, namespace: CacheNamespace, vocab_size: int) -> PrefixCache | None:

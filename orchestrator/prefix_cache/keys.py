@@ -21,7 +21,8 @@ class CacheNamespace:
 
     secret: bytes = field(repr=False)
     model: str
-    tokenizer_fingerprint: str
+    # Of serving, or of the tokenizer where a verifier does not say.
+    fingerprint: str
 
 
 class TenantKeys:
@@ -60,7 +61,7 @@ def knowledge_key(namespace: CacheNamespace, hardware: str, exactness: int, sour
 
 
 def _of_texts(namespace: CacheNamespace, tag: str, *texts: str) -> bytes:
-    parts = [text.encode() for text in (tag, namespace.model, namespace.tokenizer_fingerprint, *texts)]
+    parts = [text.encode() for text in (tag, namespace.model, namespace.fingerprint, *texts)]
     return _digest(namespace.secret, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 

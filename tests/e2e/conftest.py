@@ -20,8 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def topology() -> AsyncIterator[Topology]:
-    """The bundled models, in processes of their own."""
-    async with running(TopologySpec(device="cpu", threads=1)) as topology:
+    """The bundled models, in processes of their own, and in the precision of the oracles."""
+    async with running(TopologySpec(device="cpu", threads=1, env={"DTYPE": "float32"})) as topology:
         yield topology
 
 

@@ -63,7 +63,11 @@ FOREIGN_PAIRS = {
 async def client_of(pair: Pair) -> AsyncIterator[Client]:
     """A client of a topology that serves a foreign pair."""
     spec = TopologySpec(
-        target=str(pair.target), drafters=(DrafterSpec("small-lm", str(pair.drafter)),), device="cpu", threads=1
+        target=str(pair.target),
+        drafters=(DrafterSpec("small-lm", str(pair.drafter)),),
+        device="cpu",
+        threads=1,
+        env={"DTYPE": "float32"},
     )
     async with running(spec) as topology, Client(topology.address) as client:
         yield client

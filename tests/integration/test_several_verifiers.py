@@ -305,6 +305,8 @@ async def test_a_draining_verifier_is_used_while_there_is_no_other() -> None:
 ODD = {
     "model": FakeVerifier(model="another"),
     "tokenizer_fingerprint": FakeVerifier(tokenizer_fingerprint="f" * 64),
+    "dtype": FakeVerifier(dtype="bfloat16"),
+    "serving_fingerprint": FakeVerifier(serving_fingerprint="other weights"),
     "max_context_tokens": FakeVerifier(max_context_tokens=99),
     "exactness": FakeVerifier(exactness=sampling_pb2.EXACTNESS_FAST),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +42,16 @@ from verifier_svc.kernels.cpu.decoder_layers import (
 from verifier_svc.kernels.cpu.few_row_products import holds_exactly
 from verifier_svc.kernels.cpu.norms import compile_norms
 from verifier_svc.kernels.cpu.packed_layers import PackedLinear
-from verifier_svc.kernels.cpu.panel_products import PANEL, float_panels, packed_panels
+from verifier_svc.kernels.cpu.panel_products import PANEL, Panels, float_panels, packed_panels, pair_panels
 from verifier_svc.kernels.cpu.shared_work import SharedThreads, new_counters
 from verifier_svc.model.target_model import TargetModel
 
 logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
+
+# Weights [out, in] as panels.
+Packing: TypeAlias = Callable[[FloatArray], Panels]
 
 _FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"})
 _ACTIVATIONS: tuple[tuple[int, Callable[[Tensor], Tensor]], ...] = (
@@ -61,15 +64,23 @@ _NO_NORM = torch.empty(0)
 class CompiledLayers:
     """The layers of one model, whose forwards are replaced while this is installed."""
 
-    def __init__(self, model: PreTrainedModel, kernel: CompiledKernel, rules: Sequence[AttentionRule]) -> None:
-        """Copy the layers' weights.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kernel: CompiledKernel,
+        rules: Sequence[AttentionRule],
+        *,
+        rounds_inputs: bool,
+    ) -> None:
+        """Copy the layers' weights. With `rounds_inputs` products have inputs in bfloat16, and weights as well.
 
         Raises:
             IncompatibleError: the layers are not of the family, or have something that is not compiled.
         """
         self._layers: list[Any] = list(decoder_layers(model))
         self._kernel = kernel
-        self._weights, self._activation, self._epsilon = _read_layers(self._layers, rules)
+        self._weights, self._activation, self._epsilon = _read_layers(self._layers, rules, rounds_inputs)
+        self._inputs: Any = np.uint16 if rounds_inputs else np.float32
         attention: Any = self._layers[0].self_attn
         self._size: int = attention.head_dim
         self._heads = attention.q_proj.out_features // self._size
@@ -127,9 +138,9 @@ class CompiledLayers:
         """Buffers for so many rows: those of the largest pass so far, or a part of them."""
         if self._buffers is None or len(self._buffers.qkv) < num_rows:
             weights = self._weights
-            seen = np.zeros((num_rows, self._heads, self._size), np.float32)
+            seen = np.zeros((num_rows, self._heads, self._size), self._inputs)
             self._buffers = Buffers(
-                normed=np.zeros((num_rows, weights.input_norms.shape[1]), np.float32),
+                normed=np.zeros((num_rows, weights.input_norms.shape[1]), self._inputs),
                 qkv=np.zeros((num_rows, _columns(weights.qkv)), np.float32),
                 query=np.zeros((num_rows, self._heads, self._size), np.float32),
                 key=np.zeros((num_rows, self._kv_heads, self._size), np.float32),
@@ -138,7 +149,7 @@ class CompiledLayers:
                 seen_rows=seen.reshape(num_rows, -1),
                 change=np.zeros((num_rows, _columns(weights.output)), np.float32),
                 gate_up=np.zeros((num_rows, _columns(weights.gate_up)), np.float32),
-                gated=np.zeros((num_rows, _columns(weights.gate_up) // 2), np.float32),
+                gated=np.zeros((num_rows, _columns(weights.gate_up) // 2), self._inputs),
             )
         rooms: Any = [array[:num_rows] for array in self._buffers]
         return Buffers(*rooms)
@@ -153,22 +164,27 @@ def _columns(matrices: Matrices) -> int:
 class SharedProduct:
     """The product with one layer's weights, which threads share."""
 
-    def __init__(self, layer: nn.Linear, threads: SharedThreads) -> None:
+    def __init__(self, layer: nn.Linear, threads: SharedThreads, *, rounds_inputs: bool) -> None:
         self._num_outputs = layer.out_features
-        self._matrices = _matrices([layer], [[layer]])
+        self._rounds_inputs = rounds_inputs
+        self._matrices = _matrices(_packing([layer], rounds_inputs), [[layer]])
         self._threads = threads
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` [..., in] to [..., out]."""
-        inputs = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
+        inputs: Any = rows.reshape(-1, rows.shape[-1]).contiguous().numpy()
+        if self._rounds_inputs:
+            inputs = halves(inputs)
         result = torch.empty(len(inputs), _columns(self._matrices))
         arguments = inputs, self._matrices, 0, result.numpy(), new_counters(1), 0
         self._threads.call(share_product, torch.get_num_threads(), *arguments)
         return result[:, : self._num_outputs].contiguous().view(*rows.shape[:-1], self._num_outputs)
 
 
-def compile_layers(target: TargetModel, kernel: CompiledKernel) -> None:
+def compile_layers(target: TargetModel, kernel: CompiledKernel, *, rounds_inputs: bool = False) -> None:
     """Replace a target's layers, its output layer and its last norm by compiled ones.
+
+    With `rounds_inputs` products have inputs in bfloat16, and the weights are numbers in bfloat16.
 
     Raises:
         IncompatibleError: the model is not of the family.
@@ -179,11 +195,11 @@ def compile_layers(target: TargetModel, kernel: CompiledKernel) -> None:
         raise IncompatibleError("without vectors of 512 bits oneDNN's products may be faster")
     if type(layers[0]).__name__.removesuffix("DecoderLayer") not in _FAMILIES:
         raise IncompatibleError(f"{type(layers[0]).__name__} is not of the Llama family")
-    compiled = CompiledLayers(model, kernel, _seen_rules(target, kernel, len(layers)))
+    compiled = CompiledLayers(model, kernel, _seen_rules(target, kernel, len(layers)), rounds_inputs=rounds_inputs)
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         name = next(name for name, module in model.named_modules() if module is head)
-        model.set_submodule(name, PackedLinear(head, SharedProduct(head, kernel.threads)))
+        model.set_submodule(name, PackedLinear(head, SharedProduct(head, kernel.threads, rounds_inputs=rounds_inputs)))
     compile_norms(model)
     target.use_layers(compiled)
 
@@ -196,7 +212,9 @@ def _seen_rules(target: TargetModel, kernel: CompiledKernel, num_layers: int) ->
     return [kernel.rules[layer] for layer in range(num_layers)]
 
 
-def _read_layers(layers: Sequence[Any], rules: Sequence[AttentionRule]) -> tuple[LayerWeights, int, float]:
+def _read_layers(
+    layers: Sequence[Any], rules: Sequence[AttentionRule], rounds_inputs: bool
+) -> tuple[LayerWeights, int, float]:
     """The weights, the activation and the epsilon of layers that are alike."""
     attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
     is_sandwich = hasattr(layers[0], "pre_feedforward_layernorm")
@@ -219,18 +237,19 @@ def _read_layers(layers: Sequence[Any], rules: Sequence[AttentionRule]) -> tuple
         raise IncompatibleError("the layers' products are not all plain ones in single precision")
     if attentions[0].q_proj.weight.shape[0] % attentions[0].head_dim or attentions[0].head_dim % 2:
         raise IncompatibleError("the layers' heads are no whole number of rows")
+    packing = _packing(every_linear, rounds_inputs)
     weights = LayerWeights(
         input_norms=_norms(input_norms),
-        qkv=_matrices(every_linear, [[part.q_proj, part.k_proj, part.v_proj] for part in attentions]),
+        qkv=_matrices(packing, [[part.q_proj, part.k_proj, part.v_proj] for part in attentions]),
         query_norms=_norms(query_norms),
         key_norms=_norms(key_norms),
         scales=np.array([rule.scale for rule in rules], np.float32),
         windows=np.array([rule.sliding_window or 0 for rule in rules], np.int64),
-        output=_matrices(every_linear, [[part.o_proj] for part in attentions]),
+        output=_matrices(packing, [[part.o_proj] for part in attentions]),
         after_attention=_norms(after_attention),
         mlp_norms=_norms(mlp_norms),
-        gate_up=_matrices(every_linear, [[mlp.gate_proj, mlp.up_proj] for mlp in mlps], in_turn=True),
-        down=_matrices(every_linear, [[mlp.down_proj] for mlp in mlps], pads_inputs=True),
+        gate_up=_matrices(packing, [[mlp.gate_proj, mlp.up_proj] for mlp in mlps], in_turn=True),
+        down=_matrices(packing, [[mlp.down_proj] for mlp in mlps], pads_inputs=True),
         after_mlp=_norms(after_mlp),
     )
     return weights, _activation(mlps), float(epsilons.pop())
@@ -253,18 +272,23 @@ def _norms(norms: Sequence[Any]) -> FloatArray:
     return torch.stack(weights).numpy()
 
 
+def _packing(linears: Sequence[nn.Linear], rounds_inputs: bool) -> Packing:
+    """How weights are kept: in bfloat16 where that holds all of them exactly, and in pairs for inputs of its kind."""
+    if rounds_inputs:
+        return lambda weights: pair_panels(halves(weights))
+    if all(holds_exactly(linear.weight.detach()) for linear in linears):
+        return lambda weights: packed_panels(halves(weights))
+    return float_panels
+
+
 def _matrices(
-    alike: Sequence[nn.Linear],
+    packing: Packing,
     linears: Sequence[Sequence[nn.Linear]],
     *,
     in_turn: bool = False,
     pads_inputs: bool = False,
 ) -> Matrices:
-    """One product's weights in all layers, of several linear layers each, one after the other or panel by panel.
-
-    All of `alike` decide whether numbers are kept in bfloat16, which has to hold them exactly.
-    """
-    is_half = all(holds_exactly(linear.weight.detach()) for linear in alike)
+    """One product's weights in all layers, of several linear layers each, one after the other or panel by panel."""
     stacked: npt.NDArray[Any] | None = None
     biases: list[FloatArray] = []
     for at, some in enumerate(linears):
@@ -278,7 +302,7 @@ def _matrices(
         if in_turn:
             weights, own_biases = [_in_turn(weights)], [_in_turn(own_biases)]
         whole, bias = torch.cat(weights), torch.cat(own_biases)
-        panels = packed_panels(halves(whole.numpy())) if is_half else float_panels(whole.numpy())
+        panels = packing(whole.numpy())
         if stacked is None:
             stacked = _aligned(len(linears), panels)
         stacked[at] = panels

@@ -45,6 +45,14 @@ from verifier_svc.model.made_for import is_made_for
 from verifier_svc.model.parallel.sharded_target import Ranks, ShardedTarget
 from verifier_svc.model.pass_curve import PassCurve
 from verifier_svc.model.pass_graphs import Capture, CudaCapture, PassGraphs
+from verifier_svc.model.precision import (
+    chosen_dtype,
+    multiplies_bfloat16,
+    name_of,
+    round_weights,
+    serving_fingerprint,
+    weights_fingerprint,
+)
 from verifier_svc.model.rope_regimes import position_limit, trained_length
 from verifier_svc.model.row_multiple import refine_row_multiple
 from verifier_svc.model.target_model import TargetInfo, TargetModel
@@ -92,21 +100,27 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
             for, and this machine's kernels do not give it; or the KV cache has no room for any text.
         OSError: the checkpoint cannot be read.
     """
-    config = config.model_copy(update={"model": local_model(config.model, logger.info)})
+    given = config.model
+    config = config.model_copy(update={"model": local_model(given, logger.info)})
     device = _device(config.device)
     exact = config.exactness == "strict" or (config.exactness == "auto" and device.type == "cpu")
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     transformers_logging.disable_progress_bar()
     refuse_unsuitable(config.model, transformers)
     tokenizer = read_tokenizer(config.model)
-    model = load_checkpoint(config.model, dtype, device, ranks)
+    # Adapters and ranks act on modules in single precision.
+    may_multiply = ranks is None and not config.space_adapter
+    dtype = chosen_dtype(config.dtype, device, config.model, is_gguf=config.model != given, may_multiply=may_multiply)
+    model = load_checkpoint(config.model, torch.float32 if device.type == "cpu" else dtype, device, ranks)
     refuse_unsupported(model)
     # Every service hashes the checkpoint's own file where there is one, so that versions of transformers agree.
     file = Path(config.model) / "tokenizer.json"
     identity = fingerprint(file.read_bytes() if file.is_file() else tokenizer.json)
     vocab_size: int = model.config.get_text_config().vocab_size
     refuse_larger_tokenizer(config.model, tokenizer.json, vocab_size)
-    probe = ConformanceProbe(model, vocab_size)
+    weights = weights_fingerprint(model, identity)
+    if dtype == torch.bfloat16 and device.type == "cpu":
+        round_weights(model)
+    probe = ConformanceProbe(model, vocab_size, dtype=dtype)
     threads = CpuThreads(_requested_threads(config)) if device.type == "cpu" else None
     target, exact = tried_modes(model, probe, config, exact=exact, threads=threads, ranks=ranks)
     bit_exact = exact or rows_stand_alone(target, vocab_size)
@@ -147,6 +161,9 @@ def load_probed_target(config: VerifierConfig, ranks: Ranks | None = None) -> tu
         # Ranks that share a pass do not pass its hidden states on.
         feature_size=feature_size(target) if ranks is None else 0,
         rope_boundary=target.rope_boundary,
+        dtype=name_of(dtype),
+        weights_fingerprint=weights,
+        serving_fingerprint=serving_fingerprint(weights, dtype, exact=exact),
         chat_template=tokenizer.chat_template,
         special_tokens=tokenizer.special_tokens,
     )
@@ -196,7 +213,7 @@ def compiled_target(
 
     target = TargetModel(model, exact=exact, num_blocks=_PROBE_BLOCKS, kernel=kernel, threads=threads)
     try:
-        compile_layers(target, kernel)
+        compile_layers(target, kernel, rounds_inputs=probe.dtype == torch.bfloat16 and multiplies_bfloat16())
         # Sums have one order whatever the rows beside them: nothing has to fill a pass up.
         target.row_multiple = 1
         probe.check(target)

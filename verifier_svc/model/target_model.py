@@ -62,6 +62,10 @@ class TargetInfo:
     feature_size: int = 0
     # Texts of more tokens have long rope factors, see rope_regimes.py; None where factors do not depend on the length.
     rope_boundary: int | None = None
+    # What it is served in, and the fingerprints of precision.py.
+    dtype: str = "float32"
+    weights_fingerprint: str = ""
+    serving_fingerprint: str = ""
     # The checkpoint's chat template, empty where it has none, and the texts of its special tokens by name.
     chat_template: str = ""
     special_tokens: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from coppice.cli.bench import ablation, commands
@@ -13,5 +15,13 @@ COMMANDS = (
 )
 
 app = typer.Typer(help="Measure speed, with a table, JSON and plots.", no_args_is_help=True)
+
+
+@app.callback()
+def in_one_precision() -> None:
+    """Serve targets in single precision, as those that they are compared with compute, unless DTYPE says otherwise."""
+    os.environ.setdefault("DTYPE", "float32")
+
+
 for command in COMMANDS:
     app.command()(command)

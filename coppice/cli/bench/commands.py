@@ -121,6 +121,9 @@ def passes(
     context: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens before them.")] = "64,256,1024",
     repeats: Annotated[int, typer.Option(min=2, help="Passes of each kind.")] = 15,
     device: Device = "",
+    dtype: Annotated[
+        str, typer.Option(metavar="auto|float32|bfloat16", help="Numbers of both, as the verifier's DTYPE has it.")
+    ] = "auto",
     threads: Threads = 0,
     seed: opt.Seed = 0,
 ) -> None:
@@ -132,7 +135,7 @@ def passes(
     from coppice.lab.bench.passes import SHOWN, PassesPlan, measure_passes
 
     with explained():
-        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto")
+        report = measure_passes(target, PassesPlan(contexts, sizes, repeats, seed), threads, device or "auto", dtype)
     finish(report, SHOWN, out)
 
 

@@ -10,16 +10,23 @@ from typing import Any
 
 import llvmlite.binding
 import numba.core.cgutils
+import numba.core.config
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 cgutils: Any = numba.core.cgutils
 
+_CONFIG: Any = numba.core.config
 _FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 HAS_WIDE_REGISTERS = bool(_FEATURES.get("avx512f"))
 # Without a fused multiply-add the compiler would call a function for each.
 HAS_FUSED = HAS_WIDE_REGISTERS or bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
+
+# Whether the processor multiplies pairs of bfloat16, and Numba compiles for this processor and no other.
+MULTIPLIES_HALVES = (
+    HAS_WIDE_REGISTERS and bool(_FEATURES.get("avx512bf16")) and not _CONFIG.CPU_NAME and not _CONFIG.CPU_FEATURES
+)
 
 # Numbers of a vector.
 LANES = 16

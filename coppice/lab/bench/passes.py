@@ -85,8 +85,12 @@ class PassesPlan:
     seed: int = 0
 
 
-def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto") -> Report:
+def measure_passes(
+    target_dir: Path, plan: PassesPlan, threads: int, device: str = "auto", dtype: str = "auto"
+) -> Report:
     """Measure and return the report. `threads` is for each contender; 0 leaves both to their own choice.
+
+    Both compute in the numbers that the target is served in, which `dtype` chooses.
 
     Both run on `device`, as the verifier's DEVICE has it. Rows have median milliseconds of passes over `rows` rows
     after `context` tokens, and median ratios of two in turn: `coppice_ms` is the mode that a server takes by itself,
@@ -97,7 +101,7 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
     machine = describe_machine()
     quiet_transformers()
     plain = load_model(target_dir)
-    config = VerifierConfig.from_env({}, model=str(target_dir), threads=threads, device=device)
+    config = VerifierConfig.from_env({}, model=str(target_dir), threads=threads, device=device, dtype=dtype)
     try:
         ours, info = load_probed_target(config)
         fast = load_probed_target(config.model_copy(update={"exactness": "fast"}))[0] if info.exact else None
@@ -107,9 +111,10 @@ def measure_passes(target_dir: Path, plan: PassesPlan, threads: int, device: str
         raise BenchmarkError(f"--context and --rows go beyond the target's {info.max_context_tokens} tokens")
     if max(plan.rows) > info.vocab_size:
         raise BenchmarkError(f"--rows: at most {info.vocab_size}, so that all tokens of a tree differ")
-    plain.to(ours.device, next(ours.model.parameters()).dtype)  # type: ignore[arg-type]
+    plain.to(ours.device, getattr(torch, info.dtype))  # type: ignore[arg-type]
     rows = _measure(plain, [ours] if fast is None else [ours, fast], plan, info.vocab_size, threads)
-    settings = {"target": shown_path(target_dir), "threads": threads, "device": str(ours.device), **asdict(plan)}
+    settings = {"target": shown_path(target_dir), "threads": threads, "device": str(ours.device)}
+    settings |= {"dtype": info.dtype, **asdict(plan)}
     prices = {str(context): slopes(rows, context) for context in plan.contexts}
     notes = [
         f"A further row after {context} tokens: {slope['coppice']:.3f} ms, transformers {slope['transformers']:.3f}."

@@ -22,6 +22,10 @@ class DifferenceError(FailureError):
         self.near_ties = near_ties
 
 
+class NearTieError(FailureError):
+    """Another token than the reference's, where the reference itself has both so near that rounding decides."""
+
+
 class RoundingError(FailureError):
     """Numbers that must be the same bits are not. Fast mode does not promise it, so that there it proves nothing."""
 

@@ -18,9 +18,9 @@ LogProbs: TypeAlias = npt.NDArray[np.float64]
 
 
 class ReferenceModel:
-    """A checkpoint in single precision on the CPU."""
+    """A checkpoint on the CPU, computed in `dtype` as `GetModelInfo` names it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dtype: str = "float32") -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
@@ -29,8 +29,9 @@ class ReferenceModel:
         self.tokenizer_fingerprint = fingerprint(load_tokenizer_json(directory))
         self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            directory, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
         )
+        self.dtype = dtype
         self._model.generation_config.eos_token_id = None
 
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> LogProbs:

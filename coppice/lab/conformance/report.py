@@ -17,7 +17,8 @@ _NAME_WIDTH = 56
 def heading(address: str, info: GetModelInfoResponse) -> str:
     mode = "strict" if is_strict(info) else "fast"
     drafters = ", ".join(info.sources) or "none"
-    return f"{address}: model {info.model}, version {info.version}, {mode} mode, drafters: {drafters}"
+    model = f"model {info.model} in {info.dtype or 'numbers unknown'}"
+    return f"{address}: {model}, version {info.version}, {mode} mode, drafters: {drafters}"
 
 
 def result_lines(result: Result) -> str:
@@ -53,6 +54,8 @@ def as_json(
         "address": address,
         "model": info.model,
         "version": info.version,
+        "dtype": info.dtype,
+        "serving_fingerprint": info.serving_fingerprint,
         **{status: count(results, status) for status in _WORDS},
         **({} if num_preemptions is None else {"preemptions": num_preemptions}),
         "cases": [

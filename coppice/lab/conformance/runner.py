@@ -11,10 +11,11 @@ from typing import Literal
 from coppice.client import RequestFailedError
 from coppice.lab.conformance.catalogue import Case
 from coppice.lab.conformance.deployment import Deployment
-from coppice.lab.conformance.errors import DifferenceError, FailureError, RoundingError, SkippedError
+from coppice.lab.conformance.errors import DifferenceError, FailureError, NearTieError, RoundingError, SkippedError
 from coppice.v1.inference_pb2 import GenerateRequest
 
-# Explained: the case found a difference that fast mode allows, and the answer counts the near-ties that it takes.
+# Explained: the case found a difference that fast mode allows, and the answer counts the near-ties that it takes; or
+# one from the reference, which itself is as good as undecided there.
 Status = Literal["passed", "failed", "explained", "skipped"]
 
 
@@ -66,6 +67,8 @@ async def _outcome(case: Case, deployment: Deployment, limit_s: float) -> tuple[
 
 def _judged(failure: FailureError, is_strict: bool) -> tuple[Status, str, GenerateRequest | None]:
     """What a broken promise is worth: some are not made in fast mode."""
+    if isinstance(failure, NearTieError):
+        return "explained", failure.reason, failure.request
     if not is_strict and isinstance(failure, RoundingError):
         return "skipped", f"{failure.reason}: fast mode does not promise bits", failure.request
     if not is_strict and isinstance(failure, DifferenceError):

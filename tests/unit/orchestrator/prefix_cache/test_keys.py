@@ -23,7 +23,7 @@ def test_realms_and_tenants_have_no_key_in_common() -> None:
         REALM,
         replace(REALM, secret=b"other"),
         replace(REALM, model="other"),
-        replace(REALM, tokenizer_fingerprint="other"),
+        replace(REALM, fingerprint="other"),
         # What moves from one part to the next.
         CacheNamespace(b"secret", "modelf", "ingerprint"),
     ]

@@ -11,15 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coppice.core.errors import IncompatibleError
 from coppice.core.tree import EMPTY_TREE
-from tests.unit.verifier_svc.conftest import VOCAB
 from tests.unit.verifier_svc.early_heads import random_head
 from tests.unit.verifier_svc.oracles import plain_logits, random_tree
+from tests.unit.verifier_svc.tiny_engine import VOCAB
 from verifier_svc.engine.kv_cache import SequenceCache
 from verifier_svc.engine.pass_plan import SequenceRows
 from verifier_svc.kernels.cpu.attention import CompiledKernel
 from verifier_svc.model.compiled_layers import compile_layers
 from verifier_svc.model.conformance_probe import ConformanceProbe
 from verifier_svc.model.exactness_probe import rows_stand_alone
+from verifier_svc.model.precision import multiplies_bfloat16
 from verifier_svc.model.target_model import TargetModel
 
 # Widths that are no multiples of a panel, biases, norms of heads, windows, and layers of two kinds.
@@ -30,6 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 200},
     "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 20, "num_hidden_layers": 6},
 }
+# Products of bfloat16 by the processor's own instruction, where it has one.
+ROUNDS_INPUTS = [False, True] if multiplies_bfloat16() else [False]
 SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -46,7 +49,9 @@ SHAPE = {
 
 def new_model(family: str, *, is_half: bool = False) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SHAPE, **FAMILIES[family]})).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **{**SHAPE, **FAMILIES[family]})
+    ).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(parameter, 0.5, 0.3)
@@ -55,10 +60,10 @@ def new_model(family: str, *, is_half: bool = False) -> PreTrainedModel:
     return model
 
 
-def compiled(model: PreTrainedModel) -> TargetModel:
+def compiled(model: PreTrainedModel, *, rounds_inputs: bool = False) -> TargetModel:
     kernel = CompiledKernel()
     target = TargetModel(model, exact=True, num_blocks=64, kernel=kernel)
-    compile_layers(target, kernel)
+    compile_layers(target, kernel, rounds_inputs=rounds_inputs)
     target.row_multiple = 1
     return target
 
@@ -93,10 +98,32 @@ def test_trees_have_the_logits_of_the_layers_own_forward(family: str, is_half: b
             pending[index] = [bonus]
 
 
+@pytest.mark.parametrize("rounds_inputs", ROUNDS_INPUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_have_the_same_bits_in_any_company(family: str) -> None:
-    target = compiled(new_model(family))
+def test_rows_have_the_same_bits_in_any_company(family: str, rounds_inputs: bool) -> None:
+    target = compiled(new_model(family, is_half=rounds_inputs), rounds_inputs=rounds_inputs)
     assert rows_stand_alone(target, VOCAB)
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="the processor does not multiply bfloat16")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inputs_in_bfloat16_are_those_of_the_layers_own_forward_rounded(family: str) -> None:
+    """The model's own modules in single precision, each product's inputs rounded on the way; and transformers' own."""
+    plain, halves = new_model(family, is_half=True), new_model(family, is_half=True).bfloat16()
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16().float(),))
+    target = compiled(new_model(family, is_half=True), rounds_inputs=True)
+    prompt = np.random.default_rng(1).integers(0, VOCAB, 40).tolist()
+    tree = random_tree(np.random.default_rng(2), VOCAB, 9)
+    cache = SequenceCache(target.cache, 64)
+    logits = target.forward(target.plan([SequenceRows(cache, prompt, tree)]))
+    paths = [(), *tree.paths()]
+    expected = torch.stack([plain_logits(plain, [*prompt, *path]) for path in paths])
+    # Where a sum in another order falls on the other side of a rounding edge, one input differs by 1 in 256.
+    assert torch.allclose(logits, expected, atol=0.02 * expected.std().item())
+    others = torch.stack([plain_logits(halves, [*prompt, *path]).float() for path in paths])
+    assert torch.allclose(logits, others, atol=0.15 * expected.std().item())
 
 
 def test_the_probe_passes_and_finds_a_wrong_layer() -> None:

@@ -10,7 +10,9 @@ from coppice.lab.conformance.runner import Result
 from coppice.v1.inference_pb2 import GetModelInfoResponse
 from coppice.v1.sampling_pb2 import EXACTNESS_STRICT
 
-INFO = GetModelInfoResponse(model="toy", version="1.2", sources=["small-lm"], exactness=EXACTNESS_STRICT)
+INFO = GetModelInfoResponse(
+    model="toy", version="1.2", sources=["small-lm"], exactness=EXACTNESS_STRICT, dtype="bfloat16"
+)
 RESULTS = [
     Result("a/good", "passed", 0.5),
     Result("a/bad", "failed", 1.0, "token 3 is 5, not 4", build("x", top_k=2)),
@@ -37,17 +39,18 @@ def test_the_summary_counts_and_names_what_failed() -> None:
 
 
 def test_the_heading_says_what_is_tested() -> None:
-    assert heading("host:1", INFO) == "host:1: model toy, version 1.2, strict mode, drafters: small-lm"
+    assert heading("host:1", INFO) == "host:1: model toy in bfloat16, version 1.2, strict mode, drafters: small-lm"
 
 
 def test_the_object_has_the_counts_and_every_case() -> None:
     report = json.loads(json.dumps(as_json("host:1", INFO, RESULTS)))
     assert {
-        key: report[key] for key in ("address", "model", "version", "passed", "failed", "explained", "skipped")
+        key: report[key] for key in ("address", "model", "version", "dtype", "passed", "failed", "explained", "skipped")
     } == {
         "address": "host:1",
         "model": "toy",
         "version": "1.2",
+        "dtype": "bfloat16",
         "passed": 1,
         "failed": 1,
         "explained": 1,
