@@ -87,7 +87,7 @@ def cases() -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize(("seed", "max_rows", "margin"), [(0, 0, 1), (4, 20, 4), (6, 0, 16)])
+@pytest.mark.parametrize(("seed", "max_rows", "margin"), [(0, 0, 1), (4, 20, 4)])
 def test_a_crowd_in_a_small_cache_gets_the_tokens_that_each_gets_alone(
     seed: int, max_rows: int, margin: int, cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
